@@ -15,7 +15,7 @@ PORT: Final = 8000
 SETTINGS: Final = ("HOST_NAME", "REDIS_URL", "SITE_SECRET", "ADMIN_TOKEN", "TRUSTED_PROXIES")
 """What a host has to be told by its environment."""
 REDIS_OPTIONS: Final = ("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
-"""Counts and bans are worth no disk here: a Redis that comes back empty gets its bans back from the hosts."""
+"""Counts are worth no disk here; where bans have to outlive a Redis that dies, let it append to a file."""
 
 
 def serving(app: str, address: str, port: int) -> list[str]:

@@ -92,7 +92,11 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
             asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
             await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))
             proxy.delay_s = 0.02
+            server.command("CONFIG", "RESETSTAT")
             assert await limiter.reset_all() is True
+            calls = server.calls()
+            assert calls["unlink"] <= calls["scan"] < 300, "some for a page of keys, not one for each"
+            assert calls["evalsha"] == 2
             proxy.delay_s = 0.0
             left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
             assert {decision.remaining for decision in left} == {2}

@@ -88,7 +88,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "shedding_ended": _kind("shed", _SECOND, logged=False),
     "store_failed": _kind("on_error error", _MINUTE),
     "store_recovered": _kind("failures", "once after each `store_failed`"),
-    "store_reset": _kind("", _FAULT),
+    "store_reset": _kind("bans", _FAULT),
     "store_evicts": _kind("server policy", "once a connection"),
     "store_set_aside": _kind("path damage", "once an opening"),
     "store_doubtful": _kind("", "once an opening"),

@@ -16,8 +16,8 @@ from slidegate.core.addresses import Address, format_network, parse_address
 from slidegate.core.bans.in_force import Guarded, ban_key
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans.ban_refresh import CHUNK
-from slidegate.stores.redis.wire.pipeline import Lane
+from slidegate.stores.redis.ban_cache import CHUNK
+from slidegate.stores.redis.batch import Batcher
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
@@ -44,7 +44,7 @@ def address(text: str) -> Address:
 def never_refreshes(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker hold its bans for ever."""
 
-    async def not_at_all(lane: Lane) -> None:
+    async def not_at_all(batcher: Batcher) -> None:
         return
 
     monkeypatch.setattr(store.bans, "refresh", not_at_all)
@@ -106,13 +106,13 @@ async def test_requests_are_decided_with_at_most_two_calls_while_bans_change_wit
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    real = Lane._call
+    real = Batcher._call
 
-    def call(lane: Lane, wire: Any, requests: Any, how: bytes, what: bytes, tries: int = 0) -> None:
+    def call(batcher: Batcher, wire: Any, requests: Any, how: bytes, what: bytes, tries: int = 0) -> None:
         tried.append(tries)
-        real(lane, wire, requests, how, what, tries)
+        real(batcher, wire, requests, how, what, tries)
 
-    monkeypatch.setattr(Lane, "_call", call)
+    monkeypatch.setattr(Batcher, "_call", call)
     async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
         proxy.delay_s = 0.003
         slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=PLENTY_S)
@@ -142,7 +142,7 @@ async def test_a_number_that_somebody_wrote_otherwise_keeps_nobody_waiting(serve
     async with workers_at(server, 2) as (one, other):
         await one.bans.ban("192.0.2.0/24", None, "", "ann")
         for number in ("007", "-1", "many", "1e300"):
-            server.command("HSET", f"{one._prefix}:{{bans}}", "bans", number)
+            server.command("HSET", f"{one._prefix}:3:{{bans}}", "bans", number)
             async with asyncio.timeout(BOUND_S):
                 assert (await hit(other, "user:ann", address("192.0.2.7"))).reason is Reason.BANNED
                 assert await hit(other, "user:ann", address("198.51.100.7"))
@@ -177,7 +177,7 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
             await settle(one.hit(both))
         for _ in range(10):
             assert not await settle(one.hit(both))
-        assert sum(known.given for known in one._tools.answers.known.values()) > 0
+        assert sum(known.given for known in one._tools.refusals.known.values()) > 0
         await settle(one.reset("user:eve"))
         assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
         newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]

@@ -25,7 +25,6 @@ from .stores import store_at
 
 pytestmark = needs_redis
 
-VERSION = b"\x02"
 EMPTY = b"", HEAD.pack(0, 0, 0, 0, -1, 0)
 
 
@@ -60,10 +59,9 @@ class Golden:
     def compare(self) -> None:
         """Compare the bytes; where nothing was written since, nothing but time has changed them."""
         stored = b""
-        for packed in self.redis.hvals(f"{self.store._prefix}:w2:{{ann}}"):
+        for packed in self.redis.hvals(f"{self.store._prefix}:3:w:{{ann}}"):
             assert isinstance(packed, bytes)
-            assert packed[:1] == VERSION
-            stored = packed[1:]
+            stored = packed
         ours, theirs = (self.limit.settle(window, self.clock.now_us) for window in (stored, self.window))
         assert ours == theirs or (ours in EMPTY and theirs in EMPTY), (_shown(ours), _shown(theirs))
 
@@ -150,8 +148,8 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
     async with store_at(server, clock=clock) as store:
         charged = [await settle(store.hit([(bucket, "ann", cost)])) for cost in (3, 4)]
         assert await settle(store.refund(charged[0]))
-        (name,) = server.command("KEYS", f"{store._prefix}:w2:*")
-        assert server.command("HVALS", name) == [VERSION + PERIOD.pack(end_us, 0, -1, 4)]
+        (name,) = server.command("KEYS", f"{store._prefix}:3:w:*")
+        assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, -1, 4)]
         assert (await store.inspect("ann", [bucket])).windows == [PERIOD.pack(end_us, 0, -1, 4)]
         assert await store.reset("ann")
-        assert server.command("HVALS", name) == [VERSION + PERIOD.pack(end_us, 0, YEAR_2100_US, 0)]
+        assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, YEAR_2100_US, 0)]

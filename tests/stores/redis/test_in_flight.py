@@ -15,7 +15,7 @@ from slidegate.core import StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.wire.pipeline import LEAST_APART, Lane
+from slidegate.stores.redis.batch import MIN_APART, Batcher
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
@@ -57,8 +57,8 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come: deque[Any] = deque()
-        answered = Lane._answered
-        monkeypatch.setattr(Lane, "_answered", lambda *known: self._come.append(partial(answered, *known)))
+        answered = Batcher._answered
+        monkeypatch.setattr(Batcher, "_answered", lambda *known: self._come.append(partial(answered, *known)))
 
     def __len__(self) -> int:
         return len(self._come)
@@ -85,7 +85,7 @@ def ask(store: RedisStore, key: str, asked: Bucket = WIDE, cost: int = 1) -> asy
 
 
 async def turn() -> None:
-    """Let tasks ask, and let the lane write."""
+    """Let tasks ask, and let the batcher write."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -103,7 +103,7 @@ async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[a
 
 
 async def test_many_of_one_turn_go_in_two_calls_and_few_in_one(store: RedisStore, server: RedisServer) -> None:
-    for count, calls in ((LEAST_APART - 1, 1), (LEAST_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4), (1, 1)):
+    for count, calls in ((MIN_APART - 1, 1), (MIN_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4), (1, 1)):
         server.command("CONFIG", "RESETSTAT")
         answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
         assert all(answer.allowed for answer in answers)
@@ -196,7 +196,7 @@ class InOrder:
             await self._move()
             if self._rng.random() < 0.4:
                 await turn()
-                if not self._store._lane()._line:  # so that all that were asked have the time of their asking
+                if not self._store._batcher()._line:  # so that all that were asked have the time of their asking
                     self._clock.advance(us=self._rng.choice((0, 1, 1_000_000, 20_000_000)))
             if self._rng.random() < 0.3:
                 await turn()
@@ -227,7 +227,7 @@ class InOrder:
             checks = ((FIVE, key, 1),)
             self._ask(self._store.peek(checks), await settle(self._memory.peek(checks)))
         else:
-            for _ in range(LEAST_APART if what == "many" else 1):
+            for _ in range(MIN_APART if what == "many" else 1):
                 checks = ((FIVE, key, 1),)
                 theirs = await settle(self._memory.hit(checks))
                 ours = self._ask(self._store.hit(checks), theirs)

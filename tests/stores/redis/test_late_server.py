@@ -81,9 +81,9 @@ class Worker:
         assert isinstance(store, RedisStore)
         assert failover is not None
         failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
-        for lane in store._lanes.values():
-            if lane._wire is not None:
-                lane._wire._timeout_s = BOUND_S
+        for batcher in store._batchers.values():
+            if batcher._connection is not None:
+                batcher._connection._timeout_s = BOUND_S
 
     def digests(self) -> list[str]:
         return [self.limiter.digest("header:X-API-Key", b"k-1"), self.limiter.key_for(LONG)]
@@ -160,7 +160,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
             await worker.recovered()
             assert await worker.statuses(1) == [429]
         assert len({tuple(worker.digests()) for worker in workers}) == 1
-        assert server.command("HLEN", "slidegate:{bans}") >= 1
+        assert server.command("HLEN", "slidegate:3:{bans}") >= 1
         await close(*workers)
     finally:
         server.close()

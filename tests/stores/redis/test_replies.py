@@ -16,8 +16,7 @@ from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.core.store import StatsRow
-from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.wire import connection as wire
+from slidegate.stores.redis import RedisStore, link
 
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import RedisCluster, RedisServer, needs_redis
@@ -97,7 +96,7 @@ def nearly(rng: random.Random) -> Any:
         parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
     else:
         changes = rng.choice([0, [b"7", 0, b"user:2", bytes(60)], [b"8", 1]])
-        parts = [bytes(24), b"7", b"0" * 17, changes, []]
+        parts = [bytes(32), b"7", b"0" * 17, changes, []]
     spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
     spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
     return parts
@@ -161,7 +160,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
 
 
 async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
     endless = [b"$1000000000\r\n" + bytes(200_000), b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000)]
     for said in endless:
         async with server_that_says(lambda command, said=said: said) as url:
@@ -173,7 +172,7 @@ async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
     async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
         store = RedisStore(url)
         found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]

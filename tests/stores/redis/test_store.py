@@ -21,7 +21,7 @@ from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import Concurrency, parse_limits
 from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.server_clock import ServerClock
+from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.desk import bucket
@@ -181,8 +181,8 @@ async def test_what_is_given_up_before_it_went_is_not_charged(server: RedisServe
 @needs_redis
 async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisServer) -> None:
     async with store_at(server, readable=True) as store:
-        server.command("SET", f"{store._prefix}:w2:{{ann}}", "theirs")
-        server.command("HSET", f"{store._prefix}:w2:{{bob}}", "x", "theirs")
+        server.command("SET", f"{store._prefix}:3:w:{{ann}}", "theirs")
+        server.command("HSET", f"{store._prefix}:3:w:{{bob}}", "x", "theirs")
         answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob", "ann")), return_exceptions=True)
         assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False, True]
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
@@ -190,13 +190,26 @@ async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisSer
 
 
 @needs_redis
-async def test_a_window_that_this_version_does_not_know_is_not_read(server: RedisServer) -> None:
+async def test_a_window_that_is_damaged_fails_its_own_key_alone(server: RedisServer) -> None:
     async with store_at(server, readable=True) as store:
         await hit(store, "ann")
         rewrite = "local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack('<BI8', 3, 7))"
-        server.command("EVAL", rewrite, "1", f"{store._prefix}:w2:{{ann}}")
-        with pytest.raises(StoreUnavailable, match="written by another version of slidegate"):
-            await hit(store, "ann")
+        server.command("EVAL", rewrite, "1", f"{store._prefix}:3:w:{{ann}}")
+        answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob")), return_exceptions=True)
+        assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False]
+
+
+@needs_redis
+async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: RedisServer) -> None:
+    async with store_at(server, readable=True) as store:
+        theirs = {f"{store._prefix}:{name}" for name in ("w2:{ann}", "4:w:{ann}", "{bans}", "4:{bans}:list")}
+        for name in theirs:
+            server.command("HSET", name, "x", "theirs")
+        assert (await hit(store, "ann")).remaining == 4
+        await store.bans.ban("user:eve", None, "", "ann")
+        await store.reset_all()
+        await store.clear()
+        assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
 @needs_redis
@@ -416,7 +429,7 @@ async def test_a_worker_that_is_far_behind_reads_all_bans(server: RedisServer) -
         await other.bans.ban("user:old", None, "", "ann")
         assert await store.bans.active()
         await other.bans.unban("user:old", "ann")
-        meta = f"{store._prefix}:{{bans}}"
+        meta = f"{store._prefix}:3:{{bans}}"
         server.command("HSET", meta, "floor", server.command("HGET", meta, "bans"))
         await other.bans.ban("user:new", None, "", "ann")
         assert [ban.key for ban in await store.bans.active()] == ["user:new"]
@@ -515,18 +528,18 @@ async def test_every_key_expires_but_permanent_bans_and_the_numbers(server: Redi
             for _ in range(3):
                 await hit(store, "ann", limits)
         longest = parse_limits("7/hour")[0]
-        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":w2:")]
+        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":3:w:")]
         assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
         for _ in range(2):
             await store.bans.strike(policy, "user:eve", 1, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
         left = kept(server, store)
-        assert [name for name, left_ms in left.items() if left_ms < 0] == [":{bans}"]
-        assert 590_000 < left[":{bans}:list"] <= 662_000
+        assert [name for name, left_ms in left.items() if left_ms < 0] == [":3:{bans}"]
+        assert 590_000 < left[":3:{bans}:list"] <= 662_000
         await store.bans.ban("user:ann", None, "", "ann")
-        assert kept(server, store)[":{bans}:list"] == -1
+        assert kept(server, store)[":3:{bans}:list"] == -1
         await store.bans.unban("user:ann", "ann")
-        assert kept(server, store)[":{bans}:list"] > 0
+        assert kept(server, store)[":3:{bans}:list"] > 0
 
 
 @needs_redis
@@ -534,9 +547,9 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
     async with store_at(server) as store, store_at(server, readable=True) as readable:
         for each in (store, readable):
             await hit(each, "user:ann")
-        (name,) = [name for name in kept(server, store) if name.startswith(":w2:")]
+        (name,) = [name for name in kept(server, store) if name.startswith(":3:w:")]
         assert "ann" not in name
-        assert ":w2:{user:ann}" in kept(server, readable)
+        assert ":3:w:{user:ann}" in kept(server, readable)
 
 
 @needs_redis

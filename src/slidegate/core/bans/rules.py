@@ -15,18 +15,16 @@ from typing import Final
 
 from ..barred import Barred
 from ..decision import Check
-from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..store import Event
-from .in_force import Ban, BanChange, lasts_longer, longest, shown
+from .ban_events import PREFIX_SHARE, banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
+from .in_force import Ban, BanChange, lasts_longer, longest
 from .policy import PREFIX_NAME, BanPolicy
 from .records import Ledger, Records
 from .rows import Bans
 from .standing import Standing
 
 SAY_EVERY_US: Final = 60_000_000
-PREFIX_SHARE: Final = 10
-"""One in so many of all bans may be a prefix that a policy banned."""
 
 
 class BanRules:
@@ -85,8 +83,7 @@ class BanRules:
         if ban is None or ban.is_over(now_us, wall_us):
             return forgotten
         self._records.remember(BanChange("unbanned", ban, wall_us, by))
-        details = {"key": key, "by": by, "was_by": ban.by}
-        self.events.append(Event("unbanned", f"{shown(key)} was unbanned by {by}", details))
+        self.events.append(unbanned(ban, by))
         return True
 
     def load(self, known: Bans, now_us: int, wall_us: int) -> int:
@@ -148,9 +145,7 @@ class BanRules:
         if made_ban is not None and policy.action == "ban":
             self._put(made_ban)
         elif made_ban is not None:
-            told = f"policy {policy.name!r} would have banned {shown(key)} for {format_duration(length_us)}: {reason}"
-            details = {"policy": policy.name, "key": key, "rung": standing.rung, "reason": reason}
-            self.events.append(Event("shadow_banned", told, details))
+            self.events.append(shadow_banned(made_ban))
         return made_ban
 
     def _may_ban(self, policy: BanPolicy, key: str, source: str, ledger: Ledger, now_us: int, wall_us: int) -> bool:
@@ -159,8 +154,7 @@ class BanRules:
             return False
         ledger.made, (_, _, _, wait_us) = policy.most.spend(ledger.made, now_us, 1)
         if wait_us:
-            message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
-            self._say(Event("bans_capped", message, {"policy": policy.name, "key": key}), policy.name, now_us)
+            self._say(bans_capped(policy, key), policy.name, now_us)
             return False
         return True
 
@@ -176,9 +170,7 @@ class BanRules:
     def _put(self, ban: Ban) -> None:
         self.record(ban)
         self._records.remember(BanChange("banned", ban, ban.wall_us, ban.by))
-        until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
-        details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "rung": ban.rung, "until": ban.until}
-        self.events.append(Event("banned", f"{shown(ban.key)} is banned {until} by {ban.by}: {ban.reason}", details))
+        self.events.append(banned(ban))
 
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
@@ -192,9 +184,7 @@ class BanRules:
             prefixes.intersection_update(in_force)
         if has_room and (not is_prefix or len(prefixes) < share):
             return True
-        what = f"room for prefixes (one in {PREFIX_SHARE})" if is_prefix and has_room else "room"
-        message = f"no {what} is left among {self._most} bans, so {shown(key)} stays unbanned; raise max_bans"
-        self._say(Event("bans_full", message, {"max_bans": self._most, "key": key}), "", now_us)
+        self._say(bans_full(self._most, key, of_prefixes=is_prefix and has_room), "", now_us)
         return False
 
     def _new_standing(self, ledger: Ledger, now_us: int) -> Standing:
@@ -221,8 +211,7 @@ class BanRules:
                     return Standing()
             largest, key, _ = max(fronts, key=lambda front: len(front[0].standings))
             largest.standings.take(key)
-            message = f"the strikes of {self._most} keys are remembered, so the oldest are forgotten; raise max_bans"
-            self._say(Event("strikes_dropped", message, {"max_bans": self._most}), "", now_us)
+            self._say(strikes_dropped(self._most), "", now_us)
         return Standing()
 
     def _say(self, event: Event, about: str, now_us: int) -> None:

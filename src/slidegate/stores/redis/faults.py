@@ -16,7 +16,7 @@ SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
 """Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
 _OF_A_KEY: Final = "WRONGTYPE"
 _OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
-_MOST_SHOWN: Final = 300
+_MAX_SHOWN: Final = 300
 
 
 def refusal(place: str, said: object) -> StoreUnavailable:
@@ -38,7 +38,7 @@ def refusal(place: str, said: object) -> StoreUnavailable:
 def unexpected(place: str, answer: object) -> StoreUnavailable:
     """Return the error for an answer that does not fit its command."""
     shown = repr(answer)
-    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
     return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
 from ...core.decision import Bucket, Check, Decision
 from ...core.views import Snapshot
-from .bans.ban_codec import UNGUARDED, pack_guards
-from .bans.ban_replica import guards_of
-from .bans.bans import RedisBans
-from .known_refusals import Answers
-from .packing import (
+from .ban_cache import guards_of
+from .ban_rows import UNGUARDED, pack_guards
+from .clock import ServerClock
+from .refusals import RefusalCache
+from .script import (
     BANNED,
     CHANGED,
     CHARGE,
@@ -33,9 +33,10 @@ from .packing import (
     raise_failure,
     windows_of,
 )
-from .places.renewals import Renewals
-from .server_clock import ServerClock
-from .wire.batch import Unguarded
+
+if TYPE_CHECKING:
+    from .bans import RedisBans
+    from .permits import Renewals
 
 
 class Tools(NamedTuple):
@@ -43,16 +44,61 @@ class Tools(NamedTuple):
 
     packing: Packing
     bans: RedisBans
-    answers: Answers
+    refusals: RefusalCache
     renewals: Renewals
     hand_back: Callable[[Decision], object]
     """Hands back, without waiting for it."""
 
 
-class Demand:
+class Request:
+    """A request that a batcher carries; this one is refused by no ban, and changes nothing more once it was given up.
+
+    Args:
+        future: Gets the result.
+
+    Attributes:
+        judged: The number of the list of bans that let it pass; None where no ban refuses it, or it was looked up.
+    """
+
+    __slots__ = ("future", "judged")
+
+    def __init__(self, future: asyncio.Future[Any], judged: bytes | None = None) -> None:
+        self.future = future
+        self.judged = judged
+
+    @property
+    def key(self) -> str | None:
+        """One of its keys, which all lie in one slot of a cluster; None where it has none."""
+        raise NotImplementedError
+
+    def pack(self, names: dict[bytes, int]) -> bytes:
+        """Return the request for the script; `names` are the names in its call with their places, and get its own."""
+        raise NotImplementedError
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
+        """Return the result for the task that awaits the request; an error that is raised here is raised there."""
+        raise NotImplementedError
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """Deal with an answer that nobody waits for any more."""
+
+    def guards(self) -> bytes:
+        """Return the keys and addresses whose bans refuse it, packed."""
+        return UNGUARDED
+
+    def held(self) -> Barred | None:
+        """Return the answer where the bans that are held here refuse it, else None."""
+        return None
+
+    def refused(self, told: bytes) -> Barred | None:
+        """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
+        return None
+
+
+class Demand(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "future", "guarded", "judged", "what")
+    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "guarded", "what")
 
     def __init__(
         self,
@@ -65,14 +111,13 @@ class Demand:
         *,
         first_in_line: bool = False,
     ) -> None:
-        self.future = future
+        super().__init__(future, judged)
         self._tools = tools
         self.what = what
         self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
         self.guarded = guarded
-        self.judged = judged
-        self._hand_backs = tools.answers.hand_backs
+        self._hand_backs = tools.refusals.hand_backs
         self._asked_us = tools.renewals.held.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
@@ -93,15 +138,15 @@ class Demand:
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self._asked_us is not None and decision.charge:
             self._tools.renewals.hold(decision, self._asked_us)
-        answers = self._tools.answers
+        refusals = self._tools.refusals
         if self.what in (HIT, CHARGE):  # a look changes nothing
-            answers.saw(now_us)
-        if decision.allowed and not answers.known:
+            refusals.saw(now_us)
+        if decision.allowed and not refusals.known:
             return decision
         if self.what == HIT:
-            answers.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
+            refusals.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
         elif self.what == CHARGE:
-            answers.forget(self.checks)
+            refusals.forget(self.checks)
         return decision
 
     def missed(self, answer: bytes, now_us: int) -> None:
@@ -127,7 +172,7 @@ class Demand:
         return self._tools.bans.refused(told, self.checks, prolong=self.what in (HIT, LOOK))
 
 
-class Refund(Unguarded):
+class Refund(Request):
     """A refund of everything that a decision charged."""
 
     __slots__ = ("_charged", "_decision", "_tools")
@@ -147,25 +192,30 @@ class Refund(Unguarded):
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._tools.packing.refund(self._decision, self._charged, self._tools.answers.latest_us, names)
+        return self._tools.packing.refund(self._decision, self._charged, self._tools.refusals.latest_us, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.answers.saw(now_us)
-        self._tools.answers.forget([check for check in self._decision.checks if not check[0].held])
+        self._tools.refusals.saw(now_us)
+        self._tools.refusals.forget([check for check in self._decision.checks if not check[0].held])
         return answer[0] in (CHANGED, LET_GO)
 
 
-class Reset(Unguarded):
+class Reset(Request):
     """A reset of the windows of a key."""
 
-    __slots__ = ("_tools", "key")
+    __slots__ = ("_key", "_tools")
 
     def __init__(self, future: asyncio.Future[bool], tools: Tools, key: str) -> None:
         super().__init__(future)
         self._tools = tools
-        self.key = key
+        self._key = key
+
+    @property
+    def key(self) -> str:
+        """See `Request`."""
+        return self._key
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
@@ -174,20 +224,25 @@ class Reset(Unguarded):
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.answers.forget_key(self.key)
+        self._tools.refusals.forget_key(self.key)
         return answer[0] == CHANGED
 
 
-class Inspection(Unguarded):
+class Inspection(Request):
     """A look at the windows of a key under some buckets."""
 
-    __slots__ = ("_checks", "_tools", "key")
+    __slots__ = ("_checks", "_key", "_tools")
 
     def __init__(self, future: asyncio.Future[Snapshot], tools: Tools, key: str, buckets: Sequence[Bucket]) -> None:
         super().__init__(future)
         self._tools = tools
         self._checks = [(bucket, key, 0) for bucket in buckets]
-        self.key = key
+        self._key = key
+
+    @property
+    def key(self) -> str:
+        """See `Request`."""
+        return self._key
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""

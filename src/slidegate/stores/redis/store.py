@@ -3,14 +3,13 @@
 Windows are rows of Redis or Valkey: a hash for each key that is counted, a field for each rule and window. One script
 call decides about all requests that come in one turn of an event loop, by the server's time.
 
-The script stands in ``lua/``; `packing` packs requests for it, `wire.pipeline` says when they go, `wire.connection`
-sends them, and `urls` reads addresses.
+The script stands in ``lua/``; `script` packs requests for it, `batch` says when they go, `link` sends them, and `urls`
+reads addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -32,22 +31,19 @@ from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
-from .bans.ban_replica import UNSEEN
-from .bans.bans import RedisBans
-from .cluster.cluster_pipeline import ClusterLane
-from .cluster.multi_slot import Spread, parts_of
+from .ban_cache import UNSEEN
+from .bans import RedisBans
+from .batch import Batcher, Shared
+from .cluster import ClusterBatcher
 from .faults import sensible
-from .figure_keys import RedisSharedStats
-from .key_names import Names
-from .known_refusals import Answers
-from .packing import CHARGE, HIT, PEEK, Packing
-from .places.held_places import HeldPlaces
-from .places.renewals import Renewals
+from .link import Eviction
+from .multi_slot import MultiSlot, parts_of
+from .permits import HeldPermits, Renewals
+from .refusals import RefusalCache
 from .requests import Demand, Inspection, Refund, Reset, Tools
+from .script import CHARGE, HIT, PEEK, Names, Packing
+from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
-from .wire.batch import Ask, Shared
-from .wire.eviction import Eviction
-from .wire.pipeline import Lane
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -100,19 +96,19 @@ class RedisStore(Store):
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
-        self._read_only = read_only
         self._timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
-        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
-        self._last: tuple[asyncio.AbstractEventLoop | None, Lane | None] = None, None
+        self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
+        self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._names = Names(prefix, readable=readable)
-        answers = Answers(self._count_denied if clock is None else None)
-        self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self.observers.tell_all, max_bans)
-        held = HeldPlaces(place_lease_us(place_lease), clock or _monotonic_us)
+        refusals = RefusalCache(self._count_denied if clock is None else None)
+        tell, meta = self.observers.tell_all, self._names.meta
+        self.bans = RedisBans(self._batcher, meta, clock, refusals.heard, tell, max_bans, read_only=read_only)
+        held = HeldPermits(place_lease_us(place_lease), clock or _monotonic_us)
         packing = Packing(self._names, held, clock or system_us)
-        self._renewals = Renewals(held, packing, self.observers.tell_all, self._lane)
-        self._tools = Tools(packing, self.bans, answers, self._renewals, self._hand_back_unheard)
+        self._renewals = Renewals(held, packing, self.observers.tell_all, self._batcher)
+        self._tools = Tools(packing, self.bans, refusals, self._renewals, self._hand_back_unheard)
         self._shared = Shared(
             client=self._client,
             timeout_s=self._timeout_s,
@@ -121,12 +117,11 @@ class RedisStore(Store):
             max_waiting=max_waiting,
             clock=clock,
             bans=self.bans,
-            heard=answers.heard,
             tell=self.observers.tell_all,
-            learn_secret=self._learn_secret,
+            read_only=read_only,
             eviction=Eviction(self.observers.tell_all),
         )
-        self.shared_stats = RedisSharedStats(self._lane, self._names.meta, clock)
+        self.shared_stats = RedisSharedStats(self._batcher, self._names.meta, clock)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -143,18 +138,18 @@ class RedisStore(Store):
             return
         self._closed = True
         with self._lock:
-            lanes = dict(self._lanes)
-            self._lanes.clear()
+            batchers = dict(self._batchers)
+            self._batchers.clear()
             self._last = None, None
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
             running = None  # under trio, where nothing is open
-        for loop, lane in lanes.items():
+        for loop, batcher in batchers.items():
             if loop is running:
-                lane.close()
+                batcher.close()
             elif not loop.is_closed():
-                loop.call_soon_threadsafe(lane.close)
+                loop.call_soon_threadsafe(batcher.close)
         if running is None:
             return
         await asyncio.sleep(0)  # lets the loop take note
@@ -164,23 +159,23 @@ class RedisStore(Store):
     def part_of(self, checks: Sequence[Check]) -> str | None:
         """Return which nodes of a cluster are asked about checks, or about bans where there are no checks."""
         try:
-            lane = self._lanes.get(asyncio.get_running_loop())
+            batcher = self._batchers.get(asyncio.get_running_loop())
         except RuntimeError:
             return None
-        return lane.part_of(key for _, key, _ in checks) if isinstance(lane, ClusterLane) else None
+        return batcher.part_of(key for _, key, _ in checks) if isinstance(batcher, ClusterBatcher) else None
 
     def hit(
         self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
-        bans, answers = self.bans, self._tools.answers
+        bans, refusals = self.bans, self._tools.refusals
         judged = bans.number
         if bans.list.by_key and bans.judge(checks, guarded) is not None:
             barred = bans.at_once(checks, guarded)
             if barred is not None:
                 return barred
             judged = UNSEEN
-        elif answers.known and not first_in_line and (refused := answers.answer(checks)) is not None:
+        elif refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
             return self._demand(HIT, checks, guarded, judged, first_in_line=first_in_line)
@@ -207,37 +202,37 @@ class RedisStore(Store):
             return False
         let_go(charged)
         decision.charge.clear()
-        if self._is_spread(decision.checks):
+        if self._is_multi_slot(decision.checks):
             return self._hand_back_all(parts_of(decision, charged))
         return self._hand_back(decision, charged)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none. Places stay taken."""
-        lane = self._lane()
-        self._tools.answers.forget_windows(key)
-        request = Reset(lane.loop.create_future(), self._tools, key)
-        lane.add(request)
+        batcher = self._batcher()
+        self._tools.refusals.forget_windows(key)
+        request = Reset(batcher.loop.create_future(), self._tools, key)
+        batcher.add(request)
         return request.future
 
     @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
 
-        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
+        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
+        handed back.
         """
-        lane = self._lane()
-        self._tools.answers.forget_all_windows()
-        forgotten = await lane.reset(self._names.windows)
-        # Answers that carry another number tell every worker to forget the refusals that it knows.
-        await lane.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
-        self._tools.answers.forget_all_windows()
+        self._tools.refusals.forget_all_windows()
+        await self.bans.reset_windows()
+        forgotten = await self._batcher().remove(self._names.windows)
+        await self.bans.reset_windows()
+        self._tools.refusals.forget_all_windows()
         return forgotten > 0
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
-        lane = self._lane()
-        request = Inspection(lane.loop.create_future(), self._tools, key, buckets)
-        lane.add(request)
+        batcher = self._batcher()
+        request = Inspection(batcher.loop.create_future(), self._tools, key, buckets)
+        batcher.add(request)
         return request.future
 
     def permits_held(self) -> int:
@@ -246,26 +241,26 @@ class RedisStore(Store):
 
     @sensible
     async def clear(self) -> int:
-        """Forget everything under the prefix but the secret; return how many keys had windows.
+        """Forget everything under the prefix but the numbers of changes; return how many keys had windows.
 
         Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay, and places
         stay taken.
         """
-        lane = self._lane()
-        for made in (b":made*:*", b":figures:*"):
-            await lane.remove(self._shared.meta + made)
+        batcher = self._batcher()
+        for made in (b":made:*", b":figures:*"):
+            await batcher.remove(self._shared.meta + made)
         await self.bans.clear()
-        removed = await lane.remove(self._names.windows)
-        self._tools.answers.clear()
+        removed = await batcher.remove(self._names.windows)
+        self._tools.refusals.clear()
         return removed
 
     def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
-        lane = self._lane()
+        batcher = self._batcher()
         if any(bucket.held for bucket, _, _ in decision.checks):
             self._renewals.catch_up(decision.checks)
-        self._tools.answers.hand_back([check for check in decision.checks if not check[0].held])
-        request = Refund(lane.loop.create_future(), self._tools, decision, charged)
-        lane.add(request)
+        self._tools.refusals.hand_back([check for check in decision.checks if not check[0].held])
+        request = Refund(batcher.loop.create_future(), self._tools, decision, charged)
+        batcher.add(request)
         return request.future
 
     async def _hand_back_all(self, parts: Sequence[tuple[Decision, Sequence[Any]]]) -> bool:
@@ -296,8 +291,8 @@ class RedisStore(Store):
         first_in_line: bool = False,
     ) -> Awaitable[Decision]:
         ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
-        if self._is_spread(checks):
-            return Spread(checks, ask, self._hand_back_unheard).decide(what, guarded)
+        if self._is_multi_slot(checks):
+            return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, guarded)
         return ask(what, checks, guarded)
 
     def _ask(
@@ -309,20 +304,22 @@ class RedisStore(Store):
         *,
         first_in_line: bool = False,
     ) -> asyncio.Future[Decision]:
-        lane, tools = self._lane(), self._tools
+        batcher, tools = self._batcher(), self._tools
         if any(bucket.held for bucket, _, _ in checks):
             self._renewals.catch_up(checks)
-        if tools.answers.known and what in (HIT, CHARGE):
-            tools.answers.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(lane.loop.create_future(), tools, what, checks, guarded, judged, first_in_line=first_in_line)
-        lane.add(request)
+        if tools.refusals.known and what in (HIT, CHARGE):
+            tools.refusals.forget(checks)  # they may be other ones when this has been answered
+        request = Demand(
+            batcher.loop.create_future(), tools, what, checks, guarded, judged, first_in_line=first_in_line
+        )
+        batcher.add(request)
         return request.future
 
-    def _is_spread(self, checks: Sequence[Check]) -> bool:
+    def _is_multi_slot(self, checks: Sequence[Check]) -> bool:
         """Tell whether no single script can see all of these windows."""
         return self._is_cluster and len(checks) > 1 and any(key != checks[0][1] for _, key, _ in checks)
 
-    def _lane(self) -> Lane:
+    def _batcher(self) -> Batcher:
         if self._closed:
             raise StoreUnavailable("redis: the store is closed")
         try:
@@ -332,35 +329,17 @@ class RedisStore(Store):
                 "redis: a store in Redis needs asyncio, which does not run here; write MemoryStore() under trio, "
                 "and ask through limiter.sync in a thread"
             ) from None
-        last, lane = self._last
-        if lane is None or last is not loop:
+        last, batcher = self._last
+        if batcher is None or last is not loop:
             with self._lock:
-                lane = self._lanes.get(loop)
-                if lane is None:
-                    for gone in [other for other in self._lanes if other.is_closed()]:
-                        del self._lanes[gone]
-                    make = ClusterLane if self._is_cluster else Lane
-                    lane = self._lanes[loop] = make(loop, self._shared)
-            self._last = loop, lane
-        return lane
-
-    # -- connections -------------------------------------------------------------------------------------------------
-
-    async def _learn_secret(self, ask: Ask) -> None:
-        """Make the secret known: the one in Redis, or a new one for all; after a loss of data the one known here.
-
-        Where it is there nothing is written, so that a worker starts while the server is out of memory.
-        """
-        fields = {b"secret": self._names.secret or os.urandom(32), b"life": os.urandom(8).hex().encode(), b"hands": 0}
-        known = await ask(b"HMGET", self._shared.meta, *fields)
-        if None in known:
-            if self._read_only:
-                raise StoreUnavailable(f"redis: nothing of slidegate stands under the prefix {self._prefix!r}")
-            for name, value in fields.items():
-                await ask(b"HSETNX", self._shared.meta, name, value)
-            known = await ask(b"HMGET", self._shared.meta, *fields)
-        self._names.use(known[0])
-        self.bans.lives(known[1])
+                batcher = self._batchers.get(loop)
+                if batcher is None:
+                    for gone in [other for other in self._batchers if other.is_closed()]:
+                        del self._batchers[gone]
+                    make = ClusterBatcher if self._is_cluster else Batcher
+                    batcher = self._batchers[loop] = make(loop, self._shared)
+            self._last = loop, batcher
+        return batcher
 
 
 def _monotonic_us() -> int:

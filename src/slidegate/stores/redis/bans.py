@@ -1,27 +1,28 @@
 """The bans of a Redis store: the commands of users, and the refusal of requests.
 
-The rules are at work in Redis (``lua/bans``), where every worker strikes and bans. `ban_refresh` sends the commands and
-keeps the list of this worker up to date, `ban_replica` answers from that list.
+The rules are at work in Redis (``lua/ban_rules.lua``), where every worker strikes and bans. `ban_cache` sends the
+commands, keeps the list of this worker up to date, and answers from that list.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from time import monotonic
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from ....core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
-from ....core.bans.policy import BanPolicy
-from ....core.bans.rows import Bans, Row, from_rows, to_rows
-from ....core.bans.standing import Standing
-from ....core.bans.standing_view import KeptStanding, KeptStandings
-from ....core.barred import Barred
-from ....core.decision import Check
-from ....core.errors import ConfigurationError
-from ....core.store import BanStore, Clock, Event
-from ..faults import sensible
-from .ban_codec import (
+from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
+from ...core.bans.policy import BanPolicy
+from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.standing import Standing
+from ...core.bans.standing_view import KeptStanding, KeptStandings
+from ...core.barred import Barred
+from ...core.decision import Check
+from ...core.errors import ConfigurationError
+from ...core.store import BanStore, Clock, Event
+from .ban_cache import BanCache, in_steps
+from .ban_rows import (
     UNGUARDED,
+    Teller,
     bytes_of,
     made_name,
     pack_guards,
@@ -33,41 +34,35 @@ from .ban_codec import (
     unpack_standings,
     unpack_told,
 )
-from .ban_events import Teller
-from .ban_refresh import RefreshedBans, Sender, in_steps
-from .strike_sums import KNOWN_MS, Strike, StrikeSums, new_name
+from .faults import sensible
+from .strikes import KNOWN_MS, Strike, StrikeSums, new_name
+
+if TYPE_CHECKING:
+    from .batch import Batcher
 
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
 
 
-class Asking(Protocol):
-    """A request, as far as bans are concerned."""
-
-    def guards(self) -> bytes:
-        """Return the keys and addresses whose bans refuse it, packed."""
-
-    def refused(self, told: bytes) -> Barred | None:
-        """Return the refusal by the bans that Redis has found, None where it found none."""
-
-
-class RedisBans(RefreshedBans, BanStore):
+class RedisBans(BanCache, BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        most: How many bans, and the strikes of how many keys, to hold. The others are those of `RefreshedBans`.
+        most: How many bans, and the strikes of how many keys, to hold. The others are those of `BanCache`.
     """
 
     def __init__(
         self,
-        lane: Callable[[], Sender],
+        batcher: Callable[[], Batcher],
         meta: bytes,
         clock: Clock | None,
         heard: Callable[[bytes, float], None],
         tell: Callable[[Sequence[Event]], None],
         most: int,
+        *,
+        read_only: bool,
     ) -> None:
-        super().__init__(lane, meta, clock, heard, tell)
+        super().__init__(batcher, meta, clock, heard, tell, read_only=read_only)
         self._most = most
         self._teller = Teller(tell, most)
         self._sums = StrikeSums(self._strike)
@@ -87,7 +82,7 @@ class RedisBans(RefreshedBans, BanStore):
         come meanwhile, unless they may be enough for a ban.
         """
         if self._clock is None:
-            return await self._sums.strike(self._lane().loop, Strike(policy, key, reason, prefix), weight)
+            return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason, prefix), weight)
         made, _ = await self._strike(Strike(policy, key, reason, prefix), weight, new_name())
         return made
 
@@ -138,7 +133,7 @@ class RedisBans(RefreshedBans, BanStore):
     @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        await self.refresh(self._lane())
+        await self.refresh(self._batcher())
         with self._lock:
             rows, (now_us, wall_us) = list(self.list.by_key.values()), self._time.now_us()
         found: list[Ban] = []
@@ -151,9 +146,9 @@ class RedisBans(RefreshedBans, BanStore):
 
         A ban may come twice while the number of bans changes, as Redis reads its hashes.
         """
-        lane = self._lane()
-        await self._run(lane, "find", [UNGUARDED])  # tells the time of bans
-        async for part in self._scan(self._keys[1], lane):
+        batcher = self._batcher()
+        await self._run(batcher, "find", [UNGUARDED])  # tells the time of bans
+        async for part in self._scan(self._keys[1], batcher):
             with self._lock:
                 now_us, wall_us = self._time.now_us()
             # Under the empty key Redis holds no ban.
@@ -165,7 +160,7 @@ class RedisBans(RefreshedBans, BanStore):
         yield self._rows(Bans([], []))
         async for bans in self.active_parts():
             yield self._rows(Bans(list(bans), []))[1:]
-        async for part in self._scan(self._keys[5], self._lane()):
+        async for part in self._scan(self._keys[5], self._batcher()):
             yield self._rows(Bans([], _standings_in(part)))[1:]
 
     def _rows(self, known: Bans) -> list[Row]:
@@ -181,14 +176,14 @@ class RedisBans(RefreshedBans, BanStore):
     @sensible
     async def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""
-        entries = await self._lane().ask(b"LRANGE", self._keys[4], 0, -1)
+        entries = await self._batcher().ask(b"LRANGE", self._keys[4], 0, -1)
         return [unpack_change(entry) async for part in in_steps(reversed(entries)) for entry in part]
 
     @sensible
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
         bans, standings = await self.active(), list[tuple[str, str, Standing]]()
-        async for part in self._scan(self._keys[5], self._lane()):
+        async for part in self._scan(self._keys[5], self._batcher()):
             standings += _standings_in(part)
         with self._lock:
             rows = to_rows(Bans(bans, standings), *self._time.now_us())
@@ -197,19 +192,19 @@ class RedisBans(RefreshedBans, BanStore):
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
-        lane = self._lane()
-        await self.refresh(lane)
+        batcher = self._batcher()
+        await self.refresh(batcher)
         with self._lock:
             known = from_rows(rows, *self._time.now_us())
         await self._check_room(known)
         async for part in in_steps(known.bans):
             await self._load(part)
         async for some in in_steps(known.standings):
-            asked: list[bytes | int] = [-1, 0]
+            asked: list[bytes | int] = [0]
             for policy, key, standing in some:
                 asked += [bytes_of(key), bytes_of(policy), pack_standing(policy, standing)]
             await self._command("load", asked)
-        await self.refresh(lane)
+        await self.refresh(batcher)
         return len(known.bans)
 
     @sensible
@@ -220,6 +215,11 @@ class RedisBans(RefreshedBans, BanStore):
         with self._lock:
             self.list = BanList()
 
+    @sensible
+    async def reset_windows(self) -> None:
+        """Let nothing be handed back that was spent in any window up to now."""
+        await self._command("reset_all", [])
+
     async def _check_room(self, known: Bans) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.
         with self._lock:
@@ -228,8 +228,10 @@ class RedisBans(RefreshedBans, BanStore):
         bans = {ban.key for ban in known.bans if ban.rung} - in_force
         standings, held = {standing[:2] for standing in known.standings}, set[tuple[str, str]]()
         if standings:
-            lane = self._lane()
-            held = {standing[:2] async for part in self._scan(self._keys[5], lane) for standing in _standings_in(part)}
+            batcher = self._batcher()
+            held = {
+                standing[:2] async for part in self._scan(self._keys[5], batcher) for standing in _standings_in(part)
+            }
         for what, new, have in (("bans", bans, len(in_force)), ("standings", standings - held, len(held))):
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
@@ -265,19 +267,20 @@ class RedisBans(RefreshedBans, BanStore):
         return None if ban is None else Barred(ban.by, ban, now_us, checks)
 
     @sensible
-    async def look(self, lane: Sender, requests: Sequence[Asking]) -> list[Barred | None]:
-        """Return the refusals of requests by the bans that stand in Redis, None for each that is not refused."""
-        guards = b"".join(request.guards() for request in requests)
+    async def look(self, batcher: Batcher, guards: Sequence[bytes]) -> list[bytes]:
+        """Return what Redis has found for each of some guards; see `refused`."""
         sent_s = monotonic()
-        answer, _, number = await self._run(lane, "find", [guards])
-        self.heard(lane, number, sent_s)
-        return [request.refused(told) for request, told in zip(requests, answer, strict=True)]
+        answer, _, number = await self._run(batcher, "find", [b"".join(guards)])
+        self.heard(batcher, number, sent_s)
+        if len(answer) != len(guards):
+            raise ValueError(f"expected {len(guards)} answers, not {len(answer)}")
+        return list(answer)
 
     def _prolong(self, bans: Sequence[Ban]) -> None:
         """Let bans go on from now: here at once, in Redis ten times a second each at most."""
         due = [bytes_of(key) for key in self._prolong_here(bans)]
         if due:
-            self._lane().attend(self._command("prolong", due))
+            self._batcher().attend(self._command("prolong", due))
 
 
 def _standings_in(part: Sequence[bytes]) -> list[tuple[str, str, Standing]]:

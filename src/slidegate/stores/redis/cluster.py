@@ -1,7 +1,7 @@
-"""A lane to a cluster.
+"""A batcher to a cluster.
 
 A call goes to the node of its slot, so requests of one turn of the loop are grouped by slot, and the calls to one node
-share its connection. `node_finder` finds and reaches the nodes.
+share its connection. `cluster_nodes` finds and reaches the nodes.
 
 The bans lie in one slot, and calls for others cannot see them. So requests are judged by the list that is held here,
 which is refreshed twice in `TRUST_S`. Where it is older they are looked up first, all of a turn in one question; but
@@ -20,21 +20,20 @@ from typing import Any, Final
 from hiredis import HiredisError
 from redis.crc import key_slot
 
-from ....core.errors import StoreError, StoreUnavailable
-from ....core.store import Event
-from ..bans.ban_replica import UNSEEN
-from ..faults import SICK, refusal
-from ..known_refusals import TRUST_S
-from ..packing import CHANGED, windows_script
-from ..wire.batch import NO_BANS, STATE_PARTS, Request, deliver, fail, head
-from ..wire.connection import Wire
-from ..wire.pipeline import CLOSED, MOST_IN_CALL, Work, with_each
-from .node_finder import REDIRECTED, ClusterNodes, ignore
-from .nodes import MOST_REDIRECTIONS, Call, Node, Place, shown
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.store import Event
+from .ban_cache import UNSEEN
+from .batch import CLOSED, MAX_IN_CALL, NO_BANS, STATE_PARTS, deliver, fail, head, remove_from
+from .cluster_nodes import MAX_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
+from .faults import SICK, refusal
+from .link import Connection
+from .refusals import TRUST_S
+from .requests import Request
+from .script import CHANGED, windows_script
 
-MOST_CALLS: Final = 256
+MAX_CALLS: Final = 256
 """How many calls to one node may be unanswered."""
-PATIENCE_S: Final = 0.02
+NEWS_TIMEOUT_S: Final = 0.02
 """How long requests wait for news of bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
@@ -42,44 +41,46 @@ SAY_EVERY_S: Final = 60.0
 _CHANGED: Final = bytes((CHANGED,))
 
 
-class ClusterLane(ClusterNodes):
+class ClusterBatcher(ClusterNodes):
     """The requests of one event loop to a cluster."""
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = self._say_again_s = float("-inf")
-        self._patient = True
+        self._waits_for_news = True
         self._owes_hands = False
 
     async def ask(self, *command: bytes | int) -> Any:
-        """See `Lane.ask`: bans lie in one slot."""
+        """See `Batcher.ask`: bans lie in one slot."""
         if not self._ready:
             await self._settled(self._open())
         return await self._ask(*command)
 
-    async def _with_each(self, pattern: bytes, work: Work) -> int:
+    async def remove(self, pattern: bytes) -> int:
+        """See `Batcher.remove`: names lie in different slots."""
         if not self._ready:
             await self._settled(self._open())
         await self._look()  # nodes may have come and gone
-        return sum([await with_each(await self._reach(self._node(place)), pattern, work) for place in {*self._serving}])
+        connections = [await self._reach(self._node(address)) for address in {*self._serving}]
+        return sum([await remove_from(connection, pattern, at_once=1) for connection in connections])
 
     def close(self) -> None:
-        """See `Lane.close`."""
+        """See `Batcher.close`."""
         super().close()
         gone = StoreUnavailable(CLOSED)
         for node in self._nodes.values():
             for call in node.take_line():
                 fail(call.requests, gone)
-            if node.wire is not None:
-                node.wire.close(gone)
+            if node.connection is not None:
+                node.connection.close(gone)
 
     def part_of(self, keys: Iterable[str]) -> str | None:
         """Return which nodes hold keys, or the bans where there are none; None while that is not known."""
         if not self._ready:
             return None
         names = [self._shared.name_of(key) for key in keys] or [self._shared.meta]
-        return ", ".join(sorted({shown(self._places.get(key_slot(name))) for name in names}))
+        return ", ".join(sorted({shown(self._owners.get(key_slot(name))) for name in names}))
 
     def _go(self) -> None:
         self._scheduled = False
@@ -112,23 +113,23 @@ class ClusterLane(ClusterNodes):
                 slot = key_slot(shared.meta if request.key is None else shared.name_of(request.key))
                 groups.setdefault(slot, []).append(request)
         for slot, some in groups.items():
-            for first in range(0, len(some), MOST_IN_CALL):
-                self._send(Call(slot, some[first : first + MOST_IN_CALL], b"EVALSHA", script.name))
+            for first in range(0, len(some), MAX_IN_CALL):
+                self._send(Call(slot, some[first : first + MAX_IN_CALL], b"EVALSHA", script.name))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _send(self, call: Call, asking: Place | None = None) -> None:
+    def _send(self, call: Call, asking: NodeAddress | None = None) -> None:
         """Send a call to the node of its slot, or to the one that is `asking` for it, when there is room."""
-        place = asking or self._places.get(call.slot)
+        address = asking or self._owners.get(call.slot)
         if self._closed:
             fail(call.requests, StoreUnavailable(CLOSED))
             return
-        if place is None:
+        if address is None:
             self._send_elsewhere([call], None, refusal("", f"CLUSTERDOWN Hash slot {call.slot} has no node"))
             return
-        node = self._node(place)
+        node = self._node(address)
         if len(node.line) >= self._shared.max_waiting:
-            fail(call.requests, StoreUnavailable(f"redis: {shown(place)}: {len(node.line)} calls wait already"))
+            fail(call.requests, StoreUnavailable(f"redis: {shown(address)}: {len(node.line)} calls wait already"))
             return
         node.line.append((call, asking is not None))
         self._drain(node)
@@ -139,65 +140,66 @@ class ClusterLane(ClusterNodes):
             if node.line and not self._closed:
                 self._open_soon(node)
             return
-        while node.line and node.calls < MOST_CALLS and node.is_open:
+        while node.line and node.calls < MAX_CALLS and node.is_open:
             call, asking = node.line.popleft()
             requests = [request for request in call.requests if not request.future.done()]
-            if requests and node.wire is not None:
-                self._write(node, node.wire, call._replace(requests=requests), asking)
+            if requests and node.connection is not None:
+                self._write(node, node.connection, call._replace(requests=requests), asking)
 
-    def _write(self, node: Node, wire: Wire, call: Call, asking: bool) -> None:
+    def _write(self, node: Node, connection: Connection, call: Call, asking: bool) -> None:
         names: dict[bytes, int] = {}
         packed = b"".join([request.pack(names) for request in call.requests])
         if asking:
-            wire.send(ignore, b"ASKING")
-        done = partial(self._came, node, wire, call, monotonic())
+            connection.send(ignore, b"ASKING")
+        done = partial(self._came, node, connection, call, monotonic())
         node.calls += 1
-        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), *NO_BANS, packed)
+        known = head(self._shared.clock, 0, self._shared.bans.reset_us), *NO_BANS
+        connection.send(done, call.how, call.what, len(names), *names, *known, packed)
 
-    def _came(self, node: Node, wire: Wire, call: Call, sent_s: float, answer: Any) -> None:
+    def _came(self, node: Node, connection: Connection, call: Call, sent_s: float, answer: Any) -> None:
         node.calls -= 1
         if isinstance(answer, StoreError):
             fail(call.requests, answer)
         elif isinstance(answer, HiredisError):
-            self._bounced(wire, call, str(answer))
+            self._bounced(connection, call, str(answer))
         else:
-            self._shared.tell(deliver(wire, call.requests, sent_s, answer))
-            if wire.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
+            self._shared.tell(deliver(connection, call.requests, sent_s, answer))
+            if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
                 self._start(self._tell_hands())
         self._drain(node)
 
-    def _bounced(self, wire: Wire, call: Call, error: str) -> None:
+    def _bounced(self, connection: Connection, call: Call, error: str) -> None:
         """Deal with an error that a node gives instead of running the script."""
         again = call._replace(redirections=call.redirections + 1)
         moved = REDIRECTED.search(error)
-        if again.redirections <= MOST_REDIRECTIONS:
+        if again.redirections <= MAX_REDIRECTIONS:
             if error.startswith("NOSCRIPT"):
                 self._send(again._replace(how=b"EVAL", what=windows_script().source))
                 return
             if moved is not None:
-                self._send(again, self._redirect(call.slot, moved, wire))
+                self._send(again, self._redirect(call.slot, moved, connection))
                 return
             if error.startswith("TRYAGAIN") and len({request.key for request in call.requests}) > 1:
                 # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
                 for key in {request.key: None for request in call.requests}:
                     self._send(again._replace(requests=[one for one in call.requests if one.key == key]))
                 return
-        fail(call.requests, refusal(wire.place, error))
+        fail(call.requests, refusal(connection.name, error))
         if error.startswith(SICK):
-            wire.close(refusal(wire.place, error))
+            connection.close(refusal(connection.name, error))
         elif error.startswith("CLUSTERDOWN"):
             self._look_soon()
 
-    def _send_elsewhere(self, calls: Sequence[Call], place: Place | None, error: StoreError) -> None:
+    def _send_elsewhere(self, calls: Sequence[Call], address: NodeAddress | None, error: StoreError) -> None:
         """Send calls that never went to the nodes that have their slots by now, unless that is the node that failed."""
-        self._carry([one for call in calls for one in call.requests], self._look_and_send(calls, place, error))
+        self._carry([one for call in calls for one in call.requests], self._look_and_send(calls, address, error))
 
-    async def _look_and_send(self, calls: Sequence[Call], place: Place | None, error: StoreError) -> None:
-        with suppress(StoreError):  # the known places hold, and the calls fail with the first error
+    async def _look_and_send(self, calls: Sequence[Call], address: NodeAddress | None, error: StoreError) -> None:
+        with suppress(StoreError):  # the known owners hold, and the calls fail with the first error
             await self._look()
         for call in calls:
-            found = self._places.get(call.slot)
-            if found in (None, place) or call.redirections >= MOST_REDIRECTIONS:
+            found = self._owners.get(call.slot)
+            if found in (None, address) or call.redirections >= MAX_REDIRECTIONS:
                 fail(call.requests, error)
             else:
                 self._send(call._replace(redirections=call.redirections + 1))
@@ -220,9 +222,9 @@ class ClusterLane(ClusterNodes):
             if self._owes_hands:
                 await self._tell_hands()
             await self._shared.bans.refresh(self)
-            self._patient = True
+            self._waits_for_news = True
         except StoreError as error:
-            now_s, self._patient = monotonic(), False
+            now_s, self._waits_for_news = monotonic(), False
             self._news_from_s = now_s + NEWS_AGAIN_S
             if now_s >= self._say_again_s:
                 self._say_again_s = now_s + SAY_EVERY_S
@@ -234,12 +236,13 @@ class ClusterLane(ClusterNodes):
     async def _look_up(self, requests: Sequence[Request]) -> None:
         """Send the requests that no ban refuses; where looking takes too long, the bans that are held decide."""
         found = [request.held() for request in requests]
-        if self._patient:
+        if self._waits_for_news:
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    found = await self._shared.bans.look(self, requests)
+                async with asyncio.timeout(NEWS_TIMEOUT_S):
+                    told = await self._shared.bans.look(self, [request.guards() for request in requests])
+                    found = [request.refused(each) for request, each in zip(requests, told, strict=True)]
             except (StoreError, TimeoutError):
-                self._patient = False  # until the bans could be read
+                self._waits_for_news = False  # until the bans could be read
         for request, barred in zip(requests, found, strict=True):
             if barred is not None and not request.future.done():
                 request.future.set_result(barred)

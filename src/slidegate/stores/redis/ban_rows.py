@@ -1,18 +1,20 @@
-"""How bans, standings and policies are packed for Redis; ``lua/bans`` reads and writes the same."""
+"""How bans, standings, policies and reports are packed for Redis; ``lua/bans.lua`` reads and writes the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
+from time import monotonic
 from typing import Final
 
-from ....core.bans.in_force import Ban, BanChange, Guarded
-from ....core.bans.policy import BanPolicy
-from ....core.bans.standing import Standing, Strike
-from ..key_names import LAYOUT
+from ...core.bans.ban_events import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
+from ...core.bans.in_force import Ban, BanChange, Guarded
+from ...core.bans.policy import BanPolicy
+from ...core.bans.standing import Standing, Strike
+from ...core.store import Event
 
 _FOR_EVER: Final = -1
-_MOST: Final = 2**32 - 1
+_MAX_NUMBER: Final = 2**32 - 1
 _BAN: Final = Struct("<qqqqIH")
 _CHANGE: Final = Struct("<BqHH")
 _STANDING: Final = Struct("<IqqqqHH")
@@ -46,7 +48,7 @@ def pack_ban(ban: Ban) -> bytes:
     ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
     by = bytes_of(ban.by)
     return (
-        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MOST), len(by))
+        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MAX_NUMBER), len(by))
         + by
         + bytes_of(ban.reason)
     )
@@ -76,7 +78,7 @@ def pack_standing(policy: str, standing: Standing) -> bytes:
         for strike in standing.strikes
         for source in (bytes_of(strike.source),)
     ]
-    numbers = min(standing.rung, _MOST), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
+    numbers = min(standing.rung, _MAX_NUMBER), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
 
 
@@ -125,7 +127,7 @@ def pack_policy(policy: BanPolicy) -> bytes:
 def made_name(policy: BanPolicy) -> str:
     """Return what the window of the bans that a policy made is called."""
     most = policy.most
-    return f"made{LAYOUT}:{policy.name}:{most.window_us}:{most.resolution}"
+    return f"made:{policy.name}:{most.window_us}:{most.resolution}"
 
 
 def pack_guards(guarded: Sequence[Guarded]) -> bytes:
@@ -148,3 +150,66 @@ def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
         at += _TOLD.size + key + row
         bans.append(unpack_ban(packed[at - row - key : at - row], packed[at - row : at]))
     return now_us, bans
+
+
+BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = range(1, 8)
+SAY_EVERY_S: Final = 60.0
+
+_HEAD: Final = Struct("<BH")
+
+
+class Teller:
+    """Turns reports into events.
+
+    Args:
+        tell: Passes events on.
+        most: How many bans may be held.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[Event]], None], most: int) -> None:
+        self._tell = tell
+        self._most = most
+        self._next_s: dict[tuple[str, str], float] = {}
+
+    def tell(self, reports: Sequence[bytes], policy: BanPolicy | None = None, by: str = "") -> None:
+        """Tell of the changes that a command has made.
+
+        Args:
+            reports: The reports of Redis.
+            policy: The policy that was at work.
+            by: The name of whoever took a ban back.
+        """
+        events = [event for report in reports for event in self._events(report, policy, by)]
+        if events:
+            self._tell(events)
+
+    def _events(self, report: bytes, policy: BanPolicy | None, by: str) -> list[Event]:
+        kind, length = _HEAD.unpack_from(report)
+        packed, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
+        if kind == BANNED:
+            return [banned(unpack_ban(packed, row))]
+        if kind == UNBANNED:
+            return [unbanned(unpack_ban(packed, row), by)]
+        if kind == SHADOW:
+            return [shadow_banned(unpack_ban(packed, row))]
+        key, about = text_of(packed), ""
+        if kind == CAPPED and policy is not None:
+            event, about = bans_capped(policy, key), policy.name
+        elif kind == DROPPED:
+            event = strikes_dropped(self._most)
+        else:
+            event = bans_full(self._most, key, of_prefixes=kind == FULL_OF_PREFIXES)
+        now_s = monotonic()
+        if now_s < self._next_s.get((event.kind, about), 0.0):  # it may go on and on
+            return []
+        self._next_s[event.kind, about] = now_s + SAY_EVERY_S
+        return [event]
+
+
+def changes(reports: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and row of each ban that a command has made; the row is empty where it took one back."""
+    for report in reports:
+        kind, length = _HEAD.unpack_from(report)
+        if kind in (BANNED, UNBANNED):
+            key, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
+            yield key, row if kind == BANNED else b""

@@ -20,13 +20,13 @@ from typing import Final
 
 from ...core.decision import Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE
-from .bans.strike_sums import PAUSE_S
-from .server_clock import ServerClock
+from .clock import ServerClock
+from .strikes import PAUSE_S
 
 TRUST_S: Final = 1.0
 
 
-class Known:
+class CachedRefusal:
     """A remembered refusal: its readings, until when nothing leaves by itself, and how often it was given from here."""
 
     __slots__ = ("clock", "counts", "decision", "given", "next_s", "reset", "steps", "until_us")
@@ -52,7 +52,7 @@ class Known:
         return refused_later(self.decision.readings, self.decision.now_us, now_us, checks)
 
 
-class Answers:
+class RefusalCache:
     """The refusals that are known to last; bounded, and emptied when full.
 
     Args:
@@ -65,7 +65,7 @@ class Answers:
 
     def __init__(self, charge: Callable[[Sequence[Check]], object] | None) -> None:
         self._charge = charge
-        self.known: dict[Sequence[Check], Known] = {}
+        self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.hand_backs = 0
         self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
@@ -97,7 +97,7 @@ class Answers:
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
             self.clear()
-        self.known[checks] = Known(decision, clock, counts=counts)
+        self.known[checks] = CachedRefusal(decision, clock, counts=counts)
         for _, key, _ in checks:
             self._about.setdefault(key, set()).add(checks)
 
@@ -165,7 +165,7 @@ class Answers:
             self._hands = hands
             self.clear()
 
-    def _count(self, checks: Sequence[Check], known: Known) -> None:
+    def _count(self, checks: Sequence[Check], known: CachedRefusal) -> None:
         if self.known.get(checks) is known:
             del self.known[checks]
         if self._charge is not None:

@@ -182,23 +182,15 @@ function commands.prolong()
   return ""
 end
 
--- the bans' time as the caller knows it or -1, how many bans, then key and row of each, then key, name and row of each
--- standing
+-- how many bans, then key and row of each, then key, name and row of each standing
 function commands.load()
-  local theirs, bans, place = tonumber(ARGV[3]), tonumber(ARGV[4]), 5
-  if theirs > now then -- the data was lost, and with it how far this time is ahead
-    ahead, now = ahead + theirs - now, theirs
-    keep_time()
-  end
-  for _ = 1, bans do
+  local place = 4
+  for _ = 1, tonumber(ARGV[3]) do
     local ban, other = unpack_ban(ARGV[place], ARGV[place + 1]), ban_of(ARGV[place])
     local longer = other and other.ends >= 0 and (ban.ends < 0 or ban.ends > other.ends)
     if not other or is_over(other) or longer then
       record(ban)
-    elseif other.ends >= 0 and not redis.call("ZSCORE", KEYS[ENDS], other.key) then
-      record(other)
     end
-    note_prefix(ban)
     place = place + 2
   end
   while place < #ARGV do
@@ -266,6 +258,14 @@ function commands.standings()
   return found
 end
 
+-- From now on nothing is handed back that was spent in any window before.
+function commands.reset_all()
+  reset = max(reset, wall)
+  redis.call("HSET", KEYS[META], "reset", text_of(reset))
+  hands = redis.call("HINCRBY", KEYS[META], "hands", 1)
+  return ""
+end
+
 -- everything but the numbers
 function commands.clear()
   for name = LIST, PREFIXES do
@@ -273,13 +273,12 @@ function commands.clear()
   end
   last = max(last + 1, now)
   redis.call("HSET", KEYS[META], "bans", text_of(last), "floor", text_of(last))
-  hands = tostring(redis.call("HINCRBY", KEYS[META], "hands", 1))
-  return ""
+  return commands.reset_all()
 end
 
 local answer = commands[ARGV[2]]()
 if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "standings" then
   note_parts()
 end
-local state = life ~= "" and hands ~= "" and life .. hands or ""
-return { pack("<i8i8i8", now, wall, ahead), last > 0 and text_of(last) or "", state, answer, events }
+local times = pack("<i8i8i8i8", now, wall, ahead, reset)
+return { times, last > 0 and text_of(last) or "", state_of(life, hands), answer, events }

@@ -12,13 +12,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from ....core.bans.in_force import Guarded
-from ....core.barred import Barred
-from ....core.charge import Charge
-from ....core.decision import Bucket, Check, Decision, Reason
-from ....core.ring import NEVER, WindowState
-from ..packing import CHARGE, GLANCE, HIT, LOOK, note_of
-from ..places.held_places import Place
+from ...core.bans.in_force import Guarded
+from ...core.barred import Barred
+from ...core.charge import Charge, HeldPlace
+from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.ring import NEVER, WindowState
+from .script import CHARGE, GLANCE, HIT, LOOK, note_of
 
 TRIES: Final = 3
 
@@ -26,7 +25,7 @@ Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[Guarded]], "asyncio.Fu
 HandBack: TypeAlias = Callable[[Decision], object]
 
 
-class Spread:
+class MultiSlot:
     """A demand in parts, one for each key.
 
     Args:
@@ -119,7 +118,7 @@ class Spread:
 
 def _dated(note: Any, now_us: int, cost: int) -> Any:
     """Return the charge of a part with its moment."""
-    if isinstance(note, Place):
+    if isinstance(note, HeldPlace):
         return note
     mark, spent_us, units = note_of(note, now_us, cost)
     return mark, units, spent_us

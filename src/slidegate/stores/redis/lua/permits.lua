@@ -1,16 +1,16 @@
--- Places, as core/permits.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own for
--- each key and rule. Each place is a member, the name of its worker and a serial, and its score is the moment until
--- which it is held unless its worker renews it. So a place that nobody renews is free when that moment has come.
+-- Permits, as core/permits.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own for
+-- each key and rule. Each permit is a member, the name of its worker and a serial, and its score is the moment until
+-- which it is held unless its worker renews it. So a permit that nobody renews is free when that moment has come.
 --
 -- The table of a set is asked as a window is. `taken` holds the members to write at the end of the call, and until when
 -- they are held; `left` holds those to remove.
 
 local OPEN = -2
-local serials -- the serial of the next place
+local serials -- the serial of the next permit
 local LOST, RENEWED, BACK = 0, 1, 2
-local places
+local made_permits
 
-local function make_places()
+local function make_permits()
   local p = {}
 
   local function text_of(moment)
@@ -19,11 +19,11 @@ local function make_places()
 
   function p.read(key, now)
     local held = redis.call("ZCOUNT", key, "(" .. text_of(now), "+inf")
-    return { places = true, key = key, spent = held, serial = 0, taken = {}, left = {} }
+    return { permits = true, key = key, spent = held, serial = 0, taken = {}, left = {} }
   end
 
   function p.copy(w)
-    return { places = true, key = w.key, spent = w.spent, serial = 0, taken = {}, left = {} }
+    return { permits = true, key = w.key, spent = w.spent, serial = 0, taken = {}, left = {} }
   end
 
   function p.settle() end
@@ -35,7 +35,7 @@ local function make_places()
     return w.spent + ahead + cost > limit.amount and OPEN or 0
   end
 
-  -- The serial of the place that was taken last stands where others have a moment.
+  -- The serial of the permit that was taken last stands where others have a moment.
   function p.state(w)
     return w.spent, 0, w.serial
   end
@@ -76,7 +76,7 @@ local function make_places()
     return ends > now
   end
 
-  -- Renew places of a worker, and put back those that are missing where there is room; return how each has fared.
+  -- Renew permits of a worker, and put back those that are missing where there is room; return how each has fared.
   function p.renew(w, limit, serials_from, arg, many, now)
     local fates = {}
     for number = 1, many do
@@ -115,7 +115,7 @@ local function make_places()
   return p
 end
 
-local function placing()
-  places = places or make_places()
-  return places
+local function permits()
+  made_permits = made_permits or make_permits()
+  return made_permits
 end

@@ -10,20 +10,19 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from ....core.errors import StoreError, StoreUnavailable
-from ..faults import unexpected
-from .connection import Wire
-from .first_answer import first_of
+from ...core.errors import StoreError, StoreUnavailable
+from .faults import unexpected
+from .link import Connection, first_of
 
 AT_ONCE: Final = 10
 """While one sentinel has not answered, the next is asked after a tenth of the timeout."""
 _DOWN: Final = ("s_down", "o_down", "disconnected")
 
-Open: TypeAlias = Callable[..., Awaitable[Wire]]
+Open: TypeAlias = Callable[..., Awaitable[Connection]]
 """Opens a connection, given the function that makes it, a name for the server, and the way to connect."""
 
 
-async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Wire:
+async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Connection:
     """Connect to the master of the service of a pool of redis-py.
 
     Args:
@@ -37,21 +36,23 @@ async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server:
     """
     name, manager = pool.service_name, pool.sentinel_manager
 
-    async def through(sentinel: Any) -> Wire:
-        wire = await to_sentinel(sentinel.connection_pool.make_connection, f"a sentinel of {name!r}")
+    async def through(sentinel: Any) -> Connection:
+        connection = await to_sentinel(sentinel.connection_pool.make_connection, f"a sentinel of {name!r}")
         try:
-            row = await wire.ask(b"SENTINEL", b"MASTER", name)
+            row = await connection.ask(b"SENTINEL", b"MASTER", name)
         finally:
-            wire.close(StoreUnavailable("redis: not in use"))
-        host, port = _address(wire.place, row, manager.min_other_sentinels)
+            connection.close(StoreUnavailable("redis: not in use"))
+        host, port = _address(connection.name, row, manager.min_other_sentinels)
         master = pool.make_connection()
-        wire = await to_server(lambda: master, f"{name} ({host}:{port})", partial(master.connect_to, (host, port)))
+        connection = await to_server(
+            lambda: master, f"{name} ({host}:{port})", partial(master.connect_to, (host, port))
+        )
         try:
-            await _check_role(wire)
+            await _check_role(connection)
         except BaseException:
-            wire.close(StoreUnavailable("redis: not in use"))
+            connection.close(StoreUnavailable("redis: not in use"))
             raise
-        return wire
+        return connection
 
     try:
         tries = [partial(through, sentinel) for sentinel in manager.sentinels]
@@ -80,22 +81,22 @@ def _address(place: str, row: Any, others: int) -> tuple[str, int]:
     return host, port
 
 
-async def _check_role(wire: Wire) -> None:
+async def _check_role(connection: Connection) -> None:
     """See that a server is a master, unless it does not let us ask.
 
     Raises:
         StoreUnavailable: It is not.
     """
     try:
-        role = await wire.ask(b"ROLE")
+        role = await connection.ask(b"ROLE")
     except StoreUnavailable as error:
         if "NOPERM" in str(error):
             return
         raise
     if not isinstance(role, list) or role[:1] != [b"master"]:
-        raise StoreUnavailable(f"redis: {wire.place} is no master by now")
+        raise StoreUnavailable(f"redis: {connection.name} is no master by now")
 
 
-def _close(wire: Wire) -> None:
+def _close(connection: Connection) -> None:
     """Close a connection that came too late."""
-    wire.close(StoreUnavailable("redis: not in use"))
+    connection.close(StoreUnavailable("redis: not in use"))

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ....core.bans.in_force import Ban
-from ....core.bans.policy import BanPolicy
-from ....core.errors import StoreError, StoreUnavailable
-from ....core.memo import MEMO_SIZE
+from ...core.bans.in_force import Ban
+from ...core.bans.policy import BanPolicy
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.memo import MEMO_SIZE
 
 PAUSE_S: Final = 0.1
 AGAIN_S: Final = 0.5
@@ -25,7 +25,7 @@ AGAIN_FOR_S: Final = 10.0
 """... and for how long: they count from when they arrive, so they must not arrive much later."""
 KNOWN_MS: Final = 30_000
 """How long Redis knows what it has counted."""
-MOST_UNHEARD: Final = 10_000
+MAX_UNHEARD: Final = 10_000
 """Beyond so many keys strikes that were not answered are lost."""
 
 
@@ -158,7 +158,7 @@ class StrikeSums:
                 ban, known.missing = await self._send(known.strike, batch.weight, batch.name)
             except BaseException as error:
                 known.next_s, batch.failed = monotonic() + AGAIN_S, True
-                if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MOST_UNHEARD:
+                if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MAX_UNHEARD:
                     known.sent = None
                 failed = error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
                 batch.tell(None, failed)

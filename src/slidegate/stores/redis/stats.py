@@ -3,20 +3,23 @@
 All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
 the bans reaches the figures. They are small and seldom: each worker sends some kilobytes every few seconds.
 
-The script stands in ``lua/figures``. A hash goes by its TTL; the moment until which a row in it is kept stands before
-its value.
+The script stands in ``lua/figures.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
+before its value.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...core.store import Clock, SharedStats, StatsRow
-from .bans.ban_refresh import Sender, in_steps
+from .ban_cache import in_steps
 from .faults import sensible
-from .packing import figures_script
+from .script import figures_script
+
+if TYPE_CHECKING:
+    from .batch import Batcher
 
 AT_ONCE: Final = 32
 """How many hashes are asked for before the first answer, so that requests go in between."""
@@ -27,20 +30,20 @@ class RedisSharedStats(SharedStats):
     """Writes and reads the rows.
 
     Args:
-        lane: Returns the sender of the running event loop.
+        batcher: Returns the sender of the running event loop.
         meta: What the names of everything in the slot of the bans begin with.
         clock: The clock of a test.
     """
 
-    def __init__(self, lane: Callable[[], Sender], meta: bytes, clock: Clock | None) -> None:
-        self._lane = lane
+    def __init__(self, batcher: Callable[[], Batcher], meta: bytes, clock: Clock | None) -> None:
+        self._batcher = batcher
         self._prefix = meta + b":figures:"
         self._clock = clock
 
     @sensible
     async def time(self) -> int:
         """See `SharedStats`."""
-        return await self._time(self._lane())
+        return await self._time(self._batcher())
 
     @sensible
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
@@ -49,24 +52,24 @@ class RedisSharedStats(SharedStats):
             keys = [self._key(row.shelf, row.number) for row in rows]
             now: bytes | int = b"" if self._clock is None else self._clock()
             asked = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._lane().run(figures_script(), keys, [now, worker, *asked])
+            await self._batcher().run(figures_script(), keys, [now, worker, *asked])
 
     @sensible
     async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
-        lane = self._lane()
-        now_us = await self._time(lane)
+        batcher = self._batcher()
+        now_us = await self._time(batcher)
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            hashes = await asyncio.gather(*(lane.ask(b"HGETALL", self._key(shelf, number)) for number in numbers))
+            hashes = await asyncio.gather(*(batcher.ask(b"HGETALL", self._key(shelf, number)) for number in numbers))
             for number, fields in zip(numbers, hashes, strict=True):
                 found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
         return found
 
-    async def _time(self, lane: Sender) -> int:
+    async def _time(self, batcher: Batcher) -> int:
         if self._clock is not None:
             return self._clock()
-        seconds, microseconds = await lane.ask(b"TIME")
+        seconds, microseconds = await batcher.ask(b"TIME")
         return int(seconds) * 1_000_000 + int(microseconds)
 
     def _key(self, shelf: str, number: int) -> bytes:

@@ -2,17 +2,18 @@
 
 A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost and the
 limit. The requests of a call stand one behind the other. An answer is a byte for the outcome and a reading for each
-ask; see ``lua/windows/7_call.lua``.
+ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ...core.charge import Charge
 from ...core.decision import Bucket, Check, Decision, Reason
@@ -21,8 +22,14 @@ from ...core.memo import remember
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
 from .faults import refusal, unexpected
-from .key_names import Names
-from .places.held_places import HeldPlaces, Place
+
+if TYPE_CHECKING:
+    from .permits import HeldPermits, Permit
+
+LAYOUT: Final = 3
+"""The version of everything that is stored: that of another one lies under other names."""
+DIGEST_BYTES: Final = 16
+"""Nobody can look for two keys that have one digest."""
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
@@ -30,19 +37,19 @@ FIRST: Final = 16
 """Added to `HIT` or `LOOK`: the request is the first of those who wait."""
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
-PLACES: Final = 4
-"""The mode of a limit of places."""
+PERMITS: Final = 4
+"""The mode of a limit of permits."""
 
-Charged: TypeAlias = "WindowState | tuple[int, int] | tuple[int, int, int] | Place"
+Charged: TypeAlias = "WindowState | tuple[int, int] | tuple[int, int, int] | Permit"
 """The charge of one limit: the state after its cost was charged; or mark and units, and the moment where that is not
-the decision's; or the place that is held."""
+the decision's; or the permit that is held."""
 
 REQUEST: Final = Struct("<BH")
 _ASK: Final = Struct("<HI")
 _ONE_ASK: Final = Struct("<BHHI39s")
 _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
-_PLACES_PLAN: Final = Struct("<8sI8sqqHB")
+_PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _RENEWAL: Final = Struct("<H")
 _ONE: Final = Struct("<BQqqq")
 _ONE_BYTES: Final = _ONE.size
@@ -57,6 +64,42 @@ _REASONS: Final = {
 }
 
 
+class Names:
+    """Names under a prefix.
+
+    Args:
+        prefix: The beginning of all of them.
+        readable: Whether keys are readable in them; otherwise they are digests.
+
+    Attributes:
+        meta: The hash with the numbers of changes; the names of everything about bans begin with it.
+        windows: The pattern of the hashes of windows.
+    """
+
+    def __init__(self, prefix: str, *, readable: bool) -> None:
+        self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
+        self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
+        self._prefix = f"{prefix}:{LAYOUT}:w:".encode()
+        self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
+        self._readable = readable
+        self._known: dict[str, bytes] = {}
+
+    def name_of(self, key: str) -> bytes:
+        """Return the name of the hash with the windows of a key."""
+        name = self._known.get(key)
+        if name is None:
+            text = key.encode(errors="surrogatepass")
+            if not self._readable:
+                text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
+            name = remember(self._known, key, b"%s{%s}" % (self._prefix, text))
+        return name
+
+    def permits_of(self, key: str, field: bytes) -> bytes:
+        """Return the name of the set with the permits of a key under a rule, in the slot of its windows."""
+        tag = self.name_of(key)[len(self._prefix) :]
+        return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
+
+
 class Script(NamedTuple):
     """A script, and the name that Redis gives it."""
 
@@ -67,13 +110,13 @@ class Script(NamedTuple):
 @cache
 def windows_script() -> Script:
     """Return the script that decides about windows."""
-    return _script("rings", "banned", "windows")
+    return _script("ring", "banned", "permits", "windows")
 
 
 @cache
 def bans_script() -> Script:
     """Return the script that strikes and bans."""
-    return _script("rings", "banned", "bans")
+    return _script("ring", "banned", "bans", "ban_rules")
 
 
 @cache
@@ -84,8 +127,7 @@ def figures_script() -> Script:
 
 def _script(*parts: str) -> Script:
     lua = resources.files(__package__) / "lua"
-    files = [sorted((lua / part).iterdir(), key=lambda file: file.name) for part in parts]
-    source = b"".join(file.read_bytes() for part in files for file in part)
+    source = b"".join((lua / f"{part}.lua").read_bytes() for part in parts)
     return Script(source, sha1(source).hexdigest().encode())
 
 
@@ -94,18 +136,18 @@ class Packing:
 
     Args:
         names: The names of things in Redis.
-        held: The places that are held here.
+        held: The permits that are held here.
         unix_us: Returns Unix time in microseconds, as this process sees it.
     """
 
-    def __init__(self, names: Names, held: HeldPlaces, unix_us: Clock) -> None:
+    def __init__(self, names: Names, held: HeldPermits, unix_us: Clock) -> None:
         self._names = names
         self._name_of = names.name_of
         self._held = held
         self._unix_us = unix_us
         self._plans: dict[Bucket, tuple[bytes, ...]] = {}
         self._lone_plans: dict[Bucket, bytes] = {}  # of those that have one limit, as most do
-        self._fields: dict[str, bytes] = {}  # of places, by rule
+        self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def demand(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
         """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
@@ -117,7 +159,7 @@ class Packing:
         parts = []
         for bucket, key, cost in checks:
             if bucket.held:
-                place, plan = self._places(bucket, key, self._held.worker, names)
+                place, plan = self._permits(bucket, key, self._held.worker, names)
                 parts.append(_ASK.pack(place, 1) + plan)
                 continue
             ask = _ASK.pack(self.place_of(key, names), min(cost, MAX_UNITS))
@@ -139,15 +181,16 @@ class Packing:
         for bucket, key, cost in decision.checks:
             if bucket.held:
                 held = next(notes)
-                if isinstance(held, Place):
-                    set_at, plan = self._places(bucket, key, held.worker, names)
-                    parts.append(_NOTE.pack(set_at, held.serial, 0, 1) + plan)
+                if held is not None:
+                    permit = cast("Permit", held)
+                    set_at, plan = self._permits(bucket, key, permit.worker, names)
+                    parts.append(_NOTE.pack(set_at, permit.serial, 0, 1) + plan)
                 continue
             place = self.place_of(key, names)
             for limit, plan in zip(bucket.limits, self._plans.get(bucket) or self._plan(bucket), strict=True):
                 noted = next(notes)
-                if noted is not None and not isinstance(noted, Place):
-                    mark, spent_us, units = note_of(noted, decision.now_us, cost)
+                if noted is not None:
+                    mark, spent_us, units = note_of(cast("Sequence[int]", noted), decision.now_us, cost)
                     if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
                         parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
@@ -155,20 +198,20 @@ class Packing:
     def renewal(
         self, worker: bytes, bucket: Bucket, key: str, serials: Sequence[int], names: dict[bytes, int]
     ) -> bytes:
-        """Pack a renewal of places of a worker under one key; `names` as for `demand`."""
-        set_at, plan = self._places(bucket, key, worker, names)
+        """Pack a renewal of permits of a worker under one key; `names` as for `demand`."""
+        set_at, plan = self._permits(bucket, key, worker, names)
         return REQUEST.pack(RENEW, len(serials)) + _RENEWAL.pack(set_at) + plan + pack(f"<{len(serials)}I", *serials)
 
     def place_of(self, key: str, names: dict[bytes, int]) -> int:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
         return names.setdefault(self._name_of(key), len(names))
 
-    def _places(self, bucket: Bucket, key: str, worker: bytes, names: dict[bytes, int]) -> tuple[int, bytes]:
-        """Return where in a call the set of places of a key stands, and the limit of these places."""
+    def _permits(self, bucket: Bucket, key: str, worker: bytes, names: dict[bytes, int]) -> tuple[int, bytes]:
+        """Return where in a call the set of permits of a key stands, and the limit of these permits."""
         (limit,) = bucket.limits
         field = self._fields.get(bucket.rule) or remember(self._fields, bucket.rule, _field(bucket.rule, limit))
-        name = self._names.places_of(key, field)
-        plan = _PLACES_PLAN.pack(field, limit.amount, worker, self._held.lease_us, 0, 0, PLACES)
+        name = self._names.permits_of(key, field)
+        plan = _PERMITS_PLAN.pack(field, limit.amount, worker, self._held.lease_us, 0, 0, PERMITS)
         return names.setdefault(name, len(names)), plan
 
     def _plan(self, bucket: Bucket) -> tuple[bytes, ...]:

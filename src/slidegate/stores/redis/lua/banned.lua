@@ -4,7 +4,11 @@
 
 local LENGTHS = ""
 local LIFE_BYTES = 16
-local SURE_US = 1000000 -- how long before its end a key of Redis has not expired for certain
+
+-- Which life of the data this is, and the number of hand-backs; "" where the data has no life yet, or was lost.
+local function state_of(life, hands)
+  return life and life ~= "" and life .. (hands or 0) or ""
+end
 
 local function make_banned(list)
   local b = {}

@@ -1,0 +1,465 @@
+"""When requests go to Redis: at once, or with others.
+
+Each event loop has a batcher, with a connection of its own. On it
+
+* a request that is alone goes at once;
+* where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
+  at most `MAX_IN_CALL`, and further calls are written before the first is answered;
+* where no call is unanswered, many requests go in two calls. The second is packed while the server works on the first,
+  and each comes back by itself: from then on the server has a call to work on while the other's requests are made;
+* beyond `MAX_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
+
+A request that is given up before it went is not sent. One that is given up later is charged all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import getrandbits
+from struct import Struct
+from struct import error as StructError
+from time import monotonic
+from typing import Any, Final
+
+from hiredis import HiredisError
+from redis.asyncio.sentinel import SentinelConnectionPool
+
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.store import Clock, Event
+from .bans import RedisBans
+from .clock import ServerClock
+from .faults import SICK, refusal, unexpected
+from .link import Connect, Connection, Eviction, Make, open_connection
+from .requests import Request
+from .script import Script, bans_script, windows_script
+from .sentinels import open_master
+
+SLACK_MS: Final = 1_000
+"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+TEST_SLACK_MS: Final = 86_400_000
+
+STATE_PARTS: Final = 3
+"""An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
+
+NO_BANS: Final = b"", b""
+"""The number and the guards in a call that cannot see the bans, or need not."""
+
+_HEAD: Final = Struct("<qIIBq")
+_TIME: Final = Struct("<q")
+_SERVER_TIME: Final = -1
+
+MAX_IN_CALL: Final = 64
+"""A request takes the server some 5 us, and nobody else is served while a call runs."""
+MIN_APART: Final = 16
+"""So many requests go in two calls. A call takes the server some 15 us besides its requests, which is what six take."""
+MAX_CALLS: Final = 16
+SCAN_PART: Final = 500
+RETRY_S: Final = 0.25
+"""How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
+RETRY_FOR_S: Final = 5.0
+"""... for so long after the last request."""
+CLOSED: Final = "redis: the store is closed"
+
+
+@dataclass
+class Shared:
+    """The parts that the batchers of a store share.
+
+    Attributes:
+        client: The client, which says where to connect.
+        timeout_s: How long the server may take.
+        name_of: Returns the name in Redis of the hash for a key.
+        meta: The name of the hash with the numbers of changes.
+        max_waiting: How many requests may wait in a line.
+        clock: The clock of a test.
+        bans: The bans of the store.
+        tell: Passes events on.
+        read_only: Whether nothing is made where nothing of slidegate stands.
+        eviction: Finds out whether a server evicts keys.
+    """
+
+    client: Any
+    timeout_s: float
+    name_of: Callable[[str], bytes]
+    meta: bytes
+    max_waiting: int
+    clock: Clock | None
+    bans: RedisBans
+    tell: Callable[[Sequence[Event]], None]
+    read_only: bool
+    eviction: Eviction
+
+    async def open_server(self) -> Connection:
+        """Connect to the one server, or to the master that sentinels name.
+
+        Raises:
+            StoreError: That failed.
+        """
+        pool = self.client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            return await open_master(pool, self.timeout_s, self._open, self.open)
+        return await self.open(pool.make_connection)
+
+    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+        """Connect to a server that knows the scripts; see `open_connection`.
+
+        Raises:
+            StoreError: That failed.
+        """
+        connection = await self._open(make, name, connect)
+        try:
+            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
+            await asyncio.gather(*loads, self.eviction.look(connection))
+        except BaseException:
+            connection.close(StoreUnavailable("redis: not in use"))
+            raise
+        return connection
+
+    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+        return await open_connection(make, self.timeout_s, ServerClock(self.clock), name, connect)
+
+
+def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:
+    """Return the head of a call of the script of windows.
+
+    Args:
+        clock: The clock of a test.
+        with_meta: 1 where the call sees the numbers of changes.
+        reset_us: Where it does not: when all windows were reset, as far as is known here.
+    """
+    if clock is None:
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta, reset_us)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta, reset_us)
+
+
+def says_state(answer: Any) -> bool:
+    """Tell whether an answer begins as the script's do; where there is no more of it, nothing was decided."""
+    return (
+        isinstance(answer, list)
+        and len(answer) >= STATE_PARTS
+        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
+    )
+
+
+def deliver(
+    connection: Connection, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]
+) -> Sequence[Event]:
+    """Give the answers of a call to the tasks that wait for them; return the events to tell."""
+    try:
+        (now_us,) = _TIME.unpack(answer[0])
+        if len(answer) != len(requests) + STATE_PARTS:
+            raise ValueError
+    except (TypeError, ValueError, LookupError, StructError):
+        # This server cannot be relied on, whatever it is.
+        error = unexpected(connection.name, answer)
+        fail(requests, error)
+        connection.close(error)
+        return ()
+    step_us = connection.clock.saw(now_us, int(sent_s * 1_000_000))
+    clock = connection.clock
+    for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+        future = request.future
+        if future.done():
+            request.missed(part, now_us)
+        else:
+            try:
+                future.set_result(request.answered(part, now_us, clock))
+            except StoreError as error:
+                future.set_exception(error)
+                if any(word in str(error) for word in SICK):
+                    connection.close(error)
+            except Exception:  # of any kind: one task waits for this answer, and others for the rest
+                future.set_exception(unexpected(connection.name, part))
+    if not step_us:
+        return ()
+    way = "forward, so windows opened early" if step_us > 0 else "back"
+    message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
+    return (Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),)
+
+
+def fail(requests: Sequence[Request], error: StoreError) -> None:
+    """Raise an error in the tasks that still wait."""
+    for request in requests:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+
+def store_error(error: BaseException) -> StoreError:
+    """Return any error as the StoreError that waiting tasks get."""
+    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
+
+
+class Batcher:
+    """The requests of one event loop.
+
+    Args:
+        loop: The loop.
+        shared: The parts that the batchers of a store share.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        self.loop = loop
+        self._shared = shared
+        self._line: deque[Request] = deque()
+        self._calls = 0
+        self._scheduled = False
+        self._many = False
+        self._closed = False
+        self._asked_s = float("-inf")
+        self._opening: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request: Request) -> None:
+        """Send a request, now or later."""
+        line = self._line
+        if len(line) >= self._shared.max_waiting:
+            fail((request,), StoreUnavailable(f"redis: {len(line)} requests wait for an answer already"))
+            return
+        line.append(request)
+        if not self._scheduled:
+            if self._many or self._calls or self._connection is None:
+                self._scheduled = True
+                self.loop.call_soon(self._go)
+            else:
+                self._go()
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command about bans by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        return await (await self._reached()).ask(*command)
+
+    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
+        """Run a script by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        try:
+            return await self.ask(b"EVALSHA", script.name, len(keys), *keys, *asked)
+        except StoreUnavailable as error:
+            if "NOSCRIPT" not in str(error):
+                raise
+        return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
+
+    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine that nobody waits for, until the batcher is closed; a `StoreError` of it is dropped."""
+        if self._closed:
+            work.close()
+        else:
+            self._start(work)
+
+    async def remove(self, pattern: bytes) -> int:
+        """Remove the keys that match a pattern, a part at a time; return how many there were.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        return await remove_from(await self._reached(), pattern, at_once=SCAN_PART)
+
+    def close(self) -> None:
+        """Close the connection; waiting tasks get an error."""
+        gone = StoreUnavailable(CLOSED)
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._connection is not None:
+            self._connection.close(gone)
+        self._fail_all(gone)
+
+    async def _reached(self) -> Connection:
+        while self._connection is None or not self._connection.open:
+            await self._settled(self._open())
+        return self._connection
+
+    def _go(self) -> None:
+        """Write calls, as many as may be unanswered."""
+        self._scheduled = False
+        connection = self._connection
+        self._asked_s = monotonic()
+        if connection is None or not connection.open:
+            if self._line:
+                self._open()
+            return
+        line = self._line
+        self._many = len(line) > 1
+        most = MAX_IN_CALL
+        if not self._calls and len(line) >= MIN_APART:
+            most = min((len(line) + 1) // 2, MAX_IN_CALL)
+        while line and self._calls < MAX_CALLS:
+            requests: list[Request] = []
+            while line and len(requests) < most:
+                request = line.popleft()
+                if not request.future.done():
+                    requests.append(request)
+            if requests:
+                self._call(connection, requests, b"EVALSHA", windows_script().name)
+
+    def _call(
+        self, connection: Connection, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0
+    ) -> None:
+        shared, bans = self._shared, self._shared.bans
+        done = partial(self._answered, connection, requests, monotonic(), tries)
+        names = {shared.meta: 0, bans.list_name: 1}
+        packed = b"".join([request.pack(names) for request in requests])
+        guards = b""
+        if tries or bans.latest != bans.number or {request.judged for request in requests} != {bans.number}:
+            guards = b"".join(request.guards() for request in requests)
+        self._calls += 1
+        known = head(shared.clock, 1), bans.number, guards
+        connection.send(done, how, what, len(names), *names, *known, packed)
+
+    def _answered(
+        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
+    ) -> None:
+        self._calls -= 1
+        if isinstance(answer, StoreError):
+            fail(requests, answer)
+        elif isinstance(answer, HiredisError):
+            self._refused(connection, requests, tries, str(answer))
+        elif says_state(answer) and len(answer) == STATE_PARTS:
+            self._again(connection, requests, tries)
+        else:
+            if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
+                self._shared.bans.heard_state(self, answer[2], sent_s)
+                self._shared.bans.heard(self, answer[1], sent_s)
+            self._shared.tell(deliver(connection, requests, sent_s, answer))
+        if self._line and not self._scheduled:
+            self._go()
+
+    def _refused(self, connection: Connection, requests: Sequence[Request], tries: int, error: str) -> None:
+        """Deal with an error that Redis gives instead of running the script."""
+        if error.startswith("NOSCRIPT"):
+            self._call(connection, requests, b"EVAL", windows_script().source, tries)
+            return
+        fail(requests, refusal(connection.name, error))
+        if error.startswith(SICK):
+            connection.close(refusal(connection.name, error))
+
+    def _again(self, connection: Connection, requests: Sequence[Request], tries: int) -> None:
+        """Ask again where nothing was decided because bans have changed, and send the guards of the requests."""
+        if tries:
+            fail(requests, StoreUnavailable(f"redis: {connection.name} decides nothing"))
+        else:
+            self._call(connection, requests, b"EVALSHA", windows_script().name, 1)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> asyncio.Task[None]:
+        if self._opening is None:
+            self._opening = self._start(self._connect())
+        return self._opening
+
+    async def _connect(self) -> None:
+        try:
+            await self._get_ready()
+            self.loop.call_soon(self._go)
+        except Exception as error:
+            self._fail_all(store_error(error))
+            self.loop.call_later(RETRY_S, self._retry)
+            raise store_error(error) from error
+        finally:
+            self._opening = None
+
+    async def _get_ready(self) -> None:
+        connection = await self._shared.open_server()
+        self._guard(connection)
+        connection.lost.add_done_callback(self._lost)
+        try:
+            await self._check_there(connection.ask)
+        except BaseException:
+            connection.close(StoreUnavailable("redis: not in use"))
+            raise
+        self._connection = connection
+
+    async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """See that something of slidegate stands under the prefix, where nothing may be made.
+
+        Raises:
+            StoreUnavailable: Nothing does.
+        """
+        if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
+            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether somebody is likely to ask for a connection that is not there."""
+        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        """Connect again before somebody asks, so that the next one need not wait."""
+        if self._is_wanted and not lost.cancelled():  # which it is when the loop ends
+            self._retry()
+
+    def _retry(self) -> None:
+        if self._is_wanted and (self._connection is None or not self._connection.open):
+            self._open()
+
+    def _guard(self, connection: Connection) -> None:
+        """Close a connection with the batcher, or when its loop ends, which cancels tasks also before they began."""
+        if self._closed:
+            connection.close(StoreUnavailable(CLOSED))
+        else:
+            guard = self._start(_until_lost(connection))
+            guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
+
+    def _fail_all(self, error: StoreError) -> None:
+        requests = list(self._line)
+        self._line.clear()
+        fail(requests, error)
+
+    def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine for requests that stand in no line meanwhile. If it fails, or is cancelled, they fail."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
+            if error is not None:
+                fail(requests, store_error(error))
+
+        self._start(work).add_done_callback(ended)
+
+    async def _settled(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a shared task: giving up here does not cancel it; if it is cancelled, that is an error here."""
+        assert task is not asyncio.current_task(), "a task that waits for itself never ends"
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise StoreUnavailable(CLOSED)
+        task.result()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        if self._closed:
+            work.close()
+            raise StoreUnavailable(CLOSED)
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
+            self.loop.call_exception_handler({"message": "slidegate: a batcher to Redis failed", "exception": error})
+
+
+async def _until_lost(connection: Connection) -> None:
+    await connection.lost
+
+
+async def remove_from(connection: Connection, pattern: bytes, at_once: int) -> int:
+    """Remove the keys of one server that match a pattern, those of a part together; return how many there were."""
+    total: int = 0
+    place = b"0"
+    while True:
+        place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
+        total += sum(await asyncio.gather(*(connection.ask(b"UNLINK", *names) for names in parts)))
+        if place == b"0":
+            return total

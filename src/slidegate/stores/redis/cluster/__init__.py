@@ -1,1 +1,0 @@
-"""Redis Cluster: nodes, slots, and demands over several slots."""

@@ -1,0 +1,288 @@
+"""One connection to a server of Redis, which many requests share.
+
+Commands are written one behind the other, and answers come in the same order. So each answer belongs to the command
+that has waited longest. A command that was given up is still counted: its answer is read and dropped, and no other
+command gets it.
+
+redis-py makes the connection (host names, TLS, sentinels, passwords, the database) and hands over its transport; what
+follows is done here, because a coroutine, a timeout and a lock for each command cost several times as much as the
+command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeAlias, TypeVar
+
+import hiredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
+from ...core.store import Event
+from .clock import ServerClock
+from .faults import refusal
+
+T = TypeVar("T")
+
+Make: TypeAlias = Callable[[], Any]
+Connect: TypeAlias = Callable[[], Awaitable[object]]
+
+MAX_UNREAD: Final = 2**26
+"""How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
+
+_PUSHED: Final = getattr(hiredis, "PushNotification", ())
+
+
+class Connection(asyncio.Protocol):
+    """A connection; made by `open_connection`.
+
+    Args:
+        loop: The event loop that it belongs to.
+        name: What to call the server in messages.
+        timeout_s: How long an answer may take. One that takes longer means that the connection is dead.
+        clock: The server's time.
+
+    Attributes:
+        open: Whether commands can be sent.
+        lost: Done when they cannot any more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, timeout_s: float, clock: ServerClock) -> None:
+        self._loop = loop
+        self.clock = clock
+        self.name = name
+        self._timeout_s = timeout_s
+        self._reader = hiredis.Reader(notEnoughData=self)
+        self._unread = 0
+        self._waiting: deque[tuple[Callable[[Any], None], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._raw: Any = None
+        self._transport: Any = None
+        self.open = True
+        self.lost = loop.create_future()
+
+    def take(self, raw: Any) -> None:
+        """Take a connection of redis-py over."""
+        self._raw = raw
+        self._transport = raw._writer.transport
+        self._transport.set_protocol(self)
+
+    @property
+    def taken(self) -> bool:
+        """Whether there was a connection."""
+        return self._transport is not None
+
+    def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
+        """Write a command.
+
+        Args:
+            done: Called with the answer, which may be Redis's error; or with a `StoreError` where none comes.
+            command: The command and its arguments.
+        """
+        if not self.open:
+            done(StoreUnavailable(f"redis: {self.name} has closed the connection"))
+            return
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]
+        self._waiting.append((done, self._loop.time() + self._timeout_s))
+        self._transport.write(packed)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look)
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        future = self._loop.create_future()
+        self.send(lambda answer: None if future.done() else future.set_result(answer), *command)
+        answer = await future
+        if isinstance(answer, StoreError):
+            raise answer
+        if isinstance(answer, hiredis.HiredisError):
+            raise refusal(self.name, answer)
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        """Give the answers in `data` to those who wait for them."""
+        reader = self._reader
+        reader.feed(data)
+        self._unread += len(data)
+        try:
+            while (answer := reader.gets()) is not self:
+                self._unread = 0
+                if _PUSHED and isinstance(answer, _PUSHED):
+                    continue
+                done, _ = self._waiting.popleft()
+                done(answer)
+        except Exception as error:  # of any kind: no later answer can be matched to its command
+            self.close(StoreUnavailable(f"redis: {self.name} does not speak Redis: {error!r}"))
+        if self._unread > MAX_UNREAD:
+            self.close(StoreUnavailable(f"redis: {self.name} gave {self._unread} bytes of an answer that does not end"))
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """Tell all who wait."""
+        why = f": {error}" if error else ""
+        self.close(StoreUnavailable(f"redis: {self.name} closed the connection{why}"))
+
+    def close(self, error: StoreError) -> None:
+        """Close the connection. Tasks that still wait for an answer get the error."""
+        if not self.open:
+            return
+        self.open = False
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._raw is not None:
+            self._raw._reader = self._raw._writer = None  # it is closed, whatever redis-py thinks
+        while self._waiting:
+            done, _ = self._waiting.popleft()
+            done(error)
+
+    def _look(self) -> None:
+        """Close the connection if the oldest command has waited too long."""
+        self._timer = None
+        if self._waiting:
+            left_s = self._waiting[0][1] - self._loop.time()
+            if left_s <= 0:
+                self.close(StoreTimeout(f"redis: {self.name} has not answered for {self._timeout_s:g} s"))
+            else:
+                self._timer = self._loop.call_later(left_s, self._look)
+
+
+async def open_connection(
+    make: Make, timeout_s: float, clock: ServerClock, name: str = "", connect: Connect | None = None
+) -> Connection:
+    """Connect to a server.
+
+    Args:
+        make: Makes a connection of redis-py.
+        timeout_s: How long that, and later any answer, may take.
+        clock: The server's time.
+        name: What to call the server in messages; by default its address.
+        connect: Connects what `make` has made; by default its own `connect`.
+
+    Raises:
+        StoreUnavailable: That failed.
+        StoreTimeout: It took too long.
+    """
+    raw = make()
+    raw.retry = Retry(NoBackoff(), 0)
+    known = vars(raw)
+    name = name or str(known.get("path") or f"{known.get('host')}:{known.get('port')}")
+    connection = Connection(asyncio.get_running_loop(), name, timeout_s, clock)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await (connect or raw.connect)()
+        connection.take(raw)
+    except (TimeoutError, RedisTimeoutError) as error:
+        raise StoreTimeout(f"redis: {name} could not be reached within {timeout_s:g} s") from error
+    except (RedisError, OSError, AttributeError) as error:  # the last, where it was closed at once
+        raise StoreUnavailable(f"redis: {name}: {error}") from error
+    finally:
+        if not connection.taken:
+            _let_go(raw)
+    return connection
+
+
+def _let_go(raw: Any) -> None:
+    """Close a connection that was given up before it was complete."""
+    writer = getattr(raw, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+        raw._reader = raw._writer = None
+
+
+async def first_of(
+    tries: Iterable[Callable[[], Awaitable[T]]],
+    apart_s: float,
+    nobody: str,
+    let_go: Callable[[T], object] = lambda answer: None,
+) -> T:
+    """Return the first answer that comes.
+
+    The next one is tried when one has failed, or has not answered for `apart_s`; a late answer still counts. As long as
+    one has not answered, those that failed are tried again: they may know more by now, and nobody has to wait for a
+    server that hangs.
+
+    Args:
+        tries: Each asks one server, and raises a StoreError if it fails.
+        apart_s: How long to wait before the next is asked beside those before it.
+        nobody: What to say where there is nobody to ask.
+        let_go: Is given an answer that is not needed any more.
+
+    Raises:
+        StoreError: All failed; this is the last error.
+    """
+    left, again = deque(tries), deque[Callable[[], Awaitable[T]]]()
+    running: dict[asyncio.Future[T], Callable[[], Awaitable[T]]] = {}
+    failed: StoreError = StoreUnavailable(nobody)
+    try:
+        while left or running:
+            if left:
+                ask = left.popleft()
+                running[asyncio.ensure_future(ask())] = ask
+            done, _ = await asyncio.wait(
+                running, timeout=apart_s if left or again else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                left, again = left or again, again if left else deque()
+            for task in done:
+                ask, error = running.pop(task), task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, StoreError):
+                    raise error
+                failed = error
+                again.append(ask)
+        raise failed
+    finally:
+        for task in running:
+            task.cancel()
+        for answer in await asyncio.gather(*running, return_exceptions=True):
+            if not isinstance(answer, BaseException):
+                let_go(answer)
+
+
+KEEPS: Final = "noeviction"
+
+
+class Eviction:
+    """Looks at the policy of servers, and tells of each that evicts, once.
+
+    Args:
+        tell: Passes events on.
+
+    Attributes:
+        found: Which server evicts by which policy; empty where none does, as far as is known.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[Event]], None]) -> None:
+        self._tell = tell
+        self._told: set[tuple[str, str]] = set()
+        self.found = ""
+
+    async def look(self, connection: Connection) -> None:
+        """Look at the policy of a server. A user who may not ask for it finds nothing."""
+        said: object = b""
+        with suppress(StoreError):
+            said = await connection.ask(b"INFO", b"memory")
+        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        rows = (row.partition(":") for row in text.splitlines())
+        known = {name: value for name, _, value in rows}
+        policy, most = known.get("maxmemory_policy", KEEPS), known.get("maxmemory", "0")
+        if policy == KEEPS or most == "0" or (connection.name, policy) in self._told:
+            return
+        self._told.add((connection.name, policy))
+        self.found = f"{connection.name} evicts keys when it is full (maxmemory-policy {policy})"
+        message = f"redis: {self.found}: limits and bans that it evicts are forgotten; set {KEEPS}"
+        self._tell((Event("store_evicts", message, {"server": connection.name, "policy": policy}),))

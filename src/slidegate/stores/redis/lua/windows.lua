@@ -1,0 +1,423 @@
+-- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
+-- once, works on the copy, and writes what has changed at its end. A stored value is the bytes of core.
+
+local PERIOD_BYTES = 32 -- a ring is longer
+
+-- The limits of a call, each unpacked once, and found again by its bytes: the field, the amount, three numbers, the
+-- resolution and the modes.
+local LIMIT_BYTES = 39
+local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be added up
+local limits = {}
+
+local function limit_at(arg, at)
+  local text = sub(arg, at, at + LIMIT_BYTES - 1)
+  local limit = limits[text]
+  if not limit then
+    limit = { field = sub(text, 1, 8) }
+    local first, second, third, modes
+    limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, 9)
+    limit.count_denied = modes % QUOTA == COUNT_DENIED
+    if modes >= PERMITS then
+      limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, permits()
+    elseif modes >= QUOTA then
+      limit.ends, limit.kind = { first, second, third }, periods_of_quotas()
+    else
+      limit.step, limit.span, limit.kind = first, second, ring
+    end
+    limits[text] = limit
+  end
+  return limit
+end
+
+local rows = {} -- by place in KEYS, then by field
+local reset -- when all windows were reset last: nothing that was spent up to then is handed back
+
+local function row_at(place)
+  local row = rows[place]
+  if not row then
+    row = {}
+    rows[place] = row
+  end
+  return row
+end
+
+local function unpack_window(value)
+  return #value == PERIOD_BYTES and periods_of_quotas().unpack(value) or ring.unpack(value)
+end
+
+-- The window of a key as it was when it was last asked; false where there is none.
+local function read(place, limit, now)
+  local row = row_at(place)
+  local w = row[limit.field]
+  if w == nil then
+    if limit.worker then
+      w = permits().read(KEYS[place], now)
+    else
+      local value = redis.pcall("HGET", KEYS[place], limit.field)
+      if type(value) == "table" then
+        error(value.err, 0)
+      end
+      w = value and unpack_window(value)
+    end
+    row[limit.field] = w
+  end
+  return w
+end
+
+local function new_window(limit, now)
+  local w = limit.kind.new()
+  w.floor = (w.dated or now < reset + limit.span) and reset or -1
+  return w
+end
+
+-- The window of a key at a moment, new if there is none.
+local function window(place, limit, now)
+  local w = read(place, limit, now) or new_window(limit, now)
+  limit.kind.settle(w, limit, now)
+  w.limit = limit
+  rows[place][limit.field] = w
+  return w
+end
+
+-- Forget what a key has spent in its windows; return whether that was anything.
+local function forget(place, now)
+  local row, fields, found = row_at(place), redis.call("HGETALL", KEYS[place]), false
+  for at = 1, #fields, 2 do
+    if row[fields[at]] == nil then
+      row[fields[at]] = unpack_window(fields[at + 1])
+    end
+  end
+  for _, w in pairs(row) do
+    if w and not w.permits then
+      found = found or w.spent > 0
+      local kind = w.dated and periods_of_quotas() or ring
+      kind.reset(w, now)
+    end
+  end
+  return found
+end
+
+-- Write the rows that have changed. If Redis takes no writes, this raises its error.
+local function save(now, slack_ms)
+  for place, row in pairs(rows) do
+    local set, gone, ends = { "HSET", KEYS[place] }, { "HDEL", KEYS[place] }, 0
+    for field, w in pairs(row) do
+      if w and w.dirty then
+        w.dirty = false
+        local kind, expires = w.dated and periods_of_quotas() or ring, 1 -- what is only forgotten keeps its TTL
+        if w.limit and not w.permits then
+          expires = kind.expires(w, w.limit)
+          ends = max(ends, expires)
+        end
+        if w.permits then
+          permits().save(w, now, slack_ms)
+        elseif expires > 0 then
+          set[#set + 1] = field
+          set[#set + 1] = kind.pack(w)
+        else
+          gone[#gone + 1] = field
+        end
+      end
+    end
+    if #gone > 2 then
+      redis.call(unpack(gone))
+    end
+    if #set > 2 then
+      redis.call(unpack(set))
+      local left_ms = math.ceil((ends - now) / 1000)
+      if ends > 0 and redis.call("PTTL", KEYS[place]) < left_ms then
+        redis.call("PEXPIRE", KEYS[place], left_ms + slack_ms)
+      end
+    end
+  end
+end
+
+-- The operations on all windows of a demand at once, as core/decide.py: all of them are charged or none.
+
+local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local FIRST = 16 -- added to HIT or LOOK: the request is the first of those who wait
+
+local function reading(w, limit, wait)
+  local spent, leaves, newest = limit.kind.state(w, limit)
+  return pack("<I8i8i8i8", spent, leaves, newest, wait)
+end
+
+local function make_judge()
+  -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before).
+  --
+  -- How long each window holds the demand up; the longest of that; and the status of the answer. A refusal is UNSETTLED
+  -- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
+  -- give such a refusal from memory.
+  local function waits_of(asks, now, first_in_line)
+    local waits, longest, status = {}, 0, OK
+    for place, ask in ipairs(asks) do
+      local wait, kept = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead, first_in_line)
+      waits[place], longest = wait, max(longest, wait)
+      if wait == NEVER or status == TOO_LARGE then
+        status = TOO_LARGE
+      elseif wait == OPEN or kept or status == UNSETTLED then
+        status = UNSETTLED
+      elseif wait > 0 then
+        status = LIMITED
+      end
+    end
+    return waits, longest, status
+  end
+
+  local function answer(status, asks, waits)
+    local parts = { pack("<B", status) }
+    for place, ask in ipairs(asks) do
+      parts[place + 1] = reading(ask.w, ask.limit, waits[place])
+    end
+    return table.concat(parts)
+  end
+
+  -- Keep what comes free for the first in line, until it asks again.
+  local function reserve(asks, waits, until_at)
+    for place, ask in ipairs(asks) do
+      if waits[place] > 0 and not ask.w.dated then
+        ask.w.reserved, ask.w.dirty = until_at, true
+      end
+    end
+  end
+
+  -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
+  -- all the same: units ahead of now move back, unless it is only a glance.
+  local function look(asks, now, first_in_line)
+    local waits, longest, status = waits_of(asks, now, first_in_line)
+    if first_in_line and longest > 0 and status ~= TOO_LARGE then
+      reserve(asks, waits, now + min(longest, KEPT_US) + GRACE_US)
+    end
+    return answer(status, asks, waits), status
+  end
+
+  local function hit(asks, now, first_in_line)
+    local told, status = look(asks, now, first_in_line)
+    if status == OK then
+      local parts = { pack("<B", OK) }
+      for place, ask in ipairs(asks) do
+        ask.limit.kind.add(ask.w, ask.limit, now, ask.cost)
+        parts[place + 1] = reading(ask.w, ask.limit, 0)
+      end
+      return table.concat(parts)
+    elseif status == TOO_LARGE then
+      return told
+    end
+    local denied = false
+    for _, ask in ipairs(asks) do
+      if ask.limit.count_denied and not first_in_line then
+        ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost)
+        denied = true
+      end
+    end
+    return denied and answer(status, asks, (waits_of(asks, now, first_in_line))) or told
+  end
+
+  -- The readings, then how much of each cost was counted.
+  local function charge(asks, now)
+    local parts, counted = { pack("<B", OK) }, {}
+    for place, ask in ipairs(asks) do
+      counted[place] = pack("<I4", ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost))
+      parts[place + 1] = reading(ask.w, ask.limit, 0)
+    end
+    return table.concat(parts) .. table.concat(counted)
+  end
+
+  local function refund(arg, at, many, now)
+    local changed, let_go = false, false
+    for _ = 1, many do
+      local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
+      local limit = limit_at(arg, rest)
+      at = rest + LIMIT_BYTES
+      if limit.worker then
+        let_go = permits().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or let_go
+      elseif read(key + 1, limit, now) then
+        local dirty = rows[key + 1][limit.field].dirty
+        local w = window(key + 1, limit, now)
+        if spent_at > reset and limit.kind.remove(w, now, spent_at, mark, units) then
+          changed = true
+        else
+          w.dirty = dirty -- a refund that finds nothing writes nothing
+        end
+      end
+    end
+    return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
+  end
+
+  -- Renew permits: the place of their key, the limit, and the serials.
+  local function renew_permits(arg, at, many, now)
+    local key, rest = unpack_from("<H", arg, at)
+    local limit = limit_at(arg, rest)
+    local w = read(key + 1, limit, now)
+    return pack("<B", OK) .. permits().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
+  end
+
+  -- The windows in the bytes of core, each behind its length; permits as how many are taken.
+  local function inspect(asks)
+    local parts = { pack("<B", OK) }
+    for place, ask in ipairs(asks) do
+      local row = ask.w.permits and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
+      parts[place + 1] = pack("<I4", #row) .. row
+    end
+    return table.concat(parts)
+  end
+
+  -- A copy of a window for a look, the same one each time it is asked for.
+  local function imagine(place, limit, now, copies)
+    local name = place .. limit.field
+    local w = copies[name]
+    if not w then
+      local known = read(place, limit, now)
+      if limit.worker then
+        w = permits().copy(known)
+      else
+        w = new_window(limit, now)
+        for number, value in pairs(known or {}) do
+          w[number] = value
+        end
+      end
+      copies[name] = w
+    end
+    limit.kind.settle(w, limit, now)
+    return w
+  end
+
+  local function asks_of(arg, at, many, now, imagined)
+    local asks, units, copies = {}, {}, {}
+    for place = 1, many do
+      local key, cost, rest = unpack_from("<HI4", arg, at)
+      local limit = limit_at(arg, rest)
+      at = rest + LIMIT_BYTES
+      local w = imagined and imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
+      asks[place] = { w = w, limit = limit, cost = cost, ahead = units[w] or 0 }
+      units[w] = (units[w] or 0) + cost
+    end
+    return asks
+  end
+
+  return function(what, arg, at, many, now, first_in_line)
+    if what == REFUND then
+      return refund(arg, at, many, now)
+    elseif what == RESET then
+      return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
+    elseif what == RENEW then
+      return renew_permits(arg, at, many, now)
+    end
+    local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
+    if what == INSPECT then
+      return inspect(asks)
+    elseif what == CHARGE then
+      return charge(asks, now)
+    elseif what == LOOK or what == GLANCE then
+      return (look(asks, now, first_in_line))
+    end
+    return hit(asks, now, first_in_line)
+  end
+end
+
+local judge
+
+-- Most requests: one limit that counts no refusals.
+local function hit_one(place, limit, cost, now)
+  local w, kind = window(place, limit, now), limit.kind
+  local wait, kept = kind.wait(w, limit, now, cost, 0)
+  if wait == 0 then
+    kind.add(w, limit, now, cost)
+    return pack("<B", OK) .. reading(w, limit, 0)
+  end
+  local status = wait == NEVER and TOO_LARGE or (wait == OPEN or kept) and UNSETTLED or LIMITED
+  return pack("<B", status) .. reading(w, limit, wait)
+end
+
+local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 22, 4
+
+-- How many bytes a request takes behind its head.
+local function bytes_of(what, many)
+  if what == RESET then
+    return 0
+  elseif what == RENEW then
+    return 2 + LIMIT_BYTES + many * SERIAL_BYTES
+  end
+  return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
+end
+
+local function handle(what, many, arg, at, now)
+  if what == HIT and many == 1 then
+    local key, cost, rest = unpack_from("<HI4", arg, at)
+    local limit = limit_at(arg, rest)
+    if not limit.count_denied then
+      return hit_one(key + 1, limit, cost, now)
+    end
+  end
+  judge = judge or make_judge()
+  return judge(what % FIRST, arg, at, many, now, what >= FIRST)
+end
+
+-- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the guards
+-- of each request, and ARGV[4] the requests; they are decided in order. The answer is {time, number of bans, life and
+-- number of hand-backs, answers ...}.
+--
+-- There are no answers where bans have changed and ARGV[3] is empty: the caller asks again, and sends the guards of the
+-- requests. Then they are judged here, by the bans that stand here, whatever changes meanwhile.
+
+local FAILED, BANNED = 255, 5
+local STATE_PARTS = 3
+local now, slack_ms, with_meta
+now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
+if now < 0 then
+  local clock = redis.call("TIME")
+  now = clock[1] * 1000000 + clock[2]
+end
+local replies = { pack("<i8", now), "", "" }
+local judged
+if with_meta == 1 then
+  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "ahead", "latest", "reset")
+  reset = tonumber(seen[6]) or -1
+  replies[2], replies[3] = seen[1] or "", state_of(seen[2], seen[3])
+  if ARGV[3] == "" and replies[2] ~= ARGV[2] then
+    return replies
+  end
+  if ARGV[3] ~= "" then
+    local banned, at = make_banned(KEYS[2]), 1
+    local bans_now = banned.time(KEYS[1], now, tonumber(seen[4]) or 0, tonumber(seen[5]) or 0)
+    judged = function()
+      local found
+      found, at = banned.of_request(ARGV[3], at, bans_now, now)
+      return #found > 0 and pack("<B", BANNED) .. banned.told(found, bans_now)
+    end
+  end
+end
+
+local requests = ARGV[4]
+
+local function answer_to(what, many, at)
+  return judged and judged() or handle(what, many, requests, at, now)
+end
+
+local handed_back = false
+local next_at, place = 1, STATE_PARTS
+while next_at <= #requests do
+  local what, many, at = unpack_from("<BH", requests, next_at)
+  next_at, place = at + bytes_of(what, many), place + 1
+  local fine, reply = pcall(answer_to, what, many, at)
+  if not fine then
+    reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
+  end
+  replies[place] = reply
+  handed_back = handed_back or byte(reply) == CHANGED
+end
+if handed_back and with_meta == 1 then
+  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "hands", 1))
+end
+local saved, why = pcall(save, now, slack_ms)
+if not saved then
+  for place = STATE_PARTS + 1, #replies do
+    local status = unpack_from("<B", replies[place])
+    local refused = status == LIMITED or status == UNSETTLED or status == TOO_LARGE or status == BANNED
+    if not refused and status ~= NOTHING then
+      replies[place] = pack("<B", FAILED) .. (type(why) == "table" and why.err or tostring(why))
+    end
+  end
+end
+return replies

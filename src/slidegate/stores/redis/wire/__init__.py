@@ -1,1 +1,0 @@
-"""The conversation with a server: connections, pipelines and faults."""
