@@ -496,3 +496,9 @@ async def test_nothing_is_said_where_something_answers_that_shows_no_routes(tmp_
     ):
         assert await unmet(app, rule) == []
     assert len(await unmet(shop(middleware=[Middleware(CORSMiddleware)]), rule)) == 1
+
+
+async def test_a_peer_whose_name_is_no_utf_8_is_looked_at_as_any_other() -> None:
+    found = gate()
+    answer = await call(found, client=("\udcff" * 4, 1), headers={"X-Forwarded-For": "198.51.100.7"})
+    assert (answer.status, codes(found)) == (200, ["SG102"])
