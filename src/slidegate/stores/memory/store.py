@@ -37,6 +37,8 @@ from ..system_clock import system_us
 from .bans import DEFAULT_MAX_BANS, MemoryBans
 from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of
 
+_NO_LOCKS: Final = Locks(())
+
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 400 bytes each this is 20 to 40 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 SHARD_KEYS: Final = 8_192
@@ -145,9 +147,10 @@ class MemoryStore(Store):
         """Charge every check or none, in one step, and say everything about it."""
         if self._banned and (barred := self.bans.judge(checks, guarded, True)) is not None:
             return barred
-        if not checks:  # bans alone were asked
-            return decide(checks, (), self._now_us())
-        lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask] if len(checks) == 1 else self._locks_of(checks)
+        if len(checks) == 1:
+            lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
+        else:
+            lock = self._locks_of(checks) if checks else _NO_LOCKS
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
