@@ -263,8 +263,8 @@ def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -
 )
 def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: str, new: str) -> None:
     options: Any = {old: "close"}
-    message = f"RateLimitMiddleware: unknown option {old!r}; write "
-    with pytest.raises(ConfigurationError, match=f"{re.escape(message)}.*{re.escape(new)}"):
+    message = f"RateLimitMiddleware: unknown option {old!r}; write {new}"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         RateLimitMiddleware(Listener(), rules=[], **options)
 
 
