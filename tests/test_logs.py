@@ -22,7 +22,6 @@ from slidegate import (
     BanPolicy,
     Limiter,
     MemoryStore,
-    RateLimit,
     RateLimitMiddleware,
     Rule,
     strike,
@@ -142,23 +141,6 @@ async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> N
     for _ in range(2):
         await call(gate)
     check(log, f"{what} function of rule 'xy' failed")
-
-
-async def test_an_endpoint_that_fails_beside_its_refusal(log: StringIO) -> None:
-    limit = RateLimit("1/hour")
-
-    async def page(request: Any) -> Any:
-        try:
-            await limit.check(request)
-        except Exception:
-            pass
-        else:
-            return PlainTextResponse("hi")
-        return failing(Evil)()
-
-    app = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, rules=[])])
-    assert [(await call(app)).status for _ in range(2)] == [200, 429]
-    check(log, "endpoint function of rule")
 
 
 async def test_bans_strikes_and_shadows(log: StringIO) -> None:
