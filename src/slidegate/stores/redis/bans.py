@@ -98,6 +98,8 @@ class RedisBans(BanCache, BanStore):
             keys.append(self._keys[0] + b":" + bytes_of(made_name(policy.prefix)))
         (row, missing), reports = await self._command("strike", asked, keys)
         self._teller.tell(reports, policy)
+        if not isinstance(missing, int):
+            raise TypeError(f"expected a number, not {missing!r}")
         return (unpack_ban(key, row) if row else None), missing
 
     @sensible
