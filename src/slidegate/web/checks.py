@@ -24,7 +24,9 @@ from ..core.limits import AnyLimit
 from ..core.store import Store
 from ..limiter import Limiter
 from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
+from .keys.user import is_known
 from .matching import PathIndex, PathPattern
+from .request import RequestLimits
 from .routers import layers, root_of
 from .rules import Rule
 
@@ -42,6 +44,7 @@ CODES: Final = {
     "SG112": "a honeypot does not work",
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
+    "SG116": "the user is known too late",
     "SG118": "an exemption exempts from nothing",
     "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
@@ -347,6 +350,16 @@ class StartupChecks:
             )
             if self._policies and host:
                 yield self._about_bans(host)
+
+    def look_back(self, scope: Scope, request: RequestLimits) -> Iterator[Finding]:
+        """Yield what shows only after the application has served a request."""
+        if request.userless and is_known(scope) and self._is_new("SG116"):
+            yield Finding(
+                "SG116",
+                "a limit by `user` counted the client's address, because the user was known only afterwards; put "
+                "AuthenticationMiddleware further out than the gate, or the limit next to the endpoint: "
+                "@RateLimit(..., key=user)",
+            )
 
     def _is_new(self, code: str) -> bool:
         """Return whether a kind of finding has not been found before; it has been now."""

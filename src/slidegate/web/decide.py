@@ -66,7 +66,7 @@ class Decider:
         rules: The rules of the middleware.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        calls: UserCallbacks the user's functions.
+        calls: Calls the user's functions.
         abuse: Strikes, and names the keys whose bans refuse a request.
         figures: Whether units and the refusals of shadows are figures of their rules.
     """

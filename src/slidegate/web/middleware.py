@@ -245,7 +245,7 @@ class RateLimitMiddleware(Breakable):
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
                 raise
-        if outer is None and (request.unfinished or not request.counted):
+        if outer is None and (request.unfinished or request.userless or not request.counted):
             await self._end(scope, receive, send, request)
 
     def _send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
@@ -419,7 +419,10 @@ class RateLimitMiddleware(Breakable):
         return ended
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
-        """Give back what a request holds, and answer it where nobody did."""
+        """Give back what a request holds, answer it where nobody did, and look back at it."""
+        if request.userless and self._watch is not None:
+            for finding in self._watch.look_back(scope, request):
+                self._say(finding)
         if request.unfinished:
             await request.end()
             await answer_unanswered(None, request, scope, receive, send)

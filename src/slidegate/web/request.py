@@ -90,7 +90,7 @@ class Reservation(NamedTuple):
         rule: The rule.
         limiter: The limiter that charged them.
         decision: The decision that they are a part of.
-        calls: UserCallbacks the `count_if`.
+        calls: Calls the `count_if`.
         place: The place of the rule's check in the decision; None where all of it is of this rule.
     """
 
@@ -190,6 +190,7 @@ class RequestLimits:
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
+        userless: Whether a limit by user counted the address, because the user was not known.
         waited: Whether the request waited for room.
         trailers: Whether the answer ends with trailers.
         on_start: Called one after the other when the status of the answer is known.
@@ -200,7 +201,8 @@ class RequestLimits:
 
     __slots__ = (
         "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
-        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "waited",
+        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless",
+        "waited",
     )  # fmt: skip
 
     def __init__(self, began: int, side: Side) -> None:
@@ -210,7 +212,7 @@ class RequestLimits:
         self.refused: Decision | None = None
         self.handlers: Any = None
         self.on_start: Sequence[Hook] = ()
-        self.answered = self.unfinished = self.waited = self.trailers = self.counted = False
+        self.answered = self.unfinished = self.waited = self.trailers = self.counted = self.userless = False
         self.status = self.first_byte = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()

@@ -52,7 +52,7 @@ class RefusalResponses:
     Args:
         policies: The ban policies by name, which say how their bans are answered.
         on_refused: Makes the user's own answer.
-        calls: UserCallbacks the functions of the user's.
+        calls: Calls the functions of the user's.
 
     Raises:
         ConfigurationError: `on_refused` cannot be called.

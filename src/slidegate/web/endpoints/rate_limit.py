@@ -195,7 +195,7 @@ class EndpointBuckets:
     Args:
         claimed: An identity that no other middleware on the limiter has.
         decide: Decides about the limit of one bucket for a request.
-        calls: UserCallbacks the `count_if` functions.
+        calls: Calls the `count_if` functions.
         price: Learns what a request costs under each limit.
     """
 

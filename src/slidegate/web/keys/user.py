@@ -11,6 +11,8 @@ from starlette.types import Scope
 from ...core.logs import logger
 from ...limiter import Limiter
 from ...limiter.keys import KeyOf
+from ..request import RequestLimits
+from ..scope_keys import RECORD
 from .key import invalid
 
 
@@ -28,6 +30,9 @@ class _User:
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")
+        request: RequestLimits | None = scope.get(RECORD)
+        if request is not None:
+            request.userless = True
         return client_key
 
     def of(self, name: str | bytes | int | UUID) -> KeyOf:
@@ -52,6 +57,14 @@ user: Final = _User()
 """Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
 gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the
 client's address counts."""
+
+
+def is_known(scope: Scope) -> bool:
+    """Return whether the user of a request is known by now."""
+    try:
+        return _name_of(_person(scope)) != ""
+    except Exception:
+        return False
 
 
 def _person(scope: Scope) -> object:
