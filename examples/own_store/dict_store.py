@@ -79,7 +79,7 @@ class DictStore(Store):
         if barred is not None:
             return barred
         with self._lock:
-            now_us, windows = self._now_us(), self._windows.copy()
+            now_us, windows = self._clock(), self._windows.copy()
             decision = decide(checks, self._find(checks, windows, now_us), now_us)
             decision.charge = ()
             return decision

@@ -47,7 +47,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         token: str | None,
         hash: str = "",
         expected: str | None = None,
-        at: str = "/slidegate/",
+        at: str | None = None,
         **options: Any,
     ) -> Page:
         def note(message: ConsoleMessage) -> None:
@@ -65,7 +65,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: request.url.startswith((site.url, "data:")) or wrong.append(request.url))
-        page.goto(site.url + at + hash)
+        page.goto((site.dashboard if at is None else site.url + at) + hash)
         if token is not None:
             page.get_by_label("Token").fill(token)
             page.get_by_role("button", name="Sign in").click()

@@ -43,7 +43,7 @@ def row(page: Page, caption: str, name: str) -> Locator:
 
 def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened: OpenPage) -> None:
     page = opened(sites[0], TOKEN)
-    expect(page.get_by_text("No request in this window.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Rules")).to_be_visible()
 
     # A flood comes in by every server, and appears by itself.
     first = AMOUNT * 2 // 3

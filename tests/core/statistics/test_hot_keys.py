@@ -231,6 +231,15 @@ def test_news_that_comes_while_the_telling_ends_is_told_at_once() -> None:
     assert ear.told == [("hot", "first"), ("hot", "late")]
 
 
+def test_keys_that_nobody_hears_of_grow_hot_and_cool_all_the_same() -> None:
+    keys = HotKeys(2, 1, "5s")
+    for number in range(12):
+        for _ in range(2):
+            keys.hit(f"key {number}", number * 1_000_000)
+    assert "key 11" in keys.hot(11_000_000)
+    assert "key 0" not in keys.hot(11_000_000)
+
+
 def test_what_a_callback_raises_goes_to_the_caller_and_the_rest_is_told_later() -> None:
     told: list[str] = []
 
