@@ -29,6 +29,8 @@ _DRAFT: Final = frozenset({b"ratelimit", b"ratelimit-policy"})
 _LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 OURS: Final = _DRAFT | _LEGACY
 """The names of the fields in all styles."""
+NOT_STORED: Final = (b"cache-control", b"no-store")
+"""The field by which no cache keeps the answer to a refused request."""
 _LENGTHS: Final = frozenset(map(len, OURS))
 """A look at the length spares nearly every field the making of its name in lower case."""
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -132,6 +134,13 @@ def asked_buckets(checks: Sequence[Check]) -> Buckets:
 def lowered(name: Any) -> bytes:
     """Return the name of a field as ASGI has it, in whatever form an application wrote it."""
     return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
+
+
+def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:
+    """Return header fields, with those of the needed ones that are not among them."""
+    present = [*headers]
+    names = {lowered(name) for name, _ in present}
+    return [*present, *(field for field in needed if field[0] not in names)]
 
 
 def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:

@@ -34,8 +34,8 @@ from .decide import Decider
 from .endpoints.decorator import check_places
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import EndpointBuckets
-from .endpoints.refusal import answer_unanswered, completed, is_limited, needed_fields, strike
-from .headers import HeaderStyle, HeaderWriter
+from .endpoints.refusal import answer_unanswered, is_limited, needed_fields, strike
+from .headers import HeaderStyle, HeaderWriter, completed
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
@@ -46,7 +46,7 @@ from .routers import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
-from .stats import RequestStats
+from .stats import RefusedRoutes, RequestStats
 from .websockets.guarded import GuardedWebSocket, OpenWebSockets
 from .websockets.message_limits import MessageCounter, MessageLimits
 
@@ -137,7 +137,9 @@ class RateLimitMiddleware(Breakable):
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
-        self._stats = RequestStats(self.limiter, app) if check_flag("statistics", statistics) else None
+        self._refused_routes = RefusedRoutes(app)
+        counts = check_flag("statistics", statistics)
+        self._stats = RequestStats(self.limiter, self._refused_routes) if counts else None
         self._responses = RefusalResponses(abuse.policies, on_refused, calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
@@ -174,7 +176,7 @@ class RateLimitMiddleware(Breakable):
             self._abuse,
             EndpointBuckets(self._claim("endpoints:"), decider.decide_at, self._calls, decider.price),
             self._responses,
-            RefusalEvents(self.limiter, self._client, self.app),
+            RefusalEvents(self.limiter, self._client, self._refused_routes),
         )
 
     @classmethod

@@ -201,8 +201,7 @@ class RequestLimits:
 
     __slots__ = (
         "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
-        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless",
-        "waited",
+        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless", "waited",
     )  # fmt: skip
 
     def __init__(self, began: int, side: Side) -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
 from ..core.bans.in_force import shown
@@ -30,7 +30,7 @@ from ..core.ring import NEVER, OPEN
 from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
-from .headers import Buckets, Fields, asked_buckets, lowered, sendable
+from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, sendable
 from .keys.client_ip import ClientAddress
 from .stats import RefusedRoutes
 
@@ -39,7 +39,8 @@ Rendered: TypeAlias = tuple[int, bytes, Fields]
 """Status, body and header fields of an answer."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
-_NOT_STORED: Final = (b"cache-control", b"no-store")
+_NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
+"""The names of the fields that every answer to a refused request has."""
 _MAX_BLOCKS: Final = 1_024
 _MAX_METHOD: Final = 64
 """How many characters of a method are shown; all that are registered are shorter."""
@@ -128,7 +129,7 @@ class RefusalResponses:
         if policy is not None and policy.answer == "drop":
             # Other versions of HTTP have no such field, and no connection of one request to close.
             close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
-            return policy.status, b"", [(b"content-length", b"0"), _NOT_STORED, *close]
+            return policy.status, b"", [(b"content-length", b"0"), NOT_STORED, *close]
         wait_us = decision.retry_after_us
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)
@@ -147,7 +148,8 @@ class RefusalResponses:
             nonlocal started
             if message["type"] == "http.response.start":
                 message = self._checked(message, rule)
-                message = {**message, "headers": _completed(message["headers"], fields)}
+                needed = [field for field in fields if field[0] in _NEEDED]
+                message = {**message, "headers": completed(message["headers"], needed)}
             started = True
             return send(message)
 
@@ -179,13 +181,13 @@ class RefusalEvents:
     Args:
         limiter: The limiter.
         client: Finds the client's address.
-        app: The application, where no scope names one.
+        routes: Finds the route that a refused request would have gone to.
     """
 
-    def __init__(self, limiter: Limiter, client: ClientAddress, app: ASGIApp) -> None:
+    def __init__(self, limiter: Limiter, client: ClientAddress, routes: RefusedRoutes) -> None:
         self._tell = limiter.engine.tell
         self._client = client
-        self._routes = RefusedRoutes(app)
+        self._routes = routes
 
     def tell(self, scope: Scope, refusal: Decision, status: int | None) -> None:
         """Tell of a refused request.
@@ -247,19 +249,13 @@ def _later(rendered: Rendered, wait_us: int) -> Rendered:
     return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))]
 
 
-def _completed(headers: Fields, fields: Fields) -> Fields:
-    """Add to the user's answer what a refusal must have, unless it is there."""
-    wanted = {b"cache-control", b"retry-after"} - {lowered(name) for name, _ in headers}
-    return [*headers, *((name, value) for name, value in fields if name in wanted)]
-
-
 def _written(problem: Mapping[str, object]) -> Rendered:
     # "<" cannot end a script element then, wherever the text is pasted.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     length = (b"content-length", b"%d" % len(body))
     status = problem["status"]
     assert isinstance(status, int), "a problem has a status"
-    return status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED]
+    return status, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
 
 
 @lru_cache

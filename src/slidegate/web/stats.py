@@ -79,17 +79,17 @@ class RequestStats:
 
     Args:
         limiter: The limiter with the `stats` that tell of them.
-        app: The application, where no scope names one.
+        routes: Finds the routes of refused requests.
 
     Attributes:
         now: Returns the moments to note, in ticks.
     """
 
-    def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
+    def __init__(self, limiter: Limiter, routes: RefusedRoutes) -> None:
         self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
         self._index = RouteIndex()
-        self._routes = RefusedRoutes(app)
+        self._routes = routes
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
 
     def start(self, scope: Scope, request: RequestLimits, message: Message) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -27,12 +27,11 @@ from ...core.decision import Decision, Reason, ceil_s
 from ...core.errors import RateLimitExceeded, SlidegateError
 from ...limiter import Limiter
 from ..bans.signals import AbuseWatch
-from ..headers import Field, Fields, lowered
+from ..headers import NOT_STORED, Fields
 from ..request import RequestLimits, unless_left
 from ..scope_keys import RECORD
 
 _HANDLERS: Final = "starlette.exception_handlers"
-_NOT_STORED: Final = (b"cache-control", b"no-store")
 _TRY_AGAIN_LATER: Final = 1013
 _RECEIVE: Final = "_receive"
 """The attribute by which Starlette's requests and websockets read their messages."""
@@ -129,14 +128,7 @@ async def strike(scope: Scope, request: RequestLimits) -> None:
 def needed_fields(refusal: Decision) -> Fields:
     """Return the header fields that every answer to a refused request has."""
     wait_us = refusal.retry_after_us
-    return [_NOT_STORED] if wait_us is None else [_NOT_STORED, (b"retry-after", b"%d" % ceil_s(wait_us))]
-
-
-def completed(headers: Iterable[Field], needed: Fields) -> list[Field]:
-    """Return header fields with those that every answer to a refused request has."""
-    present = [*headers]
-    names = {lowered(name) for name, _ in present}
-    return [*present, *(field for field in needed if field[0] not in names)]
+    return [NOT_STORED] if wait_us is None else [NOT_STORED, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
 def _put_handler(scope: Scope) -> None:
