@@ -22,7 +22,7 @@ from slidegate.core.bans.rows import from_rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.ban_rows import bytes_of, pack_ban
-from slidegate.web.bans.signals import Offence
+from slidegate.web.bans import Offence
 
 HITS = 20_000
 BANS = 100_000

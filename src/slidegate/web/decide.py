@@ -20,11 +20,10 @@ from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
-from .bans.signals import AbuseWatch, Offence
+from .bans import AbuseWatch, Offence
 from .callbacks import ShadowRules, UserCallbacks
-from .endpoints.refusal import turn_at_endpoint
-from .keys.client_ip import GONE, ClientAddress
-from .keys.forwarded import field_value
+from .client_ip import GONE, ClientAddress, field_value
+from .endpoint_refusals import turn_at_endpoint
 from .network_files import AddressList, NetworkFiles
 from .request import Step, allowlisted, charged
 from .rule_set import BoundRule, RuleSet, Selection

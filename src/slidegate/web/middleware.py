@@ -26,17 +26,17 @@ from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
-from .bans.signals import AbuseWatch
+from .bans import AbuseWatch
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
+from .client_ip import ClientAddress, client_ip
 from .decide import Decider
-from .endpoints.decorator import check_places
-from .endpoints.per_route import PerRoute
-from .endpoints.rate_limit import EndpointBuckets
-from .endpoints.refusal import answer_unanswered, is_limited, needed_fields, strike
+from .decorators import check_places
+from .default_limits import PerRoute
+from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike
+from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
-from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
@@ -47,8 +47,7 @@ from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
 from .stats import RefusedRoutes, RequestStats
-from .websockets.guarded import GuardedWebSocket, OpenWebSockets
-from .websockets.message_limits import MessageCounter, MessageLimits
+from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
     from .reload import Claim, ReloadingMiddleware, Say

@@ -25,9 +25,9 @@ from ..limiter.aio import on_asyncio, to_the_end
 from ..limiter.figures.series import Series
 
 if TYPE_CHECKING:
-    from .bans.signals import AbuseWatch
+    from .bans import AbuseWatch
     from .callbacks import UserCallbacks
-    from .endpoints.rate_limit import EndpointBuckets
+    from .endpoints import EndpointBuckets
     from .responses import RefusalEvents, RefusalResponses
     from .rules import Rule
 

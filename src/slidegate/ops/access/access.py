@@ -16,7 +16,7 @@ from ...core.errors import ConfigurationError, quoted
 from ...core.store import Clock
 from ...limiter import Limiter
 from ...stores.system_clock import system_us
-from ...web.keys.client_ip import ClientAddress, client_ip
+from ...web.client_ip import ClientAddress, client_ip
 from .attempts import Attempts
 from .cookies import session_cookies
 from .origins import Places, field_values

@@ -25,7 +25,7 @@ from ...core.logs import logger
 from ...core.memo import remember
 from ...limiter import Limiter
 from ...stores.memory.store import MemoryStore
-from ...web.keys.client_ip import ClientAddress
+from ...web.client_ip import ClientAddress
 from .tokens import MOST_TOKENS
 
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...limiter import Limiter
-from ...web.keys.client_ip import ClientAddress
+from ...web.client_ip import ClientAddress
 from ..access.access import Access
 from ..access.door import Door
 from ..access.visitors import AuthFunction

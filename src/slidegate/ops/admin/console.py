@@ -17,7 +17,7 @@ from ...core.store import Event
 from ...limiter import Limiter
 from ...limiter.events import Subscription
 from ...stores.system_clock import system_us
-from ...web.keys.key import Key, cookie, header, query
+from ...web.keys import Key, cookie, header, query
 from .bans_shown import ban_of, ban_shown, bans_page
 from .clients_shown import buckets_called, client_shown, clients_shown, windows_of
 from .figures_shown import history_shown, shadow_shown, stats_shown, workers_shown

@@ -14,7 +14,7 @@ from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Concurrency, Limit
 from ...core.networks import Networks
 from ...limiter import Limiter
-from ...web.keys.key import Key
+from ...web.keys import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.network_files import AddressList, NetworkFile
 from ...web.reload import ReloadingMiddleware

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from ...limiter import Limiter
-from ...web.keys.client_ip import ClientAddress
+from ...web.client_ip import ClientAddress
 from ..access.access import Access
 from ..access.door import Door, File
 from ..access.visitors import AuthFunction
