@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from slidegate import BanPolicy, Limiter, MessageLimits, RateLimitMiddleware, header
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
-from slidegate.web.websockets import guarded as sockets
+from slidegate.web import websockets as sockets
 
 from ..asgi import scope_of
 from ..redis_servers import needs_redis
