@@ -444,7 +444,7 @@ async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
     )
     outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
     seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]
-    assert seen == [404, 404, 404, 403]  # and one offence is one strike
+    assert seen == [404, 404, 404, 403]  # and one signal is one strike
     assert (await send_scope(outer, scope_of("/.env", client=("198.51.100.1", 1)))).status == 403
 
 

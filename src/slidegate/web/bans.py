@@ -34,8 +34,8 @@ from .request import RequestLimits
 from .scope_keys import OFF, RECORD
 
 
-class Offence(NamedTuple):
-    """One strike to be."""
+class Signal(NamedTuple):
+    """What a policy strikes for, and with how many strikes."""
 
     policy: BanPolicy
     weight: int
@@ -57,7 +57,7 @@ class _Protected:
         return False
 
 
-class AbuseWatch:
+class BanSignals:
     """Strikes for the signals of its policies.
 
     Args:
@@ -70,10 +70,10 @@ class AbuseWatch:
     Attributes:
         policies: The policies by name.
         keyed: Whether anything but the client can be banned by a policy.
-        looks: Whether requests themselves can strike.
-        minded: The signals that strike, each as (policy, signal).
-        listens: Whether statuses can.
-        minds_refusals: Whether refusals can.
+        on_request: Whether requests themselves can strike.
+        on_status: Whether statuses of answers can.
+        on_refusal: Whether refusals can.
+        struck_for: All that strikes, each as (policy, reason).
 
     Raises:
         ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
@@ -98,35 +98,34 @@ class AbuseWatch:
         """How many bits of an address do not distinguish clients."""
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
-        self._paths: list[tuple[re.Pattern[str], Offence]] = []
-        self._statuses: dict[int, list[Offence]] = {}
-        self._named: dict[str, list[Offence]] = {}
+        self._paths: list[tuple[re.Pattern[str], Signal]] = []
+        self._statuses: dict[int, list[Signal]] = {}
+        self._named: dict[str, list[Signal]] = {}
         for policy in self.policies.values():
             self._read_signals(policy)
-        self.looks = bool(self._paths)
-        self.listens = bool(self._statuses)
-        self.minds_refusals = "refused" in self._named
-        paths = [offence for _, offence in self._paths]
-        all_of_them = chain(paths, *self._statuses.values(), *self._named.values())
-        self.minded = {(offence.policy.name, offence.reason) for offence in all_of_them}
+        self.on_request = bool(self._paths)
+        self.on_status = bool(self._statuses)
+        self.on_refusal = "refused" in self._named
+        signals = chain((signal for _, signal in self._paths), *self._statuses.values(), *self._named.values())
+        self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
 
     def _read_signals(self, policy: BanPolicy) -> None:
         for signal, weight in policy.signals.items():
             whole = policy.after.amount if weight == "ban" else weight
             if isinstance(signal, int):
-                self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
+                self._statuses.setdefault(signal, []).append(Signal(policy, whole, f"status {signal}"))
             elif signal.startswith("/"):
                 try:
                     pattern, _ = compile_pattern(signal)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-                self._paths.append((pattern, Offence(policy, whole, clean_reason(f"path {signal}"))))
+                self._paths.append((pattern, Signal(policy, whole, clean_reason(f"path {signal}"))))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100
                 for status in set(range(first, first + 100)) - set(policy.signals):
-                    self._statuses.setdefault(status, []).append(Offence(policy, whole, f"status {status}"))
+                    self._statuses.setdefault(status, []).append(Signal(policy, whole, f"status {status}"))
             else:
-                self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
+                self._named.setdefault(signal, []).append(Signal(policy, whole, signal))
 
     def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
         """Return the keys and addresses whose bans refuse a request."""
@@ -135,22 +134,22 @@ class AbuseWatch:
             return (client,)
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
-    def look(self, scope: Scope, outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
-        """Return the offences that the request itself shows, except those for which a gate further out strikes."""
+    def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
+        """Return the signals that the request itself shows, except those for which a gate further out strikes."""
         texts = normal_forms(route_path(scope)) if self._paths else ()
-        found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
-        return self._not_seen_to(found, outer)
+        found = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
+        return self._not_struck_by(found, outer)
 
-    async def strike(self, offence: Offence, scope: Scope) -> Ban | None:
+    async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
 
         Raises:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
-        policy, weight, reason = offence
+        policy, weight, reason = signal
         client_key, address = self._client.locate(scope)
         if policy.key is not None or address is None or not self._limiter.engine.per_process:
-            return await to_the_end(self._strike(offence, scope, client_key))
+            return await to_the_end(self._strike(signal, scope, client_key))
         version, value = address
         spare = self._spare[version]
         first = value >> spare << spare
@@ -160,9 +159,9 @@ class AbuseWatch:
         answer = self._limiter.engine.strike_target(target, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
-    async def _strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
+    async def _strike(self, signal: Signal, scope: Scope, client_key: str) -> Ban | None:
         """Count a strike where that takes more: a key to be made, or a store that others share."""
-        policy, weight, reason = offence
+        policy, weight, reason = signal
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
             return None  # this key stands for many people: strike nobody
@@ -175,24 +174,24 @@ class AbuseWatch:
     def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
         return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
 
-    async def refused(self, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
+    async def refused(self, scope: Scope, outer: Iterable[BanSignals]) -> None:
         """Strike for a refusal by a limit, unless a gate further out does."""
         with suppress(StoreError):  # it is refused as it is
-            for offence in self._not_seen_to(self._named.get("refused", ()), outer):
-                await self.strike(offence, scope)
+            for signal in self._not_struck_by(self._named.get("refused", ()), outer):
+                await self.strike(signal, scope)
 
-    async def answered(self, status: int, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
+    async def answered(self, status: int, scope: Scope, outer: Iterable[BanSignals]) -> None:
         """Strike for the status of the application's answer, unless a gate further out does."""
         with suppress(StoreError):  # the application has answered
-            for offence in self._not_seen_to(self._statuses.get(status, ()), outer):
-                await self.strike(offence, scope)
+            for signal in self._not_struck_by(self._statuses.get(status, ()), outer):
+                await self.strike(signal, scope)
 
-    def _not_seen_to(self, offences: Sequence[Offence], outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
-        """Leave out offences for which a gate further out strikes under the same policy: one offence is one strike."""
-        theirs = [watch.minded for watch in outer if watch._limiter is self._limiter]
+    def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
+        """Leave out signals for which a gate further out strikes under the same policy: one signal is one strike."""
+        theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
         if not theirs:
-            return offences
-        return [o for o in offences if not any((o.policy.name, o.reason) in minded for minded in theirs)]
+            return signals
+        return [one for one in signals if not any((one.policy.name, one.reason) in struck for struck in theirs)]
 
 
 def _by_name(policies: object) -> dict[str, BanPolicy]:
@@ -277,4 +276,4 @@ async def strike(
         return None
     held = side.abuse.policies[policy]
     whole = held.after.amount if weight == "ban" else weight
-    return await side.abuse.strike(Offence(held, whole, clean_reason(reason)), request.scope)
+    return await side.abuse.strike(Signal(held, whole, clean_reason(reason)), request.scope)

@@ -26,7 +26,7 @@ from ..core.bans.in_force import Guarded
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
-from .bans import AbuseWatch
+from .bans import BanSignals
 from .headers import NOT_STORED, Fields
 from .request import RequestLimits, unless_left
 from .scope_keys import RECORD
@@ -118,9 +118,9 @@ def is_limited(decision: Decision) -> bool:
 
 async def strike(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all gates on the way."""
-    outer: list[AbuseWatch] = []
+    outer: list[BanSignals] = []
     for step in request.steps:
-        if step.side.abuse.minds_refusals and not step.spared:
+        if step.side.abuse.on_refusal and not step.spared:
             await step.side.abuse.refused(scope, outer)
         outer.append(step.side.abuse)
 

@@ -26,7 +26,7 @@ from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
-from .bans import AbuseWatch
+from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
@@ -132,7 +132,7 @@ class RateLimitMiddleware(Breakable):
         self.rules = tuple(all_rules(limits, rules))
         defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
-        self._abuse = abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
+        self._abuse = abuse = BanSignals(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
@@ -154,7 +154,7 @@ class RateLimitMiddleware(Breakable):
         self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
         self._exempts = any(rule.exempt for rule in self.rules)
-        self._hooked = bool(self._rules.reserving) or abuse.listens or self._rules.holds
+        self._hooked = bool(self._rules.reserving) or abuse.on_status or self._rules.holds
         self._looked = False
         off = switched_off(enabled)
         self._enabled = not off
@@ -347,7 +347,7 @@ class RateLimitMiddleware(Breakable):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
                 request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
-        if self._abuse.listens and not step.spared:
+        if self._abuse.on_status and not step.spared:
             request.on_start = [*request.on_start, partial(self._strike_for_status, step)]
         if scope["type"] == "websocket" and not allowlisted(request.steps):
             socket = self._watch_over(scope, receive, send, request)
