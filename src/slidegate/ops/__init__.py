@@ -1,1 +1,1 @@
-"""Looks at traffic from outside: access logs."""
+"""Looks at traffic from outside: the admin API and the dashboard."""
