@@ -22,15 +22,15 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "outbound": ({"core", "limiter"}, {"anyio", "httpx", "http_sf"}),
+    "admin": ({"core", "limiter", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
     "ops": (
-        {"core", "limiter", "stores", "web"},
-        {"anyio", "click", "itsdangerous", "opentelemetry", "prometheus_client", "rich", "starlette", "tomli_w"}
+        {"core", "limiter", "stores", "web", "admin"},
+        {"anyio", "click", "opentelemetry", "prometheus_client", "rich", "starlette", "tomli_w"}
         | {"uvicorn", "zstandard"},
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__main__": ({"ops"}, set()),
-    "admin": ({"ops"}, set()),
-    "dashboard": ({"ops"}, set()),
+    "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),
     "httpx": ({"outbound"}, set()),
     "otel": ({"ops"}, set()),

@@ -57,8 +57,8 @@ from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.ops.command import main
 from slidegate.stores.redis import RedisStore
+from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
-from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 from slidegate.web.network_files import read_entries
 
 from .asgi import call, hello, page

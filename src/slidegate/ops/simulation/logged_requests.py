@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ...core.memo import remember
-from ...web.keys.client_ip import client_ip
+from ...web.client_ip import client_ip
 from ..access_logs import AccessRecord
 
 _MEMO: Final = 4_096

@@ -23,7 +23,7 @@ from ...limiter import FailurePolicy, Limiter
 from ...stores.memory.store import MemoryStore
 from ...web.checks import CODES
 from ...web.config import ConfigLoader
-from ...web.keys.key import Key
+from ...web.keys import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.rules import Rule
 from ..access_logs import AccessRecord

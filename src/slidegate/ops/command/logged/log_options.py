@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ....core.errors import ConfigurationError, quoted
 from ....core.logs import logger
-from ....web.keys.key import check_header_name
+from ....web.keys import check_header_name
 from ...access_logs import AccessLogs, AccessRecord
 from ..output import Output
 

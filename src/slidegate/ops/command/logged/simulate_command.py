@@ -14,7 +14,7 @@ import click
 
 from ....core.bans.policy import BanPolicy
 from ....core.errors import ConfigurationError
-from ....web.keys.key import header
+from ....web.keys import header
 from ...simulation.client_tally import ClientTally
 from ...simulation.html_report import html_report
 from ...simulation.logged_requests import Clients
