@@ -4,8 +4,8 @@ Times in rows are Unix microseconds. A row is read as time that has passed since
 backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
 are dated later than their row is read count as of then: in the future none would ever leave its window.
 
-Version 2 writes `until_us` only where a ban ended after the last strike; version 1 wrote any number there. Under version
-1 a digest without a secret meant something to the store that it came from alone.
+Version 2 writes `until_us` only where a ban ended after the last strike; version 1 wrote any number there. In that one,
+a digest without a secret meant something to the store that it came from alone.
 """
 
 from __future__ import annotations
