@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ..routes import walk
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
 def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
     if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
         raise ConfigurationError(
-            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {endpoint!r}; "
+            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
             "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
         )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from inspect import Signature, isclass
 from typing import Any, Final, TypeVar, overload
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ..routes import ResolvedRoute
 from .decorator import dependencies, layers, limits_of, needed_by
 
@@ -60,11 +60,11 @@ class Exemption:
         if not callable(endpoint) or not hasattr(marked, "__dict__"):
             raise ConfigurationError(
                 f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {endpoint!r}"
+                f"async def health(request), not {quoted(endpoint)}"
             )
         if hasattr(endpoint, "routes"):
             raise ConfigurationError(
-                f"RateLimit.exempt: expected an endpoint, not {endpoint!r} with routes of its own; write "
+                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
                 "dependencies=[Depends(RateLimit.exempt)] at a FastAPI router, or "
                 'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
             )

@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ...core.errors import ConfigurationError, InvalidKey
+from ...core.errors import ConfigurationError, InvalidKey, quoted
 from ...limiter import Limiter
 from ...limiter.keys import KeyOf
 
@@ -77,7 +77,7 @@ class Value(ABC):
 
     def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
         if fallback is not None and not isinstance(fallback, Key):
-            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {fallback!r}")
+            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
         self._kind = kind
         self.fallback = fallback
         self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
@@ -141,7 +141,7 @@ class _Header(Value):
 class _Cookie(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {name!r}')
+            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
         super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
         self._name = name
 
@@ -261,7 +261,9 @@ def combine(*keys: Key) -> Combined:
         ConfigurationError: There are fewer than two keys, or one of them is not built in.
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
-        raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
+        raise ConfigurationError(
+            f'combine: expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}'
+        )
     return Combined(keys)
 
 
@@ -272,12 +274,12 @@ def check_header_name(name: object) -> str:
         ConfigurationError: It cannot.
     """
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {name!r}')
+        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {quoted(name)}')
     return name
 
 
 def check_parameter_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
-            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'
+            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
         )

@@ -10,7 +10,7 @@ from uuid import UUID
 from starlette.convertors import Convertor, IntegerConvertor
 from starlette.types import Scope
 
-from ...core.errors import ConfigurationError, closest
+from ...core.errors import ConfigurationError, closest, quoted
 from ..matching import PathPattern, route_path
 from .key import Combined, Key, Value, check_parameter_name
 
@@ -91,7 +91,7 @@ def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key
     for path, convertors in zip(paths, of_each_path, strict=True):
         if key.name not in convertors:
             raise ConfigurationError(
-                f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
+                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, convertors)}"
             )
     return key.tied(patterns)
 
