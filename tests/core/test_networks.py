@@ -91,9 +91,9 @@ def test_what_is_not_plainly_an_address_is_none(text: str) -> None:
 
 @pytest.mark.parametrize("value", [5, None, b"192.0.2.7", ["192.0.2.7"], ipaddress.ip_address("192.0.2.7")])
 def test_what_is_no_text_is_an_error_that_says_what_to_write(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match='address: expected text such as "192.0.2.7", not '):
+    with pytest.raises(ConfigurationError, match=r'address: expected text such as "192\.0\.2\.7", not '):
         parse_address(value)
-    with pytest.raises(ConfigurationError, match='network: expected text such as "192.0.2.0/24", not '):
+    with pytest.raises(ConfigurationError, match=r'network: expected text such as "192\.0\.2\.0/24", not '):
         parse_network(value)
 
 

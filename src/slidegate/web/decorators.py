@@ -145,7 +145,7 @@ def _core(call: Any) -> Any:
 
 
 def _named_in(call: Any) -> list[Any]:
-    """Return the functions that the text of an endpoint names."""
+    """Return the functions that the text of an endpoint names, but for itself."""
     core = _core(call)
     if not inspect.isfunction(core):
         return []
@@ -153,9 +153,8 @@ def _named_in(call: Any) -> list[Any]:
         variables = inspect.getclosurevars(core)
     except ValueError:  # a variable of an enclosing function that has no value yet
         return []
-    return [
-        named for named in (*variables.nonlocals.values(), *variables.globals.values()) if inspect.isfunction(named)
-    ]
+    named = (*variables.nonlocals.values(), *variables.globals.values())
+    return [function for function in named if inspect.isfunction(function) and _core(function) is not core]
 
 
 def _was_plain(function: Any) -> bool:
