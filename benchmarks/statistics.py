@@ -14,7 +14,7 @@ from itertools import cycle
 from statistics import median
 
 from slidegate.core import HotKeys, MetricWindow, RollingTotals
-from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
+from slidegate.core.statistics.series import MAX_NOTED, BufferedWindow, Outcome
 
 from .measure import Candidate, compared, rounds
 from .report.tables import Table
@@ -75,7 +75,7 @@ def buffered_block() -> Call:
 
 def fold() -> Call:
     window, what = BufferedWindow(60, 1_000_000), Outcome("pass", "success", "2xx", rt=True, first=True)
-    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MOST_NOTED)]
+    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MAX_NOTED)]
 
     def call(now_us: int) -> None:
         window.noted[:] = full
@@ -137,7 +137,7 @@ def tables(options: Namespace) -> Iterator[Table]:
         single: candidate(one_by_one, 100),
         "note: the same, with its part of the folds": candidate(buffered, 100),
         "note: block and 4xx, with its part of the folds": candidate(buffered_block, 100),
-        f"fold {MOST_NOTED} records": candidate(fold, 100, CALLS // 100),
+        f"fold {MAX_NOTED} records": candidate(fold, 100, CALLS // 100),
     }
     day = "add, one window of a day"
     amounts = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from slidegate import Limiter
-from slidegate.core.statistics.summary import ResponseTimes
-from slidegate.limiter.figures.statistics import SLICE_US, Statistics
+from slidegate.core.statistics.slices import ResponseTimes
+from slidegate.limiter.stats import SLICE_US, Statistics
 from slidegate.ops.access_logs import AccessRecord
 from slidegate.stats import Traffic
 from slidegate.testing import FakeClock

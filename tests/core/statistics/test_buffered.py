@@ -10,7 +10,7 @@ import pytest
 
 from slidegate.core import MetricWindow
 from slidegate.core.statistics import buffered
-from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Noted, Outcome
+from slidegate.core.statistics.series import MAX_NOTED, BufferedWindow, Noted, Outcome
 from slidegate.core.statistics.histogram import BOUNDS_US
 
 from .racing import THREADS, race
@@ -102,13 +102,13 @@ def test_a_negative_time_is_refused_and_changes_nothing(times: dict[str, Any]) -
 def test_a_buffer_is_bounded_in_records_and_in_bytes() -> None:
     window = BufferedWindow(60, 5_000_000, 1_000)
     most = weight = 0
-    for number in range(3 * MOST_NOTED):
+    for number in range(3 * MAX_NOTED):
         window.note(PASS, *(10**18 + 1_000 * number + offset for offset in range(3)))
         most = max(most, len(window.noted))
         weight = max(weight, sys.getsizeof(window.noted) + sum(map(weight_of, window.noted)))
-    assert most == MOST_NOTED - 1
+    assert most == MAX_NOTED - 1
     assert weight < 50_000
-    assert window.read(10**15).count("pass") == 3 * MOST_NOTED
+    assert window.read(10**15).count("pass") == 3 * MAX_NOTED
 
 
 def weight_of(noted: Noted) -> int:
@@ -136,7 +136,7 @@ def test_what_comes_while_a_buffer_is_emptied_is_counted_next_time() -> None:
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffered, "MOST_NOTED", 3)
+    monkeypatch.setattr(buffered, "MAX_NOTED", 3)
     window, rounds = BufferedWindow(60, 1_000), 60
     own = [Outcome("pass", f"t{thread}", rt=True) for thread in range(THREADS)]
 
@@ -144,7 +144,7 @@ def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.Monke
         window.note(own[thread], number, number, number + thread)
         if (number + thread) % 5 == 0:
             assert window.read(number).count(f"t{thread}") == number + 1
-        assert len(window.noted) < buffered.MOST_NOTED + THREADS
+        assert len(window.noted) < buffered.MAX_NOTED + THREADS
 
     race(act, rounds)
     read = window.read(rounds)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core.statistics.buffered import BufferedWindow, Outcome
+from slidegate.core.statistics.series import BufferedWindow, Outcome
 from slidegate.core.statistics.lifetime import BOUNDS_US, Lifetime, LifetimeTotals
 
 PASS = Outcome("pass", "2xx", rt=True, first=True)

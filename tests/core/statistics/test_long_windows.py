@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
+from slidegate.core.statistics.series import MAX_NOTED, BufferedWindow, Outcome
 from slidegate.core.statistics.histogram import BUCKETS, bucket, quantile_us
 from slidegate.core.statistics.shelves import FIVE_MINUTES_US, FIVES, MINUTE_US, MINUTES, Shelf
-from slidegate.core.statistics.summary import MetricSummary
+from slidegate.core.statistics.slices import MetricSummary
 from slidegate.core.statistics.tally import NAMES, Tally
 
 SLICE_US, SLICES = 5_000_000, 60
@@ -173,7 +173,7 @@ def test_the_last_shelf_forgets_and_the_one_before_passes_on() -> None:
 
 def test_a_child_of_fork_begins_anew() -> None:
     window = BufferedWindow(SLICES, SLICE_US)
-    for number in range(MOST_NOTED + 3):
+    for number in range(MAX_NOTED + 3):
         window.note(PASS, number, number, number)
     window.forget()
     assert (window.noted, window.starts(), window.take_touched()) == ([], [], set())

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, StoreError
-from slidegate.core.statistics.buffered import Outcome
-from slidegate.limiter.figures.publisher import ALIVE_US
-from slidegate.limiter.figures.slice_rows import VERSION, unpack_row
-from slidegate.limiter.figures.stats import Traffic
-from slidegate.limiter.figures.windows import span_of
+from slidegate.core.statistics.series import Outcome
+from slidegate.limiter.shared_stats import ALIVE_US
+from slidegate.limiter.shared_stats import VERSION, unpack_row
+from slidegate.limiter.stats import Traffic
+from slidegate.limiter.stats import span_of
 
 from .shared_store import Board, Staff
 
@@ -226,7 +226,7 @@ def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
     limiter = Limiter()
-    limiter.engine.figures.add_section("events", lambda: [1])
+    limiter.engine.publisher.add_section("events", lambda: [1])
     limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.engine.statistics.ticks())
     found = await limiter.stats_all("24h")
     assert [worker.here for worker in found.workers] == [True]

@@ -28,7 +28,7 @@ from slidegate import (
 )
 from slidegate.core.statistics.lifetime import BOUNDS_US
 from slidegate.limiter.events import KINDS
-from slidegate.limiter.figures.statistics import MAX_SERIES
+from slidegate.limiter.stats import MAX_SERIES
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 

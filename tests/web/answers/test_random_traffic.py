@@ -17,9 +17,9 @@ from starlette.websockets import WebSocketDisconnect
 from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
 from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.statistics import OTHER, UNROUTED
-from slidegate.limiter.figures.stats import Stats
-from slidegate.limiter.figures.windows import SLICE_US, SLICES
+from slidegate.limiter.stats import OTHER, UNROUTED
+from slidegate.limiter.stats import Stats
+from slidegate.limiter.stats import SLICE_US, SLICES
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import checks as startup_checks
 

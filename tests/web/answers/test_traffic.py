@@ -28,9 +28,9 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
 )
-from slidegate.core.statistics.buffered import Outcome
+from slidegate.core.statistics.series import Outcome
 from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.stats import Stats, Traffic
+from slidegate.limiter.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import page, scope_of, send_scope

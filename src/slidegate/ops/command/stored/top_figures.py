@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ....limiter.figures.stats import Traffic
+from ....limiter.stats import Traffic
 from ...admin.seen_by_all import SECTION, VERSION
 from .opened import Opened
 
