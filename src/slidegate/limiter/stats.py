@@ -24,7 +24,7 @@ from ..core.statistics.slices import MetricSummary, Slice
 from ..core.store import Clock, Event
 
 MAX_SERIES: Final = 200
-"""A series that is always busy takes 50 KB for its buffer and 170 KB for its slices, so all of them take 44 MB."""
+"""A series that is always busy takes 50 KB for its buffer and 190 KB for its slices, so all of them take 48 MB."""
 OTHER: Final = "(other)"
 """The rule and the route of requests that came when all series were taken."""
 UNROUTED: Final = "(no route)"

@@ -71,7 +71,7 @@ class Waits:
             took_us = max(self._clock() - began_us, 0)
             with self._lock:
                 self._waiting -= 1
-                self._ever[wait.outcome].record((took_us,))
+                self._ever[wait.outcome].count_one(took_us)
             if self.timed is not None:
                 self.timed(wait.outcome, took_us)
 

@@ -16,7 +16,7 @@ from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.limiter.shared_stats import Publisher
 
 from ...asgi import page
-from ...limiter.figures.shared_store import Board
+from ...limiter.shared_store import Board
 
 
 @RateLimit("100/minute", cost=4, name="costly")

@@ -89,7 +89,15 @@ class ResponseTimes:
             counts[_EXPORTED[bucket]] += times
         return tuple(counts)
 
-    def record(self, times_us: Sequence[int]) -> None:
+    def count_one(self, time_us: int) -> None:
+        """Count a time."""
+        self.sum_us += time_us
+        if self.min_us is None or time_us < self.min_us:
+            self.min_us = time_us
+        bucket = bisect_left(BOUNDS_US, time_us)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+    def count_all(self, times_us: Sequence[int]) -> None:
         """Count some times in ascending order: those of one bucket stand together, and are looked up once."""
         self.sum_us += sum(times_us)
         if self.min_us is None or times_us[0] < self.min_us:

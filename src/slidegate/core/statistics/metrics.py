@@ -78,9 +78,9 @@ class MetricWindow:
                 name = event if event in self._names else self._named(event)
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
-                running.rt.record((rt_us,))
+                running.rt.count_one(rt_us)
             if first_us is not None:
-                running.first.record((first_us,))
+                running.first.count_one(first_us)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return the counts of the last `slices` slices, the running one included, all seen at one moment.

@@ -2,13 +2,15 @@
 
 A request on its way appends one small tuple and reads the clock, nothing else. The tuples are counted together::
 
-    note ---> noted: [(outcome, began, first, ended), ...] ---> fold ---> one Slice ---> 60 slices of 5 seconds
-                      at most `MAX_NOTED`                                           |--> 60 slices of a minute
-                                            when full, and before                   |--> 288 slices of 5 minutes
-                                            every reading                           '--> everything so far
+    note ---> noted: [(outcome, began, first, ended), ...] ---> recent ---> 60 slices of 5 seconds
+                      at most `MAX_NOTED`                        a slice  |--> 60 slices of a minute
+                                                                          |--> 288 slices of 5 minutes
+                                                                          '--> everything so far
+              with each request     when full, and before         when it is over, and before
+                                    every reading                 every reading
 
-Counting one by one takes four times as long: the lock, the slices and the events are found once for all records of a
-slice, and times are sorted, so that a bucket of the histogram is looked up once for all times in it.
+Counting one by one takes four times as long: the lock and the events are found once for all records of a slice, and
+times are sorted, so that a bucket of the histogram is looked up once for all times in it.
 
 Every record carries its own times and is counted in the order of arrival, so a reading says what it would say if each
 had been counted at once: however long it waited, however the clock has jumped, whichever thread noted it.
@@ -74,6 +76,8 @@ class Series:
         "_ahead_ticks",
         "_ever",
         "_lock",
+        "_number",
+        "_recent",
         "_rings",
         "_ticks_per_us",
         "costs",
@@ -105,6 +109,8 @@ class Series:
         self._lock = Lock()
         self._rings = {slice_us: SliceRing(slices, slice_us) for slice_us, slices in KEPT.items()}
         self._ever = Slice()
+        self._recent = Slice()
+        self._number: int | None = None
         self.noted.clear()
 
     @property
@@ -149,23 +155,28 @@ class Series:
     def read(self, slice_us: int, first: int, slices: int) -> dict[int, Slice]:
         """Return by number the slices of one length, of so many from the first on, that hold anything."""
         with self._lock:
-            self._fold()
+            self._settle()
             return self._rings[slice_us].read(first, slices)
 
     def ever(self) -> Slice:
         """Return everything that was noted so far, also what has left the rings. It only grows."""
         whole = Slice()
         with self._lock:
-            self._fold()
+            self._settle()
             whole.add(self._ever)
         return whole
 
     def take_changed(self, *, every: bool = False) -> set[tuple[int, int]]:
         """Return length and number of the slices that were counted in since the last call, or of all."""
         with self._lock:
-            self._fold()
+            self._settle()
             rings = self._rings.items()
             return {(slice_us, number) for slice_us, ring in rings for number in ring.take_changed(every=every)}
+
+    def _settle(self) -> None:
+        """Have the rings hold everything that is noted."""
+        self._fold()
+        self._hand_on()
 
     def _fold(self) -> None:
         """Count records in their order, those of one slice together."""
@@ -176,45 +187,45 @@ class Series:
             return
         slice_ticks, ahead = SLICE_US * self._ticks_per_us, self._ahead_ticks
         in_order = sorted([record[3] for record in noted])  # they nearly are: it takes half the time of min() and max()
-        if (in_order[0] + ahead) // slice_ticks == (in_order[-1] + ahead) // slice_ticks:
-            self._count(noted)
+        first, last = (in_order[0] + ahead) // slice_ticks, (in_order[-1] + ahead) // slice_ticks
+        if first == last:
+            self._count(first, noted)
             return
-        for _, together in groupby(noted, lambda record: (record[3] + ahead) // slice_ticks):
-            self._count(list(together))
+        for number, together in groupby(noted, lambda record: (record[3] + ahead) // slice_ticks):
+            self._count(number, list(together))
 
-    def _count(self, noted: list[Noted]) -> None:
+    def _count(self, number: int, noted: list[Noted]) -> None:
         """Count records of one slice."""
-        some, rts_us = self._sum(noted)
-        now_us = (noted[0][3] + self._ahead_ticks) // self._ticks_per_us
-        for ring in self._rings.values():
-            ring.add(now_us, some)
-        self._ever.add(some)
-        if rts_us and self.timed is not None:
-            self.timed(rts_us)
-
-    def _sum(self, noted: list[Noted]) -> tuple[Slice, list[int]]:
-        """Return what some records count together, and their response times."""
-        some = Slice()
+        if number != self._number:
+            self._hand_on()
+            self._number = number
         rts_us: list[int] = []
         firsts_us: list[int] = []
+        events = self._recent.events
         different = dict.fromkeys([record[0] for record in noted])
         for outcome in different:
             alike = noted if len(different) == 1 else [record for record in noted if record[0] is outcome]
             for event in outcome.events:
-                some.events[event] = some.events.get(event, 0) + len(alike)
+                events[event] = events.get(event, 0) + len(alike)
             if outcome.rt or outcome.first:
                 to_end_us, to_first_us = self._times_us(alike)
-                if outcome.rt:
-                    rts_us += to_end_us
-                if outcome.first:
-                    firsts_us += to_first_us
+                rts_us += to_end_us if outcome.rt else ()
+                firsts_us += to_first_us if outcome.first else ()
+        if firsts_us:
+            self._recent.first.count_all(sorted(firsts_us))
         if rts_us:
             rts_us.sort()
-            some.rt.record(rts_us)
-        if firsts_us:
-            firsts_us.sort()
-            some.first.record(firsts_us)
-        return some, rts_us
+            self._recent.rt.count_all(rts_us)
+            if self.timed is not None:
+                self.timed(rts_us)
+
+    def _hand_on(self) -> None:
+        """Add what was counted lately to the rings and the totals."""
+        if self._number is not None:
+            for ring in self._rings.values():
+                ring.add(self._number * SLICE_US, self._recent)
+            self._ever.add(self._recent)
+            self._recent, self._number = Slice(), None
 
     def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
         """Return the times to the end and to the first byte, each ascending."""

@@ -7,8 +7,8 @@ that is older, from a clock that ran back, is written nowhere::
         slice    q-k+1                      q-1       q
                  |---------|-- . . . . --|---------|----x           q holds the newest record
 
-Only the slice that was written last is an object. The others are packed as bytes, 400 of them with six kinds of events
-and two times in thirty buckets each, a tenth of what the objects take, and nothing that the garbage collector visits.
+Only the slice that was written last is an object. The others are packed as bytes: some 450 with six kinds of events and
+two times in thirty buckets each, a tenth of what the objects take, and nothing that the garbage collector visits.
 """
 
 from __future__ import annotations
