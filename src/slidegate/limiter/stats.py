@@ -17,7 +17,7 @@ from time import monotonic_ns, time_ns
 from typing import Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
 from ..core.statistics.series import KEPT, Series
 from ..core.statistics.slices import MetricSummary, Slice
@@ -184,7 +184,7 @@ class Span(NamedTuple):
             if window_us <= step_us * kept:
                 return cls(step_us, -(-window_us // step_us))
         raise ConfigurationError(
-            f'window: {window!r} is longer than is remembered; expected at most 24h, for example "6h"'
+            f'window: {quoted(window)} is longer than is remembered; expected at most 24h, for example "6h"'
         )
 
     def first(self, now_us: int) -> int:
