@@ -20,7 +20,7 @@ from ..core.arguments import names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
@@ -42,7 +42,7 @@ from .options import check_flag, expect, switched_off
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
-from .routers import router_of
+from .routes import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
@@ -124,7 +124,7 @@ class RateLimitMiddleware(Breakable):
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
+            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._client = client
