@@ -102,6 +102,17 @@ def _hint(option: str, known: list[str]) -> str:
     return closest(option, known) if here is None else f"; {here}"
 
 
+def check_flag(what: str, value: object) -> bool:
+    """Return `value` if it is True or False.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
+    return value
+
+
 def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:
     """Return the signature of a function of the user's, None if it does not tell."""
     try:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
+from ..core.arguments import check_flag
 from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.public_space import HALF
@@ -99,8 +100,7 @@ class NetworkFile:
             raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(self.path)}')
         if not isinstance(self.name, str):
             raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(self.name)}')
-        if not isinstance(self.strict, bool):
-            raise ConfigurationError(f"strict: expected True or False, not {quoted(self.strict)}")
+        check_flag("strict", self.strict)
         _checked_column(self.column)
         object.__setattr__(self, "path", _path(self.path))
         object.__setattr__(self, "name", self.name or _path(self.path).stem)

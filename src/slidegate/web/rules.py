@@ -15,14 +15,14 @@ from typing import Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_takes, names_checked, signature_of
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, PathPattern, compile_pattern
-from .options import check_flag, conflict
+from .options import conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]

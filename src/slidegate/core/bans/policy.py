@@ -10,7 +10,7 @@ from hashlib import sha1
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from ..arguments import names_checked
+from ..arguments import check_flag, names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, closest, quoted
 from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
@@ -131,8 +131,8 @@ class BanPolicy:
         check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
         set_field("ipv4_prefix", ipv4_prefix)
         set_field("ipv6_prefix", ipv6_prefix)
-        set_field("prolong", _flag(prolong, "prolong"))
-        set_field("ban_private", _flag(ban_private, "ban_private"))
+        set_field("prolong", check_flag("prolong", prolong))
+        set_field("ban_private", check_flag("ban_private", ban_private))
         set_field("grain_us", 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT))
         set_field("prefix", None if prefix_after is None else self._for_prefixes(prefix_after))
 
@@ -209,12 +209,6 @@ def _span_us(value: Any, what: str, example: str) -> int:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
-    return value
 
 
 def _choice(value: object, choices: tuple[str, ...], what: str) -> str:
