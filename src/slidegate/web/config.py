@@ -22,6 +22,7 @@ from ..core.errors import ConfigurationError, closest
 from ..core.limits import AnyLimit, Quota, parse_limits
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
+from .bans import names_nobody
 from .checks import checked_codes
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
@@ -53,6 +54,10 @@ _KINDS: Final = {
     "list_type": "a list",
     "model_type": "a table",
     "too_short": "more entries",
+    "<text>": "text",
+    "<number>": "a whole number",
+    "<list>": "a list",
+    "<table>": "a table",
 }
 _EXAMPLES: Final = {
     "after": '"20/10m"',
@@ -86,8 +91,6 @@ _EXAMPLES: Final = {
     "trusted": '["10.0.0.0/8"]',
     "wait": '"200ms"',
 }
-_SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
-_DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
@@ -131,22 +134,15 @@ class ConfigFile:
         Raises:
             ConfigurationError: It is not TOML.
         """
-        text = ""
         try:
             text = content.decode("utf-8-sig")
-            if deep := _DEEP.search(text):
-                raise self._at_line(text, deep, f"a key is nested too deeply; expected at most {MAX_DEPTH}")
+            if _DEEP.search(text):
+                raise RecursionError
             self.data = tomllib.loads(text)
-        except UnicodeDecodeError as error:
-            raise ConfigFileError(f"{self.path}: is not UTF-8 text (byte {error.start})") from None
-        except tomllib.TOMLDecodeError as error:
-            raise self._syntax_error(text, str(error)) from None
         except RecursionError:
-            raise ConfigFileError(f"{self.path}: is nested too deeply") from None
-        except ConfigFileError:
-            raise
-        except ValueError:  # Python reads no number of more than 4,300 digits
-            raise self._at_line(text, _DIGITS.search(text), "a number has too many digits") from None
+            raise ConfigFileError(f"{self.path}: is nested too deeply; a key has at most {MAX_DEPTH} names") from None
+        except ValueError as error:  # it is not UTF-8 or not TOML, or a number has more digits than Python reads
+            raise ConfigFileError(f"{self.path}: not TOML: {error}") from None
 
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
         """Make an error about a key."""
@@ -189,17 +185,6 @@ class ConfigFile:
             found.append(str(self.error(path, text)))
         return ConfigFileError("\n".join(found))
 
-    def _at_line(self, text: str, found: re.Match[str] | None, problem: str) -> ConfigFileError:
-        line = text.count("\n", 0, found.start() if found else 0) + 1
-        return ConfigFileError(f"{self.path}, line {line}: {problem}")
-
-    def _syntax_error(self, text: str, message: str) -> ConfigurationError:
-        found = _SYNTAX.fullmatch(message)
-        what = found[1] if found else message
-        line = found[2] if found and found[2] else text.count("\n") + 1
-        column = f", column {found[3]}" if found and found[3] else ""
-        return ConfigFileError(f"{self.path}, line {line}{column}: not TOML: {what[:1].lower()}{what[1:]}")
-
 
 def _path_text(path: Sequence[str | int]) -> str:
     """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
@@ -240,6 +225,9 @@ def _wrong_value(kind: str, message: str, context: Mapping[str, Any], path: Sequ
         near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
         return f"expected {context['expected']}, not {written}{near}"
     expected = _KINDS.get(kind) or message.removeprefix("Input should be ")
+    if kind == "union_tag_invalid":
+        *others, last = (_KINDS[tag] for tag in re.findall("<[a-z]+>", context["expected_tags"]))
+        expected = f"{', '.join(others)} or {last}"
     example = _example(path)
     hint = f", {example}" if " = " in example else ""
     return f"expected {expected}{hint}, not {written}"
@@ -401,8 +389,9 @@ class ConfigLoader:
                     compile_pattern(signal)
         if "key" in options:
             with at("bans", name, "key"):
-                _check_ban_key(table.key)
                 options["key"] = self._key(table.key, None, client)
+                if names_nobody(options["key"]):
+                    raise ConfigurationError('does not say who it is; use for example { header = "X-API-Key" }')
         with at("bans", name):
             return BanPolicy(name=name, **options)
 
@@ -433,15 +422,19 @@ class ConfigLoader:
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
         """Make a blocklist or an allowlist, of networks or of files, relative to the directory of this one."""
-        if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-            listed = Networks(entries)
+        tables = entries if isinstance(entries, list) else [entries]
+        networks = [entry for entry in tables if isinstance(entry, str)] if tables is entries else []
+        if len(networks) == len(tables):
+            listed = Networks(networks)
             check_breadth([listed], name)
             return listed
+        if networks:
+            raise ConfigurationError("expected networks or tables, not both")
         files = []
-        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            options = {"path": entry} if isinstance(entry, str) else entry.model_dump(exclude_unset=True)
+        for number, table in enumerate(tables):
+            options = {"path": table} if isinstance(table, str) else table.model_dump(exclude_unset=True)
             path = self.file.path.parent / options.pop("path")
-            with self.file.at(name, number) if isinstance(entries, list) else self.file.at(name):
+            with self.file.at(name, number) if tables is entries else self.file.at(name):
                 files.append(NetworkFile(path, **options))
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
@@ -475,19 +468,6 @@ class ConfigLoader:
             # An address may hold a password.
             text = str(error).replace(repr(address), "its value")
             raise ConfigurationError(f"the environment variable {variable}: {text}") from None
-
-
-def _check_ban_key(key: schema.Key) -> None:
-    """Check that a key tells clients apart, also where a value is missing: a ban must not shut out anybody else."""
-    if isinstance(key, str):
-        if key == "everyone":
-            raise ConfigurationError('"everyone" does not say who it is; use "client" or "user", for example')
-        return
-    if key.path_param is not None:
-        raise ConfigurationError('path_param: does not say who it is; use for example { header = "X-API-Key" }')
-    for part in (*(key.combine or ()), key.fallback):
-        if part is not None:
-            _check_ban_key(part)
 
 
 def _limits(found: schema.Limits) -> str | AnyLimit | list[str | AnyLimit]:

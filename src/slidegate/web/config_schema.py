@@ -22,37 +22,21 @@ WRONG_WEIGHT: Final = "wrong_weight"
 MAX_WEIGHT: Final = 1_000_000
 
 
+_FORMS: Final = {bool: "<other>", int: "<number>", str: "<text>", list: "<list>", dict: "<table>", BaseModel: "<table>"}
+
+
 def form_of(value: object) -> str:
     """Return the tag of the form that a value has, so that an error is about that form alone."""
-    if isinstance(value, (dict, BaseModel)):
-        return "<table>"
-    if isinstance(value, list):
-        return "<list>"
-    return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
+    return next((form for kind, form in _FORMS.items() if isinstance(value, kind)), "<other>")
 
 
-def form_of_list(value: object) -> str:
-    """Return the tag of the form that a list of networks has: a list may hold networks or tables."""
-    found = form_of(value)
-    if isinstance(value, list) and any(form_of(entry) == "<table>" for entry in value):
-        return "<tables>"
-    return found if found in ("<list>", "<table>") else "<text>"
-
-
-def text_or(*others: str) -> Discriminator:
-    def form(value: object) -> str:
-        found = form_of(value)
-        return found if found in others else "<text>"
-
-    return Discriminator(form)
-
-
+Form: Final = Discriminator(form_of)
 Text: TypeAlias = Annotated[str, Tag("<text>")]
+Number: TypeAlias = Annotated[int, Tag("<number>")]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
-Paths: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
+Paths: TypeAlias = Annotated[Text | Texts, Form]
 Trusted: TypeAlias = Annotated[
-    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
-    text_or("<list>", "<number>"),
+    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")], Form
 ]
 
 
@@ -79,18 +63,16 @@ class QuotaTable(_Table):
 
     quota: str = Field(description='The amount and its period, such as "10000/month".')
     zone: str = Field(default="UTC", description='The time zone of the calendar, such as "Europe/Berlin".')
-    starts: Annotated[Text | Annotated[int, Tag("<number>")], text_or("<number>")] | None = Field(
+    starts: Annotated[Text | Number, Form] | None = Field(
         default=None,
         description='Where periods start: "06:00" in a day, "sunday" in a week, 15 in a month, "04-01" in a year.',
     )
     name: str | None = Field(default=None, description="The name of the quota in headers.")
 
 
-LimitForm: TypeAlias = Annotated[Text | Annotated[QuotaTable, Tag("<table>")], text_or("<table>")]
-Limits: TypeAlias = Annotated[
-    Text | Annotated[QuotaTable, Tag("<table>")] | Annotated[list[LimitForm], Field(min_length=1), Tag("<list>")],
-    text_or("<table>", "<list>"),
-]
+_Quota: TypeAlias = Annotated[QuotaTable, Tag("<table>")]
+_LimitList: TypeAlias = Annotated[list[Annotated[Text | _Quota, Form]], Field(min_length=1), Tag("<list>")]
+Limits: TypeAlias = Annotated[Text | _Quota | _LimitList, Form]
 
 
 class Client(_Table):
@@ -115,18 +97,13 @@ class ListTable(_Table):
     strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
 
 
-Lists: TypeAlias = Annotated[
-    Text
-    | Annotated[list[str], Tag("<list>")]
-    | Annotated[ListTable, Tag("<table>")]
-    | Annotated[list[ListTable], Tag("<tables>")],
-    Discriminator(form_of_list),
-]
+_List: TypeAlias = Annotated[ListTable, Tag("<table>")]
+Lists: TypeAlias = Annotated[Text | _List | Annotated[list[Annotated[Text | _List, Form]], Tag("<list>")], Form]
 KeyWord: TypeAlias = Literal["client", "everyone", "user"]
 MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
 _KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
-Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
-MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
+Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, Form]
+MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, Form]
 
 _VALUES: Final = ("header", "cookie", "query", "path_param")
 _COMPLETE: Final = ("client", "combine")
@@ -235,7 +212,7 @@ def _check_weight(value: object) -> object:
 
 _Whole: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
 Weight: TypeAlias = Annotated[_Whole | Literal["ban"], BeforeValidator(_check_weight)]
-BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, text_or("<table>")]
+BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, Form]
 
 
 class BanTable(_Table):
@@ -307,9 +284,9 @@ class Configuration(_Table):
     blocklist: Lists | None = Field(default=None, description="Networks refused, or files of them.")
     allowlist: Lists | None = Field(default=None, description="Networks never refused nor counted, or files of them.")
     bans: dict[str, BanTable] = Field(default={}, description="Ban policies, each by its name.")
-    store: Annotated[
-        Text | Annotated[Environment, Tag("<table>")], text_or("<table>")
-    ] | None = Field(default=None, description='The address of the store, such as "memory://".')  # fmt: skip
+    store: Annotated[Text | Annotated[Environment, Tag("<table>")], Form] | None = Field(
+        default=None, description='The address of the store, such as "memory://".'
+    )
     deadline: str = Field(default="50ms", description="How long a store may take to answer a request.")
     on_error: Literal["local", "allow", "deny"] = Field(
         default="local",
