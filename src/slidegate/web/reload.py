@@ -145,7 +145,7 @@ class ReloadingMiddleware(Breakable):
         self._shared = _Shared(observers)
         self._clock = clock
         self._replace_store = replace_store
-        self._watcher = FileWatcher(self._read_again, clock, together=True)
+        self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app, self._entry = self._made_of(loader)
         self._watcher.versions = loader.versions
