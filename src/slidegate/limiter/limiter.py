@@ -407,16 +407,18 @@ class Limiter:
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
-        """Take over the lines that `export_bans` wrote: all of them, or none. Bans have run on since then.
+        """Take over the lines that `export_bans` wrote. Bans have run on since then.
 
         If a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All lines
-        are read in one go, which takes seconds for 100,000 bans, so import before you serve.
+        are read in one go, which takes seconds for 100,000 bans, so import before you serve. Shared stores write them
+        in steps: where one fails half way, some bans are there, and the same import again brings the rest.
 
         Returns:
             How many bans the lines hold that are not over.
 
         Raises:
-            ConfigurationError: A line cannot be read, or there is no room.
+            ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
+            StoreError: The store does not answer.
         """
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
