@@ -133,9 +133,7 @@ class ReloadingMiddleware(Breakable):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        self._on_exceeded = on_exceeded
+        self._on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(
