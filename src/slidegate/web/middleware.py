@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import names_checked
+from ..core.arguments import check_flag, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -38,7 +38,7 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import check_flag, expect, switched_off
+from .options import expect, switched_off
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
