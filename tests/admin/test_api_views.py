@@ -295,7 +295,7 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
         if number % 50 == 0:
             admin.hear()
     admin.hear()
-    published = admin.limiter.engine.figures.section("activity")
+    published = admin.limiter.engine.publisher.section("activity")
     assert published is not None
     assert len(published) < 32 * 1024
     section = json.loads(published)
@@ -381,7 +381,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
         await other.ban("user:2", "1h")
         for admin in admins:
             admin.hear()
-            await admin.limiter.engine.figures.publish()
+            await admin.limiter.engine.publisher.publish()
         for admin in admins:
             operator = admin.operator()
             stats = await operator.get("stats")

@@ -142,7 +142,7 @@ class ActivityRecorder:
         limiter.observe(self._record_event, kinds=_LOGGED)
         limiter.observe(self._record_shadow, kinds=["shadow_refused"], inline=True)
         self._subscribe()
-        limiter.engine.figures.add_section(SECTION, self._published)
+        limiter.engine.publisher.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> ActivityRecorder:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
-from ..web.keys.client_ip import ClientAddress
+from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
 from . import schemas
 from .auth import Authenticator, AuthFunction, Identity

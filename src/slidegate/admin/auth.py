@@ -31,7 +31,7 @@ from ..core.logs import escaped, logger
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..stores.memory.store import MemoryStore
-from ..web.keys.client_ip import ClientAddress, client_ip
+from ..web.client_ip import ClientAddress, client_ip
 from .messages import AdminError
 
 Role: TypeAlias = Literal["read", "full"]

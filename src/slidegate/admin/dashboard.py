@@ -15,7 +15,7 @@ from ..core.errors import StoreError
 from ..core.logs import logger
 from ..core.store import Clock
 from ..limiter import Limiter
-from ..web.keys.client_ip import ClientAddress
+from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
 from . import schemas
 from .api import AdminApi

@@ -27,8 +27,8 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.limits import parse_duration_us
 from ..core.logs import escaped
 from ..limiter import Limiter
-from ..limiter.figures.stats import AllStats
-from ..web.keys.key import Key, cookie, header, query
+from ..limiter.stats import AllStats
+from ..web.keys import Key, cookie, header, query
 from . import schemas, views
 from .activity import SECTION, SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name, short_name
 from .auth import Identity

@@ -15,9 +15,9 @@ from ..core.decision import Bucket, Decision
 from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.networks import Networks
 from ..limiter import Limiter
-from ..limiter.figures.stats import Chart, Traffic, Worker
 from ..limiter.inspect import KeyStanding, KeyView
-from ..web.keys.key import Key
+from ..limiter.stats import Chart, Traffic, Worker
+from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import AddressList
 from ..web.reload import ReloadingMiddleware

@@ -30,13 +30,15 @@ from starlette.convertors import (
 from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 
 if TYPE_CHECKING:
-    from .routers import Routes
+    from .routes import Routes
 
 T = TypeVar("T")
 Convertors: TypeAlias = Mapping[str, Convertor[Any]]
+Written: TypeAlias = tuple[str, Convertors]
+"""A path in Starlette's syntax, and the convertors of its parameters."""
 PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
 """A regular expression for the paths that are meant, and the convertors of its parameters."""
 Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
@@ -50,6 +52,7 @@ _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
+_ANY_PATH: Final = re.compile("")
 _ANY: Final = re.compile("[^/]+")
 _REST: Final = re.compile(".*")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
@@ -81,16 +84,17 @@ def compile_pattern(path: object) -> PathPattern:
         ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
     """
     if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
+        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {quoted(path)}')
     if "*" in path and _FOREIGN.search(path) is None:
         raise ConfigurationError(
-            f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
+            f"path: {quoted(path)} is not in Starlette's syntax; write "
+            f'"{path.partition("*")[0]}{{rest:path}}" for all below'
         )
     _check_reachable(path)
     try:
         pattern, _, convertors = compile_path(path)
     except (AssertionError, ValueError) as error:
-        raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
+        raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
     # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
     return re.compile(pattern.pattern, re.DOTALL), convertors
 
@@ -100,22 +104,24 @@ def _check_reachable(path: str) -> None:
     foreign = _FOREIGN.search(path)
     if foreign is not None:
         raise ConfigurationError(
-            f"path: {path!r} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
+            f"path: {quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
             '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
         )
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"
         raise ConfigurationError(
-            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
+            f"path: {quoted(path)} can never match: the {what} is no part of a path; write "
+            f"{quoted(path[: end.start()])}"
         )
     if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
         raise ConfigurationError(
-            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
+            f"path: {quoted(path)} can never match: a brace in it is no parameter; write for example "
+            '"/items/{id:int}"'
         )
     if re.search(r"%[0-9A-Fa-f]{2}", path):
         raise ConfigurationError(
-            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
+            f"path: {quoted(path)} can never match: requests are compared decoded; write {quoted(unquote(path))}"
         )
 
 
@@ -318,15 +324,20 @@ class PathIndex(Generic[T]):
     `/{name}.js`), or behind one that may hold a slash, are not told apart here.
     """
 
-    __slots__ = ("_below", "_ending", "_tables")
+    __slots__ = ("_always", "_below", "_ending", "_tables")
 
     def __init__(self) -> None:
+        self._always: list[T] = []
         self._tables: dict[object, dict[object, list[T]]] = {}
         self._ending: dict[int, list[tuple[_Key, dict[object, list[T]]]]] = {}
         self._below: list[tuple[int, _Key, dict[object, list[T]]]] = []
 
-    def add(self, path: str, convertors: Convertors, owner: T) -> None:
-        """Add a path with the convertors of its parameters; `find` returns `owner` for it."""
+    def add(self, written: Written | None, owner: T) -> None:
+        """Add a path; `find` returns `owner` for it. None stands for what may take any path."""
+        if written is None:
+            self._always.append(owner)
+            return
+        path, convertors = written
         parts = path.split("/")
         end = next((at for at, part in enumerate(parts) if _may_hold_a_slash(part, convertors)), None)
         # Every path begins with a slash, so the text before it tells nothing.
@@ -344,7 +355,7 @@ class PathIndex(Generic[T]):
 
     def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        found: list[T] = []
+        found = [*self._always]
         # A pattern ends before one final newline too.
         for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
             parts = ending.split("/")
@@ -371,19 +382,19 @@ class RuleIndex:
     """
 
     def __init__(self, rules: Iterable[Sequence[PathMatcher]]) -> None:
-        self._everywhere: list[int] = []
         self._index: PathIndex[tuple[Any, int, str]] = PathIndex()
         self.slashed = False
         for place, matchers in enumerate(rules):
             if not matchers:
-                self._everywhere.append(place)
+                self._index.add(None, (_ANY_PATH.match, place, ""))
             for matcher in matchers:
-                self._index.add(matcher.path, matcher.convertors, (matcher.limits.match, place, matcher.path))
+                written = matcher.path, matcher.convertors
+                self._index.add(written, (matcher.limits.match, place, matcher.path))
                 self.slashed |= len(matcher.path) > 1 and matcher.path[-1] == "/"
 
     def find(self, path: RequestPath) -> dict[int, str]:
         """Return the places of the rules whose limits apply, each with the text by which it does."""
-        found: dict[int, str] = dict.fromkeys(self._everywhere, path.path)
+        found: dict[int, str] = {}
         for text, begin, end in path.texts:
             # One comprehension first: where no text tells rules apart, most of them do not match.
             for _, place, written in [owner for owner in self._index.find(text) if owner[0](text)]:

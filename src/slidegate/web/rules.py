@@ -15,15 +15,14 @@ from typing import Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_takes, names_checked, signature_of
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
-from .keys.key import Key, KeyFunction
-from .keys.path_param import bind
-from .matching import PathMatcher, PathPattern, compile_pattern
-from .options import check_flag, conflict
+from .keys import Key, KeyFunction, bind
+from .matching import PathMatcher, compile_pattern
+from .options import conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -112,35 +111,28 @@ class Rule:
         status: int | None = None,
     ) -> None:
         flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
-        for what, flag in flags.items():
-            check_flag(what, flag)
-        self._read_paths(path)
+        for option, flag in flags.items():
+            check_flag(option, flag)
+        self.paths = checked_paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
-            raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
+            raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
-        self.when = when
-        self.on_exceeded = on_exceeded
-        if when is not None:
-            check_takes("when", when, "request")
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        options: dict[str, object] = {
-            "limits": limits,
-            "concurrency": concurrency,
-            "key": key,
-            "count_if": count_if,
-            "wait": wait,
-        }
-        options |= {"cost": None if cost == 1 else cost, "on_exceeded": on_exceeded, "status": status}
-        given = {what for what, option in options.items() if option is not None}
-        self._check_together(given | {what for what, flag in flags.items() if flag})
+        self.when = None if when is None else check_takes("when", when, "request")
+        self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
+        options: dict[str, object] = {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if}
+        options |= {"cost": None if cost == 1 else cost, "wait": wait, "on_exceeded": on_exceeded, "status": status}
+        options |= flags
+        self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
+        matched = tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
+        self.key = bind(key, matched, self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_cost(cost)
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
@@ -160,15 +152,8 @@ class Rule:
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
-    def _read_paths(self, path: str | Iterable[str]) -> None:
-        self.paths = checked_paths(path)
-        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
-
     def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
-        self.limits_function = limits if callable(limits) else None
-        if self.limits_function is not None:
-            check_takes("limits", self.limits_function, "request")
+        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
         fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
@@ -245,10 +230,6 @@ class Rule:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
         return self.when is not None
 
-    def _matched(self) -> tuple[PathPattern, ...]:
-        """Return the patterns by which the paths limit."""
-        return tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
-
 
 def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
@@ -270,10 +251,10 @@ def checked_paths(path: object) -> tuple[str, ...]:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
         if found == "*":
-            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
+            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
         compile_pattern(found)
         if found in listed[:place]:
-            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
+            raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
     return tuple(map(str, listed))
 
 
@@ -282,11 +263,11 @@ def checked_methods(methods: object) -> frozenset[str] | None:
         return None
     example = 'expected a list such as ["GET", "POST"]'
     if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise ConfigurationError(f"methods: {example}, not {methods!r}")
+        raise ConfigurationError(f"methods: {example}, not {quoted(methods)}")
     found = set()
     for method in methods:
         if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"methods: {example}, not {method!r} in it")
+            raise ConfigurationError(f"methods: {example}, not {quoted(method)} in it")
         found.add(method.upper())
     if not found:
         raise ConfigurationError(f"methods: {example}; leave it out for all methods")
@@ -300,7 +281,7 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
         ConfigurationError: It is no function, or it makes a key and was not called.
     """
     if key is not None and not callable(key):
-        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
+        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}')
     if getattr(key, "__module__", "").startswith("slidegate."):
         raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
     if key is not None:
@@ -316,7 +297,7 @@ def checked_count_if(count_if: object) -> int:
     """
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
-        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {count_if!r}")
+        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {quoted(count_if)}")
     found = signature_of(count_if)
     if found is None:
         return 1
@@ -324,7 +305,7 @@ def checked_count_if(count_if: object) -> int:
     needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
     places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
-        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
+        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}")
     return max(len(places), 1)
 
 

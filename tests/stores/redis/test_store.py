@@ -24,7 +24,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import Program
 
@@ -96,6 +96,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "hit": lambda: store.hit(checks),
         "peek": lambda: store.peek(checks),
         "charge": lambda: store.charge(checks),
+        "renew_permits": store.renew_permits,
         "refund": lambda: store.refund(held),
         "inspect": lambda: store.inspect("ann", [checks[0][0]]),
         "reset": lambda: store.reset("ann"),

@@ -1,0 +1,67 @@
+"""An application for several workers: ``python -m tests.limiter.served STORE WORKERS`` prints its port.
+
+``/item`` is limited, ``/figures/{window}`` says what all workers have seen of it. Nobody closes the limiter: the gate
+publishes the last figures when the server ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
+from slidegate.limiter.stats import Traffic
+
+AMOUNT = 60
+NAME = "items"
+INTERVAL_S = 0.2
+
+
+async def item(request: Request) -> JSONResponse:
+    return JSONResponse({"pid": os.getpid()})
+
+
+async def figures(request: Request) -> JSONResponse:
+    limiter: Limiter = request.app.state.limiter
+    window = request.path_params["window"]
+    found, chart = await limiter.stats_all(window), await limiter.chart_all(window, rule=NAME)
+    seen = found.rules.get(NAME)
+    workers = [(worker.pid, worker.age_s) for worker in found.workers]
+    counted = [0, 0] if seen is None else counts(seen)
+    charted = [sum(point.passed for point in chart.points), sum(point.refused for point in chart.points)]
+    return JSONResponse({"counted": counted, "charted": charted, "workers": workers})
+
+
+def counts(seen: Traffic) -> list[int]:
+    return [seen.passed, seen.refused]
+
+
+def make() -> Starlette:
+    limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
+    limiter.engine.publisher.interval_s = INTERVAL_S
+    gate = Middleware(
+        RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
+    )
+    app = Starlette(routes=[Route("/item", item), Route("/figures/{window}", figures)], middleware=[gate])
+    app.state.limiter = limiter
+    return app
+
+
+def main() -> None:
+    os.environ["STORE"], workers = sys.argv[1], int(sys.argv[2])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sys.stdout.write(f"{listening.getsockname()[1]}\n")
+        sys.stdout.flush()
+        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=workers, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

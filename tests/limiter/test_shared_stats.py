@@ -1,0 +1,334 @@
+"""The figures of all workers: their sum, their age, and how a store that is away, forks and clocks leave them right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Limiter, StoreError
+from slidegate.core.statistics.series import Outcome
+from slidegate.limiter.shared_stats import ALIVE_US, VERSION, unpack_row
+from slidegate.limiter.stats import Span, Traffic
+
+from .shared_store import Board, Staff
+
+PASS = Outcome("pass", "2xx", "success", rt=True, first=True)
+BLOCK, BANNED = Outcome("block", "4xx"), Outcome("block", "banned", "4xx")
+SECOND_US = 1_000_000
+KINDS = {"passed": PASS, "refused": BLOCK, "banned": BANNED}
+SERIES = [(("api",), "GET /a"), (("api", "all"), "GET /b"), ((), "(no route)")]
+
+
+def note(staff: Staff, outcome: Outcome, series: tuple[tuple[str, ...], str] = SERIES[0], took_us: int = 1_000) -> None:
+    now_us = staff.clock()
+    staff.statistics.series(*series).note(outcome, now_us - took_us, now_us, now_us)
+
+
+async def written(board: Board, times: int) -> None:
+    """Wait until something was written so many times."""
+    for _ in range(60_000):
+        if board.writings >= times:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"{board.writings} writings, not {times}")
+
+
+def counts(traffic: Traffic) -> tuple[int, int, int]:
+    return traffic.passed, traffic.refused, traffic.banned
+
+
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # the worker
+        st.sampled_from(["passed", "refused", "banned", "publish", "close", "kill"]),
+        st.sampled_from(SERIES),
+        st.one_of(st.integers(0, 3), st.integers(0, 400), st.integers(0, 20_000)),  # seconds until then
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None)
+@given(
+    moves,
+    st.sampled_from(["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"]),
+    st.lists(st.integers(-(10**10), 10**10) | st.just(0), min_size=3, max_size=3),
+)
+def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window: str, ahead_us: list[int]) -> None:
+    """Whatever the clocks say; a worker that is killed loses no more than it had not published."""
+
+    async def play() -> None:
+        board = Board()
+        staff = [Staff(board, ahead) for ahead in ahead_us]
+        unpublished: list[list[Any]] = [[], [], []]
+        written: list[Any] = []
+        published_us, killed_us = dict[int, int](), list[int]()
+        for place, what, series, pause_s in given_as:
+            board.clock.advance(us=pause_s * SECOND_US)
+            worker = staff[place]
+            if what in KINDS:
+                note(worker, KINDS[what], series)
+                unpublished[place].append((board.clock(), what, series))
+            elif what == "kill":
+                unpublished[place].clear()
+                staff[place] = Staff(board, ahead_us[place])
+                killed_us += [published_us.pop(place)] if place in published_us else []
+            else:
+                published_us |= {place: board.clock()}
+                await (worker.publisher.publish() if what == "publish" else worker.publisher.close())
+                written += unpublished[place]
+                unpublished[place].clear()
+                if what == "close":
+                    del published_us[place]
+                    staff[place] = Staff(board, ahead_us[place])
+        for worker in staff:
+            await worker.publisher.publish()
+        written += [one for some in unpublished for one in some]
+        found = await staff[0].all.stats(window)
+        span_us = found.total.seen.span_us
+        now_us, step_us = board.clock(), Span.of(window).step_us
+        sure = [one for one in written if one[0] > now_us - span_us + 2 * step_us]
+        maybe = [one for one in written if one[0] > now_us - span_us - 2 * step_us]
+        least, most = Counter(what for _, what, _ in sure), Counter(what for _, what, _ in maybe)
+        passed, refused, banned = counts(found.total)
+        assert least["passed"] <= passed <= most["passed"]
+        assert least["banned"] <= banned <= most["banned"]
+        assert least["refused"] + least["banned"] <= refused <= most["refused"] + most["banned"]
+        if len(sure) == len(maybe):
+            by_rule = Counter(rule for _, what, (rules, _) in sure if what == "passed" for rule in rules)
+            assert {rule: each.passed for rule, each in found.rules.items() if each.passed} == by_rule
+            by_route = Counter(route for _, what, (_, route) in sure if what == "passed")
+            assert {route: each.passed for route, each in found.routes.items() if each.passed} == by_route
+            assert found.total.seen.rt.count == passed
+        chart = await staff[0].all.chart(window, None, None)
+        assert [sum(point[place] for point in chart.points) for place in range(3)] == [passed, refused, banned]
+        assert len(chart.points) <= 288
+        others = await staff[1].all.stats(window)
+        assert counts(others.total) == (passed, refused, banned), "every worker sees the same"
+        listed = 3 + sum(now_us - last_us < ALIVE_US for last_us in killed_us)
+        assert len(found.workers) == listed, "one that was killed is listed for 45 s"
+
+    asyncio.run(play())
+
+
+async def test_histograms_of_workers_are_merged_exactly() -> None:
+    board, took = Board(), [10 * 3**place for place in range(12)]
+    staff, alone = [Staff(board) for _ in range(3)], Staff(Board())
+    for place, took_us in enumerate(took * 5):
+        note(staff[place % 3], PASS, took_us=took_us)
+        note(alone, PASS, took_us=took_us)
+    for worker in staff:
+        await worker.publisher.publish()
+    for window in ("1m", "1h", "24h"):
+        together, expected = (await staff[0].all.stats(window)).total.seen, (await alone.all.stats(window)).total.seen
+        assert (together.rt, together.first) == (expected.rt, expected.first)
+        assert together.first.count == len(took) * 5
+    assert alone.statistics.read("24h").total.seen.rt == alone.statistics.read("1m").total.seen.rt
+
+
+async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_the_list_before() -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    note(ann, PASS)
+    await ann.publisher.publish()
+    assert [worker.here for worker in (await bob.all.stats("1m")).workers] == [True, False]
+    board.clock.advance(us=7 * SECOND_US)
+    found = await bob.all.stats("1m")
+    assert [worker.age_s for worker in found.workers] == [0.0, 7.0]
+    assert {worker.pid for worker in found.workers} == {os.getpid()}
+    assert len({worker.name for worker in found.workers}) == 2
+    board.clock.advance(us=ALIVE_US - 7 * SECOND_US)
+    found = await bob.all.stats("1m")
+    assert ([worker.here for worker in found.workers], found.total.passed) == ([True], 1)
+    board.clock.advance(us=20 * SECOND_US)
+    assert [(await bob.all.stats(window)).total.passed for window in ("1m", "5m")] == [0, 1]
+    board.clock.advance("25h")
+    assert (await bob.all.stats("24h")).total.passed == 0
+    assert all(until_us <= board.clock() for _, until_us in board.rows.values()), "every row has an end"
+
+
+async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list_at_once() -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    ann.publisher.add_section("refusals", lambda: [1])
+    await ann.publisher.publish()
+    note(ann, PASS)
+    await ann.publisher.close()
+    await ann.publisher.close()
+    found = await bob.all.stats("1m")
+    assert (found.total.passed, len(found.workers)) == (1, 1)
+    assert await bob.all.sections("refusals") == []
+
+
+async def test_a_store_that_is_away_loses_nothing_but_time() -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    board.failing = True
+    for _ in range(100):
+        note(ann, PASS)
+        with pytest.raises(StoreError):
+            await ann.publisher.publish()
+        board.clock.advance("7s")
+    board.failing = False
+    await ann.publisher.publish()
+    assert [(await bob.all.stats(window)).total.passed for window in ("5m", "1h", "24h")] == [42, 100, 100]
+    board.failing = True
+    with pytest.raises(StoreError):
+        await bob.all.stats("1m")
+    note(ann, PASS)
+    await ann.publisher.close()  # which raises nothing
+
+
+@pytest.mark.parametrize("step_us", [3_000_000, 20_000_000, 3_600_000_000, -3_600_000_000])
+async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int) -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    for _ in range(3):
+        note(ann, PASS)
+        await ann.publisher.publish()
+        board.clock.advance("5s")
+
+    board.clock.advance(us=max(step_us, 0))  # the store's clock is set, and those of the workers are not
+    ann.ahead_us = bob.ahead_us = -step_us
+    if step_us < 0:
+        board.clock.set(board.clock() + step_us)
+    await ann.publisher.publish()
+    assert (await bob.all.stats("1m")).total.passed == 3
+    assert (await bob.all.stats("24h")).total.passed == 3
+
+
+async def test_sections_are_those_of_live_workers_this_one_first() -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    events = [{"at": 1.5, "kind": "<script>"}]
+    ann.publisher.add_section("events", lambda: events)
+    bob.publisher.add_section("events", lambda: "bob")
+    await ann.publisher.publish()
+    assert [(one.worker.here, one.value) for one in await bob.all.sections("events")] == [
+        (True, "bob"), (False, events),
+    ]  # fmt: skip
+    assert await bob.all.sections("nobody") == []
+    board.clock.advance(us=ALIVE_US)
+    assert len(await bob.all.sections("events")) == 1
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a b", "x" * 33, "a:b", None])
+def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="section: expected"):
+        Staff(Board()).publisher.add_section(name, list)
+
+
+async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
+    limiter = Limiter()
+    limiter.engine.publisher.add_section("events", lambda: [1])
+    limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.engine.statistics.ticks())
+    found = await limiter.stats_all("24h")
+    assert [worker.here for worker in found.workers] == [True]
+    assert (found.total.passed, found.rules["api"].passed) == (1, 1)
+    assert [one.value for one in await limiter.engine.all_workers.sections("events")] == [[1]]
+    chart, same = limiter.chart("1h", rule="api"), await limiter.chart_all("1h", route="GET /a")
+    assert sum(point.passed for point in chart.points) == sum(point.passed for point in same.points) == 1
+    assert sum(point.passed for point in limiter.chart("1h", rule="other").points) == 0
+    await limiter.close()
+
+
+async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failures() -> None:
+    board = Board()
+    ann = Staff(board)
+    ann.publisher.interval_s = 0.001
+    note(ann, PASS)
+    await written(board, 3)
+    board.failing = True
+    await asyncio.sleep(0.01)
+    board.failing = False
+    await written(board, board.writings + 3)
+    await ann.publisher.close()
+    after = board.writings
+    await asyncio.sleep(0.01)
+    assert board.writings == after
+
+
+def test_it_goes_on_with_another_loop_when_the_first_has_ended() -> None:
+    board = Board()
+    ann = Staff(board)
+    ann.publisher.interval_s = 0.001
+
+    async def serve(route: str) -> None:
+        note(ann, PASS, (("api",), route))
+        await written(board, board.writings + 1)
+
+    asyncio.run(serve("GET /a"))
+    asyncio.run(serve("GET /b"))
+    assert ann.statistics.read("1m").total.passed == 2
+
+
+def test_a_child_of_fork_is_another_worker_and_counts_from_nothing() -> None:
+    board = Board()
+    ann = Staff(board)
+    note(ann, PASS)
+    parent = ann.publisher.worker
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            note(ann, BLOCK)
+            seen = ann.statistics.read("1m").total
+            os.write(write, f"{ann.publisher.worker != parent} {seen.passed} {seen.refused}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"True 0 1"
+    assert ann.publisher.worker == parent
+    assert ann.statistics.read("1m").total.passed == 1
+
+
+# -- units, and rows --------------------------------------------------------------------------------------------------
+
+
+async def test_units_are_those_that_rules_charged() -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    for staff in (ann, bob):
+        staff.statistics.costs["api"] = 5
+    for series in (SERIES[0], SERIES[1], SERIES[1]):
+        note(ann, PASS, series)
+    note(ann, BLOCK, SERIES[0])
+    ann.statistics.add("all", "extra_units", -1)
+    await ann.publisher.publish()
+    for found in (ann.statistics.read("1m"), ann.statistics.read("24h"), await bob.all.stats("1m")):
+        assert (found.rules["api"].units, found.rules["all"].units) == (15, 1)
+        assert (found.routes["GET /a"].units, found.routes["GET /b"].units) == (5, 12)
+        assert found.total.units == 16
+        assert found.total.seen.count("extra_units") == 0
+        assert set(found.routes) == {"GET /a", "GET /b"}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
+    for wrong in (row, bytes([VERSION]) + row):
+        assert isinstance(unpack_row(wrong), list)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        "[", "7", "[[]]", "[" * 100_000, '[[["api"],"",[],{},[0,null,[]],[0,null,[]]]]',
+        '[[["api"],"",[1],{"pass":1e999},[0,null,[]],[0,null,[]]]]', '[[["api"],"",[1],[],[0,null,[]],[0,null,[]]]]',
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
+    assert unpack_row(bytes([VERSION]) + zlib.compress(flat.encode())) == []
+
+
+def test_a_row_names_no_bucket_that_does_not_exist() -> None:
+    flat = '[[["api"],"GET /",[1],{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]],[0,null,[]]]]'
+    ((name, some),) = unpack_row(bytes([VERSION]) + zlib.compress(flat.encode()))
+    assert name == (("api",), "GET /", (1,))
+    assert (some.events, some.rt.buckets, some.rt.quantile(1)) == ({"pass": 2}, {0: 1}, 5)
