@@ -45,7 +45,7 @@ from .route_checks import about_admin_apps, about_callers, about_exemptions, abo
 from .routers import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
-from .scope_keys import OFF, RECORD, STATUS, is_preflight
+from .scope_keys import OFF, RECORD, STATUS
 from .stats import RefusedRoutes, RequestStats
 from .websockets.guarded import GuardedWebSocket, OpenWebSockets
 from .websockets.message_limits import MessageCounter, MessageLimits
@@ -154,7 +154,6 @@ class RateLimitMiddleware(Breakable):
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
         self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
-        self._exempts = any(rule.exempt for rule in self.rules)
         self._hooked = bool(self._rules.reserving) or abuse.listens or self._rules.holds
         self._looked = False
         off = switched_off(enabled)
@@ -233,11 +232,11 @@ class RateLimitMiddleware(Breakable):
         hooks = len(request.on_start)
         try:
             side = request.side = self._side
-            answer = self._decider.decide(scope, request.steps)
-            decision = answer if isinstance(answer, Decision) else await answer
-            step = Step(decision, side, self._strikes and self._spares(scope, decision))
+            step = Step(side)
+            answer = self._decider.decide(scope, request.steps, step)
+            step.decision = answer if isinstance(answer, Decision) else await answer
             request.steps.append(step)
-            admitted = decision.allowed
+            admitted = step.decision.allowed
             if not admitted:
                 admitted, receive = await self._turn_away(scope, receive, send, request, step)
             if admitted:
@@ -330,13 +329,6 @@ class RateLimitMiddleware(Breakable):
         step.decision, request.waited = decision, decision.allowed
         self._decider.note_units(decision)
         return True
-
-    def _spares(self, scope: Scope, decision: Decision) -> bool:
-        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
-        itself. The application may change the path that rules see, so it is asked before the application is."""
-        if not decision.allowed and not is_limited(decision):
-            return False
-        return is_preflight(scope) or (self._exempts and self._rules.select(scope).exempt)
 
     def _prepare(
         self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step

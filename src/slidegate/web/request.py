@@ -42,6 +42,8 @@ BODIES: Final = frozenset(
     }
 )
 """The messages that are a piece of a body."""
+UNDECIDED: Final = Decision(False, Reason.UNAVAILABLE)
+"""Stands for a decision that nobody has made yet."""
 
 
 class Side(NamedTuple):
@@ -70,16 +72,17 @@ class Step:
     """One decision about a request.
 
     Args:
-        decision: The decision.
-        side: The middleware that asked for it.
-        spared: Whether the policies of that middleware hold nothing of this request against its client.
+        side: The middleware that asks for it.
+        decision: The decision, where it is known already.
+        spared: Whether the policies of that middleware hold nothing of this request against its client: a rule exempts
+            the request, or a browser sends it by itself.
     """
 
     __slots__ = ("decision", "side", "spared")
 
-    def __init__(self, decision: Decision, side: Side, spared: bool) -> None:
-        self.decision = decision
+    def __init__(self, side: Side, decision: Decision = UNDECIDED, spared: bool = False) -> None:
         self.side = side
+        self.decision = decision
         self.spared = spared
 
 
@@ -230,7 +233,7 @@ class RequestLimits:
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
-        self.steps.append(Step(decision, self.side, self.spared_by(self.side)))
+        self.steps.append(Step(self.side, decision, self.spared_by(self.side)))
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.

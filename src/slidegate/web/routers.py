@@ -245,7 +245,7 @@ class Routes:
         self._holder: Any = None
         self._lists: Sequence[Sized] = ()
         self._size = -1
-        self._rooted = False
+        self._rooted = self._mounts_drop_slash = False
         self.version = 0
         self.by_path = True
 
@@ -277,6 +277,7 @@ class Routes:
         self._holder = self._top.router
         self._size = len(self._holder.routes) + sum(map(len, self._lists))
         self._rooted = any(app.root for app in applications[1:])
+        self._mounts_drop_slash = any(app.drops_slash for app in applications[1:])
         self.by_path = all(app.by_path for app in applications)
         self.version = next(_versions)
 
@@ -316,6 +317,8 @@ class Routes:
         """Return whether a request may reach something that takes no notice of a final slash."""
         if self._top is None or self._top.drops_slash:
             return True
+        if not self._mounts_drop_slash:
+            return False
         return any(app.drops_slash for _, app, _ in _entered(self._top, {**scope_to_ask(scope), "root_path": root}))
 
 
