@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
-from slidegate.ops.command import main
+from slidegate.cli import main
 from slidegate.testing import FakeClock
 
 DATA = Path(__file__).with_name("data")

@@ -23,8 +23,8 @@ from ..core.errors import ConfigurationError, closest
 from ..core.limits import AnyLimit
 from ..core.store import Store
 from ..limiter import Limiter
-from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from .keys.user import is_known
+from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
+from .keys import is_known
 from .matching import PathIndex, PathPattern
 from .request import RequestLimits
 from .routers import layers, root_of

@@ -30,8 +30,8 @@ from ..core.ring import NEVER, OPEN
 from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
+from .client_ip import ClientAddress
 from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, sendable
-from .keys.client_ip import ClientAddress
 from .stats import RefusedRoutes
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]

@@ -14,8 +14,7 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
 from ..core.memo import remember
 from ..limiter import Limiter
-from .keys.key import Key
-from .keys.path_param import read_at
+from .keys import Key, read_at
 from .matching import RequestPath, RuleIndex
 from .routers import Routes
 from .rules import Limits, Rule, says_nobody

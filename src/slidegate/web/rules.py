@@ -20,8 +20,7 @@ from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
-from .keys.key import Key, KeyFunction
-from .keys.path_param import bind
+from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, PathPattern, compile_pattern
 from .options import check_flag, conflict
 

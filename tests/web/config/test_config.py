@@ -29,7 +29,7 @@ from slidegate.web import config_schema as schema
 from slidegate.web.reload import ReloadingMiddleware
 
 from ...asgi import PEER, call, hello, statuses
-from ..websockets.test_message_limits import BYE, Listener, Socket, texts
+from ..test_message_limits import BYE, Listener, Socket, texts
 
 EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
 
