@@ -182,14 +182,16 @@ class RequestLimits:
     """The decisions about one request, and what is left to do for it.
 
     Args:
-        began: When the request came, in ticks of the figures.
         side: The outermost middleware.
+        began: When the request came, in ticks of the figures.
 
     Attributes:
-        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
         side: The middleware nearest above: limits at endpoints count there.
-        refused: The refusal of a limit at an endpoint.
-        handlers: The exception handlers of the application in which it refused.
+        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
+        refusal: The decision that refuses the request, if one does.
+        refused_scope: The scope as the refusing middleware or endpoint saw it.
+        raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
+        handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
@@ -202,24 +204,28 @@ class RequestLimits:
         series: The series that has counted the request before its end, of a long answer for example.
     """
 
-    __slots__ = (
-        "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
-        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless", "waited",
-    )  # fmt: skip
+    refusal: Decision | None = None
+    refused_scope: Scope | None = None
+    raised = False
+    handlers: Any = None
+    answered = False
+    status = 0
+    unfinished = False
+    userless = False
+    waited = False
+    trailers = False
+    on_start: Sequence[Hook] = ()
+    counted = False
+    first_byte = 0
+    series: Series | None = None
+    _channels: Sequence[Ahead] = ()
+    _asked: Sequence[tuple[object, str]] = ()
+    _looked: Sequence[str] = ()
 
-    def __init__(self, began: int, side: Side) -> None:
-        self.began = began
+    def __init__(self, side: Side, began: int) -> None:
         self.side = side
+        self.began = began
         self.steps: list[Step] = []
-        self.refused: Decision | None = None
-        self.handlers: Any = None
-        self.on_start: Sequence[Hook] = ()
-        self.answered = self.unfinished = self.waited = self.trailers = self.counted = self.userless = False
-        self.status = self.first_byte = 0
-        self.series: Series | None = None
-        self._channels: Sequence[Ahead] = ()
-        self._asked: Sequence[tuple[object, str]] = ()
-        self._looked: Sequence[str] = ()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -275,14 +281,9 @@ class RequestLimits:
         """Tell whether the policies of a middleware hold nothing of this request against its client."""
         return allowlisted(self.steps) or any(step.spared and step.side is side for step in self.steps)
 
-    def own_answer(self) -> bool:
-        """Tell whether the answer is the refusal of a limit, a ban or a list, and not the application's."""
-        return self.refused is not None or (bool(self.steps) and not self.steps[-1].decision.allowed)
-
-    def tell(self, scope: Scope, refused: Decision, status: int | None) -> None:
-        """Tell of the refusal of a limit at an endpoint; there is no status where the client left before the answer."""
-        if self.side.limiter.engine.events.refused:
-            self.side.refusal_events.tell(scope, refused, status)
+    def refuse(self, scope: Scope, refusal: Decision) -> None:
+        """Note that a decision refuses the request; figures and events tell of it when the answer starts."""
+        self.refusal, self.refused_scope = refusal, scope
 
     async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
         """Call the hooks, from the given place on: the status of the answer is known."""
