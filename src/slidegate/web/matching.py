@@ -170,7 +170,7 @@ def is_odd(path: str) -> bool:
 
 def normal_forms(path: str) -> tuple[str, ...]:
     """Return a path and its normal forms, each once; of a very long path only the path itself."""
-    if len(path) > MAX_ODD or not is_odd(path):
+    if len(path) > MAX_ODD or _ODD.search(path) is None:
         return (path,)
     found = {path: None}
     for text in {path: None, _without_matrix(path): None}:

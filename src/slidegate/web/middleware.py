@@ -235,8 +235,7 @@ class RateLimitMiddleware(Breakable):
             self._look(scope)
         outer: RequestLimits | None = scope.get(RECORD)
         if outer is None:
-            request = scope[RECORD] = RequestLimits(self._side, self._stats.now())
-            request.counted = not self._counts
+            request = scope[RECORD] = RequestLimits(self._side, self._stats.now(), counted=not self._counts)
             send = partial(self._send, scope, request, send)
         else:
             request = outer

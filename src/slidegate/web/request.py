@@ -184,6 +184,7 @@ class RequestLimits:
     Args:
         side: The outermost middleware.
         began: When the request came, in ticks of the figures.
+        counted: Whether nobody keeps figures.
 
     Attributes:
         side: The middleware nearest above: limits at endpoints count there.
@@ -204,28 +205,21 @@ class RequestLimits:
         series: The series that has counted the request before its end, of a long answer for example.
     """
 
-    refusal: Decision | None = None
-    refused_scope: Scope | None = None
-    raised = False
-    handlers: Any = None
-    answered = False
-    status = 0
-    unfinished = False
-    userless = False
-    waited = False
-    trailers = False
-    on_start: Sequence[Hook] = ()
-    counted = False
-    first_byte = 0
-    series: Series | None = None
-    _channels: Sequence[Ahead] = ()
-    _asked: Sequence[tuple[object, str]] = ()
-    _looked: Sequence[str] = ()
-
-    def __init__(self, side: Side, began: int) -> None:
+    def __init__(self, side: Side, began: int, *, counted: bool) -> None:
         self.side = side
         self.began = began
+        self.counted = counted
         self.steps: list[Step] = []
+        self.refusal: Decision | None = None
+        self.refused_scope: Scope | None = None
+        self.handlers: Any = None
+        self.on_start: Sequence[Hook] = ()
+        self.answered = self.raised = self.unfinished = self.userless = self.waited = self.trailers = False
+        self.status = self.first_byte = 0
+        self.series: Series | None = None
+        self._channels: Sequence[Ahead] = ()
+        self._asked: Sequence[tuple[object, str]] = ()
+        self._looked: Sequence[str] = ()
 
     @property
     def decisions(self) -> list[Decision]:

@@ -217,20 +217,19 @@ class RuleSet:
         kind, method = scope["type"], scope.get("method", "GET")
         path = RequestPath(scope, routes, slashed=self._index.slashed)
         texts = self._index.find(path)
+        if path.anything:
+            everything = [place for place, (rule, _) in enumerate(self._bound) if rule.action != "track"]
+            texts = dict.fromkeys(everything, path.path) | texts
         met: list[tuple[int, str | None, bool]] = []
         ended = False
-        for place in range(len(self._bound)) if path.anything else sorted(texts):
+        for place in sorted(texts):
             rule, bound = self._bound[place]
-            text = texts.get(place)
-            if text is None and rule.action != "track":
-                text = path.path
-            if rule.exempt or not limits_kind(rule, kind, method):
-                text = None
-            ends = text is not None if rule.blocks else rule.final and exempts(rule, kind, method, path)
-            if text is not None or ends:
-                if text is not None and (text == path.served or bound is None or bound.key is None):
-                    text = ""  # it changes nothing, so it is no part of what is remembered
-                met.append((place, text, ends))
+            counts = not rule.exempt and limits_kind(rule, kind, method)
+            ends = counts if rule.blocks else rule.final and exempts(rule, kind, method, path)
+            if counts or ends:
+                # Only the key of a rule reads the text, and only another one than the application serves matters.
+                ordinary = bound is None or bound.key is None or texts[place] == path.served
+                met.append((place, None if not counts else "" if ordinary else texts[place], ends))
             if ends and not rule.conditional:
                 ended = True
                 break
