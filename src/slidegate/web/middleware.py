@@ -53,7 +53,7 @@ from .request import (
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
-from .routers import router_of
+from .routes import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS
