@@ -17,12 +17,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import logger
 from ..core.statistics.series import Series
 from ..limiter import Limiter
-<<<<<<< HEAD
 from ..limiter.stats import NO_ROUTE_AT_ALL
-=======
-from ..limiter.figures.series import Series
-from ..limiter.figures.stats import NO_ROUTE_AT_ALL
->>>>>>> w-opt-ready
 from . import catalogue
 from .catalogue import BOUNDS_S, CATALOGUE, PREFIX, Metric
 from .values import Values, ValuesOfLimiter
