@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock
 
 from .dashboard_client import TOKEN, Browser, Site, logged_in, said, with_token
 
-MAX_BYTES = 80_000
+MAX_BYTES = 80 * 1_024
 FILES = page_files()
 SCRIPTS = {path: file.body.decode() for path, file in FILES.items() if file.media_type.startswith("text/javascript")}
 PAGE = FILES["/"].body.decode()
