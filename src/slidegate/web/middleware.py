@@ -41,7 +41,7 @@ from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
-from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
+from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
 from .routes import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
@@ -473,9 +473,6 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
-            if self._watch.fresh and RECORD not in scope:  # else a gate further out looks at the exemptions
-                for finding in about_exemptions(self, scope.get("app", self.app)):
-                    self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
             if self._watch.over:
