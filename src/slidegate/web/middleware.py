@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import names_checked
+from ..core.arguments import check_flag, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -38,7 +38,7 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import check_flag, expect, switched_off
+from .options import expect, switched_off
 from .request import (
     BODIES,
     Ahead,
@@ -539,12 +539,12 @@ def _with_last_figures(limiter: Limiter, send: Send) -> Send:
 
     Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """
-    if not limiter.engine.figures.publishes:
+    if not limiter.engine.publisher.publishes:
         return send
 
     async def send_last(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.engine.figures.publish_last()
+            await limiter.engine.publisher.publish_last()
         await send(message)
 
     return send_last
