@@ -47,7 +47,7 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 
 
 class _Shared:
-    """The state that all gates made of one file share: the limiter, its identities, the findings already logged."""
+    """What all middlewares of one file share: the limiter, its identities, the findings already logged."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._said: set[Finding] = set()
@@ -71,13 +71,13 @@ class _Shared:
         return self._limiter
 
     def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
-        """Log a finding, unless an earlier gate of this file did."""
+        """Log a finding, unless an earlier middleware of this file did."""
         if finding not in self._said:
             self._said.add(finding)
             log(finding)
 
     def claims(self, limiter: Limiter) -> Claim:
-        """Return a function that claims identities for one gate: the same ones as for the gate before it."""
+        """Return a function that claims identities for one middleware: the same ones as for the one before it."""
         asked: Counter[str] = Counter()
 
         def claim(identity: str) -> str:
@@ -96,7 +96,7 @@ class ReloadingMiddleware(Breakable):
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a gate, given the application, a function that claims identities, one that logs findings, and
+        make: Makes a middleware, given the application, a function that claims identities, one that logs findings, and
             options of `RateLimitMiddleware`.
         observers: Called with events of the limiter that the file describes.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
@@ -105,7 +105,7 @@ class ReloadingMiddleware(Breakable):
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
-        app: The gate at work: a `RateLimitMiddleware`.
+        app: The middleware at work: a `RateLimitMiddleware`.
     """
 
     def __init__(
@@ -161,20 +161,20 @@ class ReloadingMiddleware(Breakable):
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the gate at work."""
+        """The findings about the middleware at work."""
         return self.app.findings
 
     @property
     def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies of the gate at work."""
+        """The ban policies of the middleware at work."""
         return self.app.policies
 
     def buckets(self) -> Sequence[Bucket]:
-        """Return the buckets that the gate at work counts in."""
+        """Return the buckets that the middleware at work counts in."""
         return self.app.buckets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the gate at work."""
+        """Pass one request to the middleware at work."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan" and self._watcher.due():
@@ -187,7 +187,7 @@ class ReloadingMiddleware(Breakable):
         )
 
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
-        """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
+        """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
         options = loader.options()
         claims = self._shared.claims(options["limiter"])
         made = whole(self._make(self._guarded, claims, self._shared.say, options))
