@@ -13,7 +13,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
@@ -23,7 +23,6 @@ from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
 from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.public_space import HALF
 from ..core.store import Event, Observer, Observers
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole, version_of
 
@@ -273,7 +272,7 @@ def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFi
     return files
 
 
-def check_breadth(lists: Iterable[core.Networks], what: str) -> None:
+def check_breadth(lists: Sequence[core.Networks], what: str) -> None:
     """See that lists do not add up to everybody, however that is written.
 
     Args:
@@ -281,16 +280,14 @@ def check_breadth(lists: Iterable[core.Networks], what: str) -> None:
         what: A name for them, for the error message.
 
     Raises:
-        ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
+        ConfigurationError: They cover half of the addresses of IPv4 or IPv6, or more.
     """
-    lists = list(lists)
-    # A list that is certainly less than half need not be merged, and no honest list is more.
-    if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
-        return
-    covered = core.Networks.of_ranges(chain.from_iterable(listed.ranges() for listed in lists)).covers_most_of()
+    if len(lists) != 1:
+        lists = [core.Networks.of_ranges(chain.from_iterable(listed.ranges() for listed in lists))]
+    covered = lists[0].covers_most_of()
     if covered is not None:
         raise ConfigurationError(
-            f"{what}: covers more than half of all public {covered} addresses, which cannot be meant; "
+            f"{what}: covers half of all {covered} addresses or more, which cannot be meant; "
             "list whom you mean, for example 192.0.2.0/24"
         )
 
