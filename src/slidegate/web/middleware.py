@@ -531,12 +531,12 @@ def _with_last_figures(limiter: Limiter, send: Send) -> Send:
 
     Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """
-    if not limiter.engine.figures.publishes:
+    if not limiter.engine.publisher.publishes:
         return send
 
     async def send_last(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.engine.figures.publish_last()
+            await limiter.engine.publisher.publish_last()
         await send(message)
 
     return send_last

@@ -20,9 +20,9 @@ from starlette.types import Message, Receive, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision, LimitState, Reason
+from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
-from ..limiter.figures.series import Series
 
 if TYPE_CHECKING:
     from .bans import BanSignals

@@ -5,7 +5,7 @@ refusal is counted then. The end of a request that passed is that of the last pi
 application's call. Whatever comes after the end, such as a background task that fails, is not counted. A request
 without an end of its own was cancelled: the client left.
 
-A request pays for a look into a memo and one small tuple: `BufferedWindow` counts later, many at once. What is noted
+A request pays for a look into a memo and one small tuple: its `Series` counts later, many at once. What is noted
 holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
 """
 
@@ -24,11 +24,10 @@ from starlette.websockets import WebSocketDisconnect
 from ..core.barred import RuleBlock
 from ..core.decision import Bucket, Decision, Reason
 from ..core.memo import remember
-from ..core.statistics.buffered import Outcome
 from ..core.statistics.metrics import OVERFLOW
+from ..core.statistics.series import Outcome, Series
 from ..limiter import Limiter
-from ..limiter.figures.series import Series
-from ..limiter.figures.statistics import UNROUTED
+from ..limiter.stats import UNROUTED
 from .matching import PathIndex, Written, below
 from .request import RequestLimits
 from .routes import ResolvedRoute, RouteIndex, Routes, walk, written_of
