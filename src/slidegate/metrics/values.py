@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from .. import core
+from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, StoreError
 from ..core.networks import Networks
 from ..core.statistics.series import Series
@@ -25,7 +26,6 @@ from ..limiter.stats import NO_ROUTE_AT_ALL
 from ..stores.memory.store import MemoryStore
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFiles
-from ..web.options import check_flag
 from ..web.reload import ReloadingMiddleware
 from . import catalogue
 from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric
