@@ -184,8 +184,8 @@ def _about_rules(gate: Checked) -> Iterator[Finding]:
         if path is not None:
             yield Finding(
                 "SG104",
-                f"{path!r} exempts nothing: the application below takes its root_path {root!r} away from paths; write "
-                f"{path.removeprefix(root)!r}",
+                f"{quoted(path)} exempts nothing: the application below takes its root_path {quoted(root)} away from "
+                f"paths; write {quoted(path.removeprefix(root))}",
             )
 
 

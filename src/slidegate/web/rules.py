@@ -177,7 +177,7 @@ class Rule:
 
     @property
     def _call(self) -> str:
-        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+        return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
 
     @property
     def label(self) -> str:
