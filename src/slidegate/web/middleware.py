@@ -50,7 +50,7 @@ from .stats import RefusedRoutes, RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
-    from .reload import Claim, ReloadingMiddleware, Say
+    from .reload import FileState, ReloadingMiddleware
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 _BODIES: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
@@ -495,24 +495,22 @@ class _Read(RateLimitMiddleware):
 
     Args:
         app: The application to guard.
-        claim: Claims an identity, or returns the one that was claimed before.
-        say: Logs a finding, unless it was logged before.
+        shared: What the middlewares of the file share: identities, and the findings that were logged.
         options: Options of `RateLimitMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, claim: Claim, say: Say, options: Mapping[str, Any]) -> None:
-        self._claim_again = claim
-        self._say_once = say
+    def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
+        self._shared = shared
         super().__init__(app, **options)
 
     def _claim(self, identity: str) -> str:
-        return self._claim_again(identity)
+        return self._shared.claim(identity, self.limiter)
 
     def _enlist(self) -> None:
         """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
-        self._say_once(finding, super()._log)
+        self._shared.say(finding, super()._log)
 
 
 async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:
