@@ -15,9 +15,9 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Obs
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
+from ..core.statistics.series import Series
 from ..limiter import Limiter
-from ..limiter.figures.series import Series
-from ..limiter.figures.stats import NO_ROUTE_AT_ALL
+from ..limiter.stats import NO_ROUTE_AT_ALL
 from . import catalogue
 from .catalogue import BOUNDS_S, CATALOGUE, PREFIX, Metric
 from .values import Values, ValuesOfLimiter

@@ -180,7 +180,7 @@ class RateLimit:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.steps.append(Step(decision, side, spared))
+        request.steps.append(Step(side, decision, spared))
         request.waited |= decision.reason is Reason.WAITED
         request.unfinished |= rule.concurrency is not None
         if rule.count_if is not None:
