@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -29,7 +29,7 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_settings, checked_codes
+from .checks import Finding, StartupChecks, about_settings, checked_codes, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
@@ -38,7 +38,6 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import expect, switched_off
 from .request import (
     BODIES,
     Ahead,
