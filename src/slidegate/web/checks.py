@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import Scope
 
 from ..core.addresses import IPV6_PREFIX
+from ..core.arguments import check_flag
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import ban_target
 from ..core.errors import ConfigurationError, closest, quoted
@@ -62,6 +63,10 @@ _PARAMETER: Final = r"\{\w+(?::(\w+))?\}"
 _ALL_BELOW: Final = r"([^{]*)\{\w+:path\}"
 
 
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
 class Finding(NamedTuple):
     """A setting that works, but probably not as it is meant.
 
@@ -96,6 +101,16 @@ class Checked(Protocol):
     @property
     def default_limits(self) -> Sequence[AnyLimit]:
         """The limits of each route."""
+
+
+def switched_off(enabled: object) -> str:
+    """Return the setting that switches everything off; empty if none does."""
+    text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
+    if text and text not in _TRUE + _FALSE:
+        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}")
+    if not check_flag("enabled", enabled):
+        return "enabled=False"
+    return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""
 
 
 def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
@@ -183,8 +198,8 @@ def _about_rules(middleware: Checked) -> Iterator[Finding]:
         if path is not None:
             yield Finding(
                 "SG104",
-                f"{path!r} exempts nothing: the application below takes its root_path {root!r} away from paths; write "
-                f"{path.removeprefix(root)!r}",
+                f"{quoted(path)} exempts nothing: the application below takes its root_path {quoted(root)} away from "
+                f"paths; write {quoted(path.removeprefix(root))}",
             )
 
 

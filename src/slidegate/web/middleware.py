@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -29,7 +29,7 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_settings, checked_codes
+from .checks import Finding, StartupChecks, about_settings, checked_codes, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
@@ -38,7 +38,6 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import expect, switched_off
 from .request import (
     BODIES,
     Ahead,
@@ -61,7 +60,7 @@ from .stats import RefusedRoutes, RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
-    from .reload import Claim, ReloadingMiddleware, Say
+    from .reload import FileState, ReloadingMiddleware
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 
@@ -503,24 +502,22 @@ class _Read(RateLimitMiddleware):
 
     Args:
         app: The application to guard.
-        claim: Claims an identity, or returns the one that was claimed before.
-        say: Logs a finding, unless it was logged before.
+        shared: What the middlewares of the file share: identities, and the findings that were logged.
         options: Options of `RateLimitMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, claim: Claim, say: Say, options: Mapping[str, Any]) -> None:
-        self._claim_again = claim
-        self._say_once = say
+    def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
+        self._shared = shared
         super().__init__(app, **options)
 
     def _claim(self, identity: str) -> str:
-        return self._claim_again(identity)
+        return self._shared.claim(identity, self.limiter)
 
     def _enlist(self) -> None:
         """Do nothing: the `ReloadingMiddleware` is found, and leads to the middleware that is at work."""
 
     def _log(self, finding: Finding) -> None:
-        self._say_once(finding, super()._log)
+        self._shared.say(finding, super()._log)
 
 
 async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:
