@@ -284,7 +284,7 @@ def checked_paths(path: Any) -> tuple[str, ...]:
     """Return the paths of a rule, which `compile_pattern` looks at one by one."""
     if path == "*":
         return ("*",)
-    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
