@@ -46,7 +46,6 @@ CODES: Final = {
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
-    "SG118": "an exemption exempts from nothing",
     "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
     "SG123": "no route meets a rule",
@@ -327,11 +326,6 @@ class StartupChecks:
         self._policies = [policy for policy in policies if _bans_by_address(policy)]
         self._left = WATCHED
         self._found: set[str] = set()
-
-    @property
-    def fresh(self) -> bool:
-        """Whether no request was checked yet."""
-        return self._left == WATCHED
 
     @property
     def over(self) -> bool:
