@@ -33,7 +33,7 @@ from ...core.store import Clock, Event
 from .bans import RedisBans
 from .clock import ServerClock
 from .faults import SICK, refusal, unexpected
-from .link import Connect, Connection, Eviction, Make, open_connection
+from .link import Connection, Eviction, Settings, open_connection
 from .requests import Demand, Request
 from .script import Script, bans_script, windows_script
 from .sentinels import open_master
@@ -102,15 +102,15 @@ class Shared:
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             return await open_master(pool, self.timeout_s, self._open, self.open)
-        return await self.open(pool.make_connection)
+        return await self.open(pool.make_connection())
 
-    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+    async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
         """Connect to a server that knows the scripts; see `open_connection`.
 
         Raises:
             StoreError: That failed.
         """
-        connection = await self._open(make, name, connect)
+        connection = await self._open(settings, name, address)
         try:
             loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
             await asyncio.gather(*loads, self.eviction.look(connection))
@@ -119,8 +119,8 @@ class Shared:
             raise
         return connection
 
-    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
-        return await open_connection(make, self.timeout_s, ServerClock(self.clock), name, connect)
+    async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
+        return await open_connection(settings, self.timeout_s, ServerClock(self.clock), name, address)
 
 
 def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:

@@ -200,9 +200,8 @@ class ClusterNodes(Batcher, ABC):
         try:
             client = self._shared.client
             there: Any = ClusterNode(*node.address, **client.connection_kwargs)
-            connection = node.connection = await self._shared.open(
-                lambda: there.connection_class(**there.connection_kwargs)
-            )
+            settings = there.connection_class(**there.connection_kwargs)
+            connection = node.connection = await self._shared.open(settings)
             self._guard(connection)
             connection.lost.add_done_callback(partial(self._lost_node, node))
         except Exception as error:

@@ -19,7 +19,7 @@ AT_ONCE: Final = 10
 _DOWN: Final = ("s_down", "o_down", "disconnected")
 
 Open: TypeAlias = Callable[..., Awaitable[Connection]]
-"""Opens a connection, given the function that makes it, a name for the server, and the way to connect."""
+"""Opens a connection, given its settings, a name for the server, and its address."""
 
 
 async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Connection:
@@ -37,16 +37,13 @@ async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server:
     name, manager = pool.service_name, pool.sentinel_manager
 
     async def through(sentinel: Any) -> Connection:
-        connection = await to_sentinel(sentinel.connection_pool.make_connection, f"a sentinel of {name!r}")
+        connection = await to_sentinel(sentinel.connection_pool.make_connection(), f"a sentinel of {name!r}")
         try:
             row = await connection.ask(b"SENTINEL", b"MASTER", name)
         finally:
             connection.close(StoreUnavailable("redis: not in use"))
         host, port = _address(connection.name, row, manager.min_other_sentinels)
-        master = pool.make_connection()
-        connection = await to_server(
-            lambda: master, f"{name} ({host}:{port})", partial(master.connect_to, (host, port))
-        )
+        connection = await to_server(pool.make_connection(), f"{name} ({host}:{port})", (host, port))
         try:
             await _check_role(connection)
         except BaseException:
@@ -69,7 +66,7 @@ def _address(place: str, row: Any, others: int) -> tuple[str, int]:
         StoreUnavailable: It does not, or it sees the master down, or too few other sentinels.
     """
     try:
-        said = row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
+        said = dict(zip(row[::2], row[1::2], strict=True))
         host, flags = said[b"ip"].decode(), said[b"flags"].decode().split(",")
         port, seen = int(said[b"port"]), int(said[b"num-other-sentinels"])
     except (TypeError, ValueError, LookupError, AttributeError):
