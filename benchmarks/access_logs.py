@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from slidegate.ops.access_logs import AccessLog, AccessLogs
-from slidegate.ops.access_logs.cores import usable_cores
+from slidegate.logs import AccessLog, AccessLogs
+from slidegate.logs.cores import usable_cores
 
 from .report.tables import Cell, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
-SAMPLES = ROOT / "tests" / "ops" / "samples"
+SAMPLES = ROOT / "tests" / "logs" / "samples"
 COUNT = 1_000_000
 PEAK = r"""
 import re, sys
-from slidegate.ops.access_logs import AccessLog
+from slidegate.logs import AccessLog
 for _ in AccessLog(sys.argv[1]): pass
 # The maximum that getrusage tells begins with that of the parent.
 print(int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slidegate.core.bans.policy import BanPolicy
-from slidegate.ops.access_logs import AccessLogs
-from slidegate.ops.simulation.logged_requests import Clients
-from slidegate.ops.simulation.replay import Replay
-from slidegate.ops.simulation.simulated import Simulated
+from slidegate.logs import AccessLogs
+from slidegate.simulation.logged_requests import Clients
+from slidegate.simulation.replay import Replay
+from slidegate.simulation.simulated import Simulated
 
 from .access_logs import SAMPLE, written
 from .report.tables import Cell, Table

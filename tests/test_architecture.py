@@ -23,18 +23,23 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "outbound": ({"core", "limiter"}, {"anyio", "httpx", "http_sf"}),
     "admin": ({"core", "limiter", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
-    "ops": (
-        {"core", "limiter", "stores", "web", "admin"},
-        {"anyio", "click", "opentelemetry", "prometheus_client", "rich", "starlette", "tomli_w"}
-        | {"uvicorn", "zstandard"},
+    "logs": ({"core"}, {"anyio", "zstandard"}),
+    "metrics": (
+        {"core", "limiter", "stores", "web"},
+        {"anyio", "opentelemetry", "prometheus_client", "starlette"},
+    ),
+    "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
+    "cli": (
+        {"core", "limiter", "admin", "logs", "simulation", "stores", "web"},
+        {"anyio", "click", "rich", "starlette", "tomli_w", "uvicorn"},
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
-    "__main__": ({"ops"}, set()),
+    "__main__": ({"cli"}, set()),
     "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),
     "httpx": ({"outbound"}, set()),
-    "otel": ({"ops"}, set()),
-    "prometheus": ({"ops"}, set()),
+    "otel": ({"metrics"}, set()),
+    "prometheus": ({"metrics"}, set()),
     "stats": ({"core", "limiter", "stores", "web"}, set()),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }

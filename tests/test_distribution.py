@@ -58,7 +58,7 @@ NEEDS_AN_EXTRA = {
     "from slidegate.admin import AdminRoutes": "dashboard",
     "from slidegate.dashboard import Dashboard": "dashboard",
     "from slidegate.httpx import LimitedTransport": "httpx",
-    "from slidegate.ops.command import main; raise SystemExit(main(['explain', '5/minute']))": "cli",
+    "from slidegate.cli import main; raise SystemExit(main(['explain', '5/minute']))": "cli",
     "from slidegate.otel import OtelMetrics": "otel",
     "from slidegate.prometheus import PrometheusMetrics": "prometheus",
     "from slidegate.stores.lmdb import LmdbStore": "lmdb",

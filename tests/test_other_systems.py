@@ -30,7 +30,7 @@ for owner, names in {
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.dashboard import Dashboard
-from slidegate.ops.command import main
+from slidegate.cli import main
 
 limiter = Limiter.from_url(sys.argv[1])
 app = fastapi.FastAPI()
@@ -47,7 +47,7 @@ print(*(limiter.sync.hit("user:1", "1/hour").allowed for _ in range(2)))
 limiter.sync.close()
 print(*(main(words.split()) for words in sys.argv[2:]), file=sys.stderr)
 """
-LOG = "tests/ops/samples/combined.log"
+LOG = "tests/logs/samples/combined.log"
 
 
 def run(store: str, *commands: str) -> tuple[list[str], list[str]]:

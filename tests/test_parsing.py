@@ -42,6 +42,7 @@ from slidegate import (
     path_param,
     query,
 )
+from slidegate.cli import main
 from slidegate.core import (
     Concurrency,
     CounterWindow,
@@ -53,9 +54,8 @@ from slidegate.core import (
 )
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.httpx import LimitedTransport
-from slidegate.ops.access_logs import parse_line
-from slidegate.ops.access_logs.line_parser import LineParser
-from slidegate.ops.command import main
+from slidegate.logs import parse_line
+from slidegate.logs.line_parser import LineParser
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile

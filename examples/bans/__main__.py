@@ -15,7 +15,7 @@ from rich.text import Text
 
 from examples.demo.__main__ import requests
 from slidegate import ConfigurationError
-from slidegate.ops.access_logs import AccessLogs
+from slidegate.logs import AccessLogs
 
 from .replay import Report, replay_bans
 

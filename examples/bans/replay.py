@@ -18,7 +18,7 @@ from examples.login.protection import guarded
 from slidegate import Limiter, MemoryStore, Networks, Reason
 from slidegate.core import Ban
 from slidegate.core.addresses import canonical_key
-from slidegate.ops.access_logs import AccessRecord
+from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 
 PRIVATE = Networks(["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"])

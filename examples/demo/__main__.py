@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
-from slidegate.ops.access_logs import AccessLogs, AccessRecord
+from slidegate.logs import AccessLogs, AccessRecord
 
 from .app import make_app
 from .figures import Figures, ReplayClock

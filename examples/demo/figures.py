@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from slidegate import Limiter
 from slidegate.core.statistics.summary import ResponseTimes
 from slidegate.limiter.figures.statistics import SLICE_US, Statistics
-from slidegate.ops.access_logs import AccessRecord
+from slidegate.logs import AccessRecord
 from slidegate.stats import Traffic
 from slidegate.testing import FakeClock
 

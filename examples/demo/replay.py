@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from slidegate import Decision, Limiter, Reason
 from slidegate.core import Ban
-from slidegate.ops.access_logs import AccessRecord
+from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 
 SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate leaves no record

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 try:
-    from .ops.metrics.meters import OtelMetrics
-    from .ops.metrics.spans import DecisionSpans
+    from .metrics.meters import OtelMetrics
+    from .metrics.spans import DecisionSpans
 except ModuleNotFoundError as error:
     raise ImportError(f'slidegate.otel needs the package {error.name}: pip install "slidegate[otel]"') from error
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser
 
-from slidegate.ops.command.program import program
+from slidegate.cli.program import program
 
 from .test_views import violations
 

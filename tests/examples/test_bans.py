@@ -18,7 +18,7 @@ import pytest
 
 from examples.bans import __main__ as command
 from examples.bans.replay import Report, replay_bans
-from slidegate.ops.access_logs import AccessLog, AccessRecord
+from slidegate.logs import AccessLog, AccessRecord
 
 pytestmark = pytest.mark.all
 

@@ -25,7 +25,7 @@ from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.ops.access_logs import AccessLog, AccessRecord
+from slidegate.logs import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import slidegate
 import slidegate.core
 import slidegate.httpx
 from slidegate import Reason
-from slidegate.ops.command import exits
-from slidegate.ops.command.doctor.diagnosis import SUBJECTS
+from slidegate.cli import exits
+from slidegate.cli.doctor.diagnosis import SUBJECTS
 from slidegate.web.checks import CODES
 
 from .anchors import ROOT, leads_somewhere

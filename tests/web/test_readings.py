@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -300,7 +301,9 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
         {"default_limits": "1/minute"},
     ],
 )
-async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(options: Any) -> None:
+async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
+    options: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Shelf(list[BaseRoute]):
         fails = False
 
@@ -317,6 +320,13 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(options: An
     assert await statuses(gate, 2, "/a") == [200, 429]
     await gate.limiter.ban("203.0.113.9", "1h")
     assert await statuses(gate, 1, "/a") == [403]
+    assert caplog.text.count("the rules of a request cannot be told") == 1, "a failing router fills no log"
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert await statuses(gate, 1, "/a") == [403]
+    lines = [record.getMessage() for record in caplog.records if "cannot be told" in record.getMessage()]
+    assert len(lines) == 2
+    assert int(lines[1].rpartition("=")[2].rstrip(")")) >= 2
 
 
 async def test_what_mounts_read_is_not_remembered_where_a_host_decides() -> None:

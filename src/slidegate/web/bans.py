@@ -21,7 +21,7 @@ from ..core.addresses import Address
 from ..core.bans.in_force import Ban, Guarded, clean_reason
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import WIDEST, ban_target, range_target
-from ..core.errors import ConfigurationError, StoreError, closest
+from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
@@ -198,16 +198,16 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
     listed = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
     example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
     if isinstance(listed, str) or not isinstance(listed, Iterable):
-        raise ConfigurationError(f"{example}, not {policies!r}")
+        raise ConfigurationError(f"{example}, not {quoted(policies)}")
     found: dict[str, BanPolicy] = {}
     for policy in listed:
         if not isinstance(policy, BanPolicy):
-            raise ConfigurationError(f"{example}, not {policy!r} in it")
+            raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
         if policy.name in found:
             raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
         if policy.key is not None and not isinstance(policy.key, Key):
             raise ConfigurationError(
-                f"bans: {policy!r}: key: expected a built-in key such as header, not {policy.key!r}"
+                f"bans: {policy!r}: key: expected a built-in key such as header, not {quoted(policy.key)}"
             )
         if _names_nobody(policy.key):
             raise ConfigurationError(

@@ -29,7 +29,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from .routes import ResolvedRoute, walk
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
 def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
     if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
         raise ConfigurationError(
-            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {endpoint!r}; "
+            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
             "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
         )
 
@@ -260,11 +260,11 @@ class Exemption:
         if not callable(endpoint) or not hasattr(marked, "__dict__"):
             raise ConfigurationError(
                 f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {endpoint!r}"
+                f"async def health(request), not {quoted(endpoint)}"
             )
         if hasattr(endpoint, "routes"):
             raise ConfigurationError(
-                f"RateLimit.exempt: expected an endpoint, not {endpoint!r} with routes of its own; write "
+                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
                 "dependencies=[Depends(RateLimit.exempt)] at a FastAPI router, or "
                 'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
             )

@@ -17,7 +17,7 @@ from starlette.convertors import Convertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError, InvalidKey, closest
+from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
@@ -86,7 +86,7 @@ class Value(ABC):
 
     def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
         if fallback is not None and not isinstance(fallback, Key):
-            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {fallback!r}")
+            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
         self._kind = kind
         self.fallback = fallback
         self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
@@ -150,7 +150,7 @@ class _Header(Value):
 class _Cookie(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {name!r}')
+            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
         super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
         self._name = name
 
@@ -270,7 +270,9 @@ def combine(*keys: Key) -> Combined:
         ConfigurationError: There are fewer than two keys, or one of them is not built in.
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
-        raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
+        raise ConfigurationError(
+            f'combine: expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}'
+        )
     return Combined(keys)
 
 
@@ -281,14 +283,14 @@ def check_header_name(name: object) -> str:
         ConfigurationError: It cannot.
     """
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {name!r}')
+        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {quoted(name)}')
     return name
 
 
 def check_parameter_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
-            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'
+            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
         )
 
 
@@ -365,7 +367,7 @@ def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key
     for path, convertors in zip(paths, of_each_path, strict=True):
         if key.name not in convertors:
             raise ConfigurationError(
-                f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
+                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, convertors)}"
             )
     return key.tied(patterns)
 

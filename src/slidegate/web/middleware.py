@@ -20,7 +20,7 @@ from ..core.arguments import names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
@@ -124,7 +124,7 @@ class RateLimitMiddleware(Breakable):
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
+            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._client = client

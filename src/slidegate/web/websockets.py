@@ -26,7 +26,7 @@ from ..core.arguments import names_checked
 from ..core.bans.in_force import Ban, Guarded
 from ..core.decide import Place, decide, enter_periods
 from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Limit, parse_limits
 from ..core.logs import logger
 from ..core.store import Clock
@@ -82,10 +82,10 @@ class MessageLimits:
     ) -> None:
         if key not in ("connection", "client") and not isinstance(key, Key):
             raise ConfigurationError(
-                f'MessageLimits: key: expected "connection", "client" or a key such as header, not {key!r}'
+                f'MessageLimits: key: expected "connection", "client" or a key such as header, not {quoted(key)}'
             )
         if beyond not in ("close", "drop", "wait"):
-            raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {beyond!r}')
+            raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {quoted(beyond)}')
         self.limits = parse_limits(limits)
         if beyond == "wait" and not all(isinstance(limit, Limit) for limit in self.limits):
             raise ConfigurationError(

@@ -1,1 +1,0 @@
-"""Looks at traffic from outside: access logs."""

@@ -1,0 +1,179 @@
+"""The gate itself at virtual times: every record of a log becomes an ASGI call of a `RateLimitMiddleware`.
+
+There is no second implementation of anything. The middleware stands before an application that gives the answer which
+the log tells of, over a memory store whose clock is the time of the record. A call at such a store never waits, so it
+is run to its end without an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from copy import copy
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from starlette.types import Message, Receive, Scope, Send
+
+from ..core.bans.policy import BanPolicy
+from ..core.errors import ConfigurationError
+from ..core.store import Event
+from ..limiter import FailurePolicy, Limiter
+from ..logs import AccessRecord
+from ..stores.memory.store import MemoryStore
+from ..web.checks import CODES
+from ..web.config import ConfigLoader
+from ..web.keys import Key
+from ..web.middleware import RateLimitMiddleware
+from ..web.rules import Rule
+from .logged_requests import scope_of
+
+MOST_KEYS: Final = 50_000_000
+"""More windows than a machine holds: no client shares a window with another."""
+HEARD: Final = ("refused", "shadow_refused", "banned", "shadow_banned")
+PASSED: Final = "passed"
+REFUSED: Final = "refused"
+BANNED: Final = "banned"
+BLOCKED: Final = "blocked"
+NO_REQUEST: Final = "no request"
+"""The line tells of something that is no HTTP request; no server passes it on."""
+
+
+class Played(NamedTuple):
+    """The fate of one record.
+
+    Attributes:
+        outcome: ``"passed"``, ``"refused"`` (by a limit), ``"banned"``, ``"blocked"`` (by a list or a rule), or
+            ``"no request"``.
+        status: The status of the answer, of the gate or of the application.
+        events: The events that the request made: refusals, those of shadows, and bans.
+    """
+
+    outcome: str
+    status: int
+    events: tuple[Event, ...] = ()
+
+
+class Replay:
+    """Plays the records of a log, in the order of time, to a gate.
+
+    Args:
+        limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
+        rules: The path of a configuration file instead; its store is not opened, everything is counted in memory.
+        key: The key that `limits` count by; by default the client's address.
+        bans: Ban policies beside `limits`.
+
+    Attributes:
+        gate: The gate.
+        now_us: The virtual time.
+        unwaited: The rules with ``wait`` or ``concurrency``. Requests that would have waited are refused, and places
+            are always free, because a log does not say how long clients stay.
+
+    Raises:
+        ConfigurationError: Neither or both of `limits` and `rules` are given, or one of them cannot be used.
+    """
+
+    def __init__(
+        self,
+        limits: str | None = None,
+        *,
+        rules: str | PathLike[str] | None = None,
+        key: Key | None = None,
+        bans: BanPolicy | Iterable[BanPolicy] | None = None,
+    ) -> None:
+        if (limits is None) == (rules is None):
+            raise ConfigurationError('give limits such as "60/minute", or rules such as "slidegate.toml", one of them')
+        if rules is not None and (key is not None or bans is not None):
+            raise ConfigurationError("key, bans: they stand in the file of rules, for example [bans.abuse]")
+        self.now_us = 0
+        self._status = 200
+        self._answered = 0
+        self._reached = False
+        self._heard: list[Event] = []
+        store = MemoryStore(max_keys=MOST_KEYS, max_bans=MOST_KEYS, clock=lambda: self.now_us)
+        limiter = Limiter(store)
+        limiter.observe(self._hear, kinds=HEARD, inline=True)
+        options: dict[str, Any] = {
+            "limiter": limiter,
+            "statistics": False,
+            "headers": None,
+            "ignore_checks": tuple(CODES),
+        }
+        self.unwaited: tuple[str, ...] = ()
+        if rules is None:
+            assert limits is not None
+            options |= {"rules": [Rule("*", limits, key=key)], "bans": bans}
+            self.gate = RateLimitMiddleware(self._app, **options)
+        else:
+            reading = ConfigLoader(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
+            options = reading.options() | options | {"enabled": True}
+            given = tuple(options["rules"])
+            self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
+            # A rule of nothing but places has nothing left that could refuse.
+            kept = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
+            options["rules"] = kept
+            self.gate = RateLimitMiddleware(self._app, **options)
+
+    def play(self, record: AccessRecord) -> Played:
+        """Play one record. A time before that of the record before counts as that one's."""
+        if record.time_us > self.now_us:
+            self.now_us = record.time_us
+        scope = scope_of(record)
+        if scope is None:
+            return Played(NO_REQUEST, record.status)
+        self._status = record.status if 200 <= record.status <= 599 else 200
+        self._reached = False
+        self._heard.clear()
+        run(self.gate(scope, _receive, self._send))
+        events = tuple(self._heard) if self._heard else ()
+        return Played(PASSED if self._reached else _refused_by(events), self._answered, events)
+
+    def _hear(self, event: Event) -> None:
+        self._heard.append(event)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._reached = True
+        await send({"type": "http.response.start", "status": self._status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._answered = message["status"]
+
+
+def run(call: Any) -> None:
+    """Run a call of the gate to its end.
+
+    Raises:
+        ConfigurationError: It waits for something, which a replay has not.
+    """
+    with suppress(StopIteration):
+        call.send(None)
+        call.close()
+        raise ConfigurationError("a rule of these makes requests wait, for example for a list's file; leave it out")
+
+
+def _refused_by(events: Iterable[Event]) -> str:
+    reason = next((str(event.details["reason"]) for event in events if event.kind == "refused"), "")
+    return {"banned": BANNED, "blocked": BLOCKED}.get(reason, REFUSED)
+
+
+def _without_wait(rule: Rule) -> Rule:
+    """Return a rule that refuses the requests that this one lets wait, and has no places: nobody stays in a replay."""
+    twin = copy(rule)
+    twin.concurrency = None
+    twin.wait_us = twin.wait_max = 0
+    return twin
+
+
+def _never(address: str, policy: FailurePolicy) -> Limiter:
+    raise AssertionError("the limiter is given")
+
+
+async def _receive() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _ignore(*_: object) -> None:
+    """Stand in for the function that a tracking rule calls."""

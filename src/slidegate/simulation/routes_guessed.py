@@ -1,0 +1,84 @@
+"""Guesses route templates from paths: ``/users/123`` is ``/users/{id}``.
+
+A segment is an id if it is a number, a UUID, a date, at least eight hexadecimal digits with a number among them, or a
+long text with several numbers. The segments behind a place where more than 24 different ones were seen are one, too:
+``/articles/{name}``. Paths that are not there teach nothing: scanners ask for thousands.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from ..core.memo import remember
+
+MOST_ROUTES: Final = 1_024
+OTHER: Final = "(other paths)"
+"""The route of paths that lead nowhere, or are too long or too many."""
+MOST_BRANCHES: Final = 24
+_MOST_SEGMENTS: Final = 8
+_MOST_OF_A_SEGMENT: Final = 64
+_MEMO: Final = 8_192
+_ID: Final = re.compile(
+    r"[0-9]+|[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}|[0-9]{4}-[0-9]{2}(?:-[0-9]{2})?"
+    r"|(?=[^0-9]*[0-9])[0-9a-f]{8,}|(?=(?:[^0-9]*[0-9]){4})[\w-]{20,}",
+    re.IGNORECASE,
+)
+
+
+class RouteGuesser:
+    """Learns the routes of a site from its paths. Its size is bounded."""
+
+    def __init__(self) -> None:
+        self._branches: dict[tuple[str, ...], set[str]] = {}
+        self._routes: set[str] = set()
+        self._known: dict[str, str] = {}
+
+    def of(self, target: str, status: int = 200) -> str:
+        """Return the route of a request's target, as far as the paths that were seen so far tell it.
+
+        Args:
+            target: The target, with its query or without.
+            status: The status of the answer; from a failure with 4xx nothing is learned.
+        """
+        path = target.partition("?")[0]
+        if (known := self._known.get(path)) is not None:
+            return known
+        route = self._guess(path, 400 <= status <= 499)
+        return route if route == OTHER else remember(self._known, path, route, _MEMO)
+
+    def _guess(self, path: str, failed: bool) -> str:
+        segments = unquote(path).split("/")[1:]
+        if not path.startswith("/") or len(segments) > _MOST_SEGMENTS:
+            return OTHER
+        found: tuple[str, ...] = ()
+        for segment in segments:
+            text = self._segment(found, segment, failed)
+            if text is None:
+                return OTHER
+            found += (text,)
+        route = "/" + "/".join(found)
+        if route not in self._routes:
+            if failed or len(self._routes) >= MOST_ROUTES:
+                return OTHER
+            self._routes.add(route)
+        return route
+
+    def _segment(self, before: tuple[str, ...], segment: str, failed: bool) -> str | None:
+        """Return a segment as a template has it; None where nothing like it is known and nothing may be learned."""
+        if _ID.fullmatch(segment):
+            return "{id}"
+        if not segment:
+            return segment
+        branches = self._branches.get(before)
+        if branches is not None and segment in branches:
+            return segment
+        full = branches is not None and len(branches) >= MOST_BRANCHES
+        if not full and len(segment) <= _MOST_OF_A_SEGMENT and not set(segment) & set("{}*"):
+            if failed:
+                return None
+            if branches is not None or len(self._branches) < MOST_ROUTES:
+                self._branches.setdefault(before, set()).add(segment)
+                return segment
+        return "{name}"

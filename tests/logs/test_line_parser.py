@@ -1,0 +1,364 @@
+"""What the access log reader makes of good lines, bad lines and whole files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import tracemalloc
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate.logs import MAX_LINE_BYTES, AccessLog, AccessRecord, Skip, parse_line
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data")
+NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
+COMMON = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5120'
+COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
+RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None, sent_bytes=5120)
+
+CADDY = {
+    "level": "info",
+    "ts": 1715515200.25,
+    "logger": "http.log.access.log0",
+    "request": {
+        "remote_ip": "198.51.100.1",
+        "client_ip": "192.0.2.7",
+        "method": "GET",
+        "uri": "/a?b=1",
+        "headers": {"User-Agent": ["curl/8"]},
+    },
+    "status": 200,
+}
+TRAEFIK = {
+    "ClientHost": "192.0.2.7",
+    "RequestMethod": "GET",
+    "RequestPath": "/a?b=1",
+    "DownstreamStatus": 200,
+    "StartUTC": "2024-05-12T12:00:00.250000999Z",
+    "request_User-Agent": "curl/8",
+}
+NGINX = {
+    "time_iso8601": "2024-05-12T14:00:00+02:00",
+    "remote_addr": "192.0.2.7",
+    "request_method": "GET",
+    "uri": "/a",
+    "args": "b=1",
+    "status": "200",
+    "http_user_agent": "curl/8",
+}
+JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8", sent_bytes=None)
+
+
+def changed(line: dict[str, Any], **fields: Any) -> bytes:
+    """Return a JSON line with fields put in; None takes one out."""
+    return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
+
+
+GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
+    "common": (COMMON, RECORD),
+    "combined": (COMBINED, RECORD._replace(user_agent='Mozilla/5.0 (X11; \\"odd\\")', referer="https://example.org/")),
+    "vhost_combined": (f"www.example.org:443 {COMMON}", RECORD._replace(host="www.example.org")),
+    "a host name behind a virtual host": (
+        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "crawler.example.net"),
+        RECORD._replace(client="crawler.example.net", host="www.example.org"),
+    ),
+    "a user name with a space": (COMMON.replace("- -", "- jane doe"), RECORD),
+    "an IPv6 client": (COMMON.replace("192.0.2.7", "2001:db8::1"), RECORD._replace(client="2001:db8::1")),
+    "an IPv6 client and a user name with a space": (
+        COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
+        RECORD._replace(client="2001:db8::80"),
+    ),
+    "Traefik CLF": (
+        f'{COMMON} "-" "curl/8" 17 "web@docker" "http://192.0.2.80:80" 3ms',
+        RECORD._replace(user_agent="curl/8", duration_us=3_000),
+    ),
+    "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
+    "CRLF": (f"{COMMON}\r\n", RECORD),
+    "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
+    "bytes that are not UTF-8": (COMMON.encode().replace(b"/a?b=1", b"/\xff"), RECORD._replace(path="/\ufffd")),
+    "TLS bytes for a request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03\\x01").replace("200", "400"),
+        RECORD._replace(method="", path="\\x16\\x03\\x01", status=400),
+    ),
+    "no request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "-").replace("200", "408"),
+        RECORD._replace(method="", path="-", status=408),
+    ),
+    "an ISO time": (COMMON.replace("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z"), RECORD),
+    "Caddy without client_ip": (
+        changed(CADDY, request={**CADDY["request"], "client_ip": ""}),
+        JSON_RECORD._replace(client="198.51.100.1"),
+    ),
+    "older Caddy": (
+        changed(CADDY, request={"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}),
+        JSON_RECORD._replace(client="2001:db8::1", user_agent=None),
+    ),
+    "Caddy, nothing answered": (changed(CADDY, status=0), JSON_RECORD._replace(status=0)),
+    "Traefik, forwarded by several": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), JSON_RECORD),
+    "Traefik without StartUTC": (
+        changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"),
+        JSON_RECORD._replace(time_us=NOON_US),
+    ),
+    "nginx with request_uri": (
+        changed(NGINX, request_uri="/raw?b=%31"),
+        JSON_RECORD._replace(time_us=NOON_US, path="/raw?b=%31"),
+    ),
+    "nginx with request": (
+        changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None),
+        JSON_RECORD._replace(time_us=NOON_US, method="POST", path="/b"),
+    ),
+    "nginx without a request": (
+        changed(NGINX, request_method="-", uri="-", args="", status=400),
+        JSON_RECORD._replace(time_us=NOON_US, method="", path="-", status=400),
+    ),
+}
+
+BAD: dict[str, tuple[bytes, Skip]] = {
+    "nothing": (b"", Skip.EMPTY),
+    "spaces": (b"  \t\r\n", Skip.EMPTY),
+    "NUL": (COMMON.encode().replace(b"/a", b"/\0"), Skip.BINARY),
+    "UTF-16": (COMMON.encode("utf-16"), Skip.BINARY),
+    "words": (b"the quick brown fox", Skip.FORMAT),
+    "an agent on a line of its own": (b' "curl/7.54.0"', Skip.FORMAT),
+    "a header line": (b"#Fields: date time c-ip", Skip.HEADER),
+    "the first half": (COMMON[:60].encode(), Skip.FORMAT),
+    "too few words before the date": (COMMON.replace(" - -", "").encode(), Skip.FORMAT),
+    "backslashes without an end": (b"[1] " + b'x [a] "' + b"\\" * 50_000, Skip.FORMAT),
+    "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
+    "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
+    "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
+    "status of four digits": (COMMON.replace("200", "2000").encode(), Skip.STATUS),
+    "JSON without its end": (changed(NGINX)[:-5], Skip.JSON),
+    "a JSON list": (b"[1, 2]", Skip.FORMAT),
+    "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
+    "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
+    "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
+    "an integer of 400 digits": (changed(CADDY, ts=10**400), Skip.TIME),
+    "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
+    "a negative status": (changed(CADDY, status=-1), Skip.STATUS),
+    "true as status": (changed(CADDY, status=True), Skip.STATUS),
+    "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
+    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.FORMAT),
+    "no path": (changed(NGINX, uri=None), Skip.FORMAT),
+    "a time of 60,000 characters": (changed(NGINX, time_iso8601="1" * 60_000), Skip.TIME),
+    "a time with 100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), Skip.TIME),
+    "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), Skip.CLIENT),
+    "Caddy's second word on an error": (changed(CADDY, logger="http.log.error.log0"), Skip.FORMAT),
+    "Caddy with a list for headers, no client": (changed(CADDY, request={"headers": []}), Skip.FORMAT),
+}
+
+TIMES = [
+    ("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00"),
+    ("12/May/2024:23:59:59 +1400", "2024-05-12T09:59:59"),
+    ("12/May/2024:00:00:00 +0545", "2024-05-11T18:15:00"),
+    ("27/Oct/2024:02:30:00 +0200", "2024-10-27T00:30:00"),  # the same hour of the clock,
+    ("27/Oct/2024:02:30:00 +0100", "2024-10-27T01:30:00"),  # an hour later
+    ("31/Dec/2023:23:30:00 -0100", "2024-01-01T00:30:00"),
+    ("01/Jan/1970:00:00:00 +0000", "1970-01-01T00:00:00"),
+    ("2024-05-12T12:00:00.123456789Z", "2024-05-12T12:00:00.123456"),
+    ("2024-05-12T12:00:00+05:30", "2024-05-12T06:30:00"),
+    ("1715515200123", "2024-05-12T12:00:00.123"),
+    ("1715515200.123", "2024-05-12T12:00:00.123"),
+    ("31/Feb/2024:12:00:00 +0000", None),
+    ("12/May/2024:12:00:00 +2400", None),
+    ("12/May/2024:12:00:00 +0060", None),
+    ("12/May/2024:12:00:00", None),
+    ("31/Dec/1969:23:59:59 +0000", None),
+    ("01/Jan/0001:00:00:00 +1400", None),
+    ("2024-05-12T12:00:00", None),
+    ("yesterday", None),
+]
+
+NUMBERS = [
+    (1715515200, NOON_US),
+    (1715515200.25, NOON_US + 250_000),
+    (1715515200250, NOON_US + 250_000),
+    (1715515200250000, NOON_US + 250_000),
+    (1715515200250000999, NOON_US + 250_000),
+    (0, 0),
+    (-1, None),
+    (10**21, None),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_line_becomes_its_record(name: str) -> None:
+    line, record = GOOD[name]
+    assert parse_line(line if isinstance(line, bytes) else line.encode()) == record
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_says_why(name: str) -> None:
+    line, reason = BAD[name]
+    assert parse_line(line) is reason
+
+
+@pytest.mark.parametrize(("text", "moment"), TIMES)
+def test_a_time_is_right_or_refused(text: str, moment: str | None) -> None:
+    found = parse_line(COMMON.replace("12/May/2024:12:00:00 +0000", text).encode())
+    if moment is None:
+        assert found is Skip.TIME
+    else:
+        assert isinstance(found, AccessRecord)
+        assert found.time_us == round(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize(("number", "time_us"), NUMBERS)
+def test_a_number_is_a_time_in_the_unit_of_its_size(number: float, time_us: int | None) -> None:
+    found = parse_line(changed(CADDY, ts=number))
+    assert found is Skip.TIME if time_us is None else isinstance(found, AccessRecord) and found.time_us == time_us
+
+
+def test_a_line_cut_anywhere_is_skipped_or_says_nothing_wrong() -> None:
+    line = f"www.example.org:443 {COMBINED}".encode()
+    whole = parse_line(line)
+    assert isinstance(whole, AccessRecord)
+    found = [parse_line(line[:end]) for end in range(len(line))]
+    records = [record for record in found if isinstance(record, AccessRecord)]
+    assert len(records) < len(found)
+    # A number that was cut off is a smaller number, and text that was cut off is left out.
+    assert {record[:5] for record in records} == {whole[:5]}
+    assert {record.host for record in records} == {"www.example.org"}
+    assert {(record.referer, record.user_agent) for record in records} == {(None, None)}
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(line: bytes) -> None:
+    assert isinstance(parse_line(line), (AccessRecord, Skip))
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY["request"]]), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataObject) -> None:
+    fields = data.draw(
+        st.dictionaries(st.sampled_from([*line, "request", "request_uri", "msec"]), JSON_VALUES, min_size=1)
+    )
+    found = parse_line(json.dumps({**line, **fields}).encode())
+    if isinstance(found, AccessRecord):
+        assert 0 <= found.time_us < 253_402_300_800_000_000
+        assert found.client.strip()
+        assert 0 <= found.status <= 999
+
+
+def test_a_gzip_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"a" * 1_048_576)
+        file.write(f"\n{COMMON}".encode())
+    log = AccessLog(tmp_path / "bomb.gz")
+    tracemalloc.start()
+    try:
+        assert list(log) == [RECORD]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert log.skipped == {Skip.TOO_LONG: 1}
+    assert peak_bytes < 4_000_000
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_line_is_too_long_beyond_the_limit_and_not_before(tmp_path: Path, extra: int) -> None:
+    line = f"{COMMON} ".encode()
+    line += b"a" * (MAX_LINE_BYTES + extra - len(line))
+    (tmp_path / "access.log").write_bytes(line + b"\n" + COMMON.encode())
+    log = AccessLog(tmp_path / "access.log")
+    assert list(log) == [RECORD] * (1 if extra > 0 else 2)
+    assert log.skipped == ({Skip.TOO_LONG: 1} if extra > 0 else {})
+
+
+def test_a_file_is_read_only_as_far_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "access.log").write_text(f"\n{COMMON}\n" * 100_000)
+    log = AccessLog(tmp_path / "access.log")
+    records = iter(log)
+    assert next(records) == RECORD
+    assert 1 <= log.read < log.total < 20_000
+    records.close()
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(AccessLog(tmp_path / "nowhere.log"))
+
+
+@pytest.mark.deep
+def test_real_logs_read_as_their_manifest_says() -> None:
+    if not (DATA / "MANIFEST.md").is_file():
+        pytest.skip(f"no real logs: {DATA} holds no MANIFEST.md; set SLIDEGATE_DATA to a directory that does")
+    row = re.compile(
+        r"\| `(logs/\S+)` \| ([\d,]+) \| [^|]+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+)% / (\S+)% \|.*\| ([\d,]+) \|"
+    )
+    expected, found = {}, {}
+    for name, lines, clients, first, last, client_errors, server_errors, unparsed in row.findall(
+        (DATA / "MANIFEST.md").read_text(encoding="utf-8")
+    ):
+        numbers = [int(number.replace(",", "")) for number in (lines, unparsed, clients)]
+        expected[name] = (*numbers, first, last, float(client_errors), float(server_errors))
+        found[name] = summary(AccessLog(DATA / name))
+    assert expected
+    assert found == expected
+
+
+def summary(log: AccessLog) -> tuple[object, ...]:
+    records = list(log)
+    days = [datetime.fromtimestamp(record.time_us / 1_000_000, UTC).date().isoformat() for record in records]
+    shares = [round(100 * sum(record.status // 100 == kind for record in records) / len(records), 1) for kind in (4, 5)]
+    clients = {record.client for record in records}
+    return log.total, log.skipped.total(), len(clients), min(days), max(days), *shares
+
+
+# -- what strangers put into a line ----------------------------------------------------------------------------------
+
+
+@given(
+    ident=st.text(st.characters(codec="latin-1", exclude_categories=["Cc", "Z"], exclude_characters='"'), min_size=1),
+    user=st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1),
+)
+def test_no_name_makes_another_client_of_an_address(ident: str, user: str) -> None:
+    found = parse_line(COMMON.replace("- -", f"{ident} {user}").encode())
+    assert found == RECORD or (found is Skip.FORMAT and not user.strip())
+
+
+def test_a_virtual_host_in_front_is_none_if_it_is_an_address() -> None:
+    for host in ("example.org", "example.org:443"):
+        assert parse_line(f"{host} {COMMON}".encode()) == RECORD._replace(host="example.org")
+    found = parse_line(f"198.51.100.1 {COMMON}".encode())
+    assert isinstance(found, AccessRecord)
+    assert found.client == "198.51.100.1"
+
+
+SYSLOG = (
+    "<190>May 12 12:00:00 web1 nginx: ",
+    "<190>May  2 12:00:00 nginx: ",
+    "May 12 12:00:00 web1 nginx[811]: ",
+    "2024-05-12T12:00:00.123456+00:00 web1 nginx: ",
+    "<190>1 2024-05-12T12:00:00Z web1 nginx 811 - - ",
+    "May 12 12:00:00 web1.example.org httpd[4]: ",
+)
+
+
+@pytest.mark.parametrize("prefix", SYSLOG)
+@pytest.mark.parametrize("line", [COMMON, f"example.org {COMMON}", json.dumps(NGINX)])
+def test_what_syslog_writes_in_front_is_left_out(prefix: str, line: str) -> None:
+    assert parse_line((prefix + line).encode()) == parse_line(line.encode())
+    assert isinstance(parse_line(line.encode()), AccessRecord)

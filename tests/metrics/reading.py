@@ -1,0 +1,93 @@
+"""Reads an exposition with the parsers of Prometheus, as a server does that scrapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from ..asgi import Answer, scope_of, send_scope
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "metrics.md"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+
+
+class Metric(NamedTuple):
+    """A row of the table in the documentation."""
+
+    name: str
+    prometheus: str
+    kind: str
+    unit: str
+    labels: set[str]
+    help: str
+
+
+def documented() -> list[Metric]:
+    """Return the table of metrics of the documentation, which their users rely on."""
+    lines = PAGE.read_text("utf-8").splitlines()
+    rows = [
+        line.strip("| ").split(" | ") for line in lines if line.startswith("| `slidegate.") and "| `slidegate_" in line
+    ]
+    return [
+        Metric(name.strip("`"), other.strip("`"), kind, unit, set(labels.split(", ")), text)
+        for name, other, kind, unit, labels, text in rows
+    ]
+
+
+class Exposition:
+    """What `/metrics` said.
+
+    Attributes:
+        families: The families by their names.
+        samples: The values by name and labels.
+    """
+
+    def __init__(self, families: Iterable[Any]) -> None:
+        self.families: dict[str, Any] = {}
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in families:
+            assert family.name not in self.families, f"{family.name} comes twice"
+            self.families[family.name] = family
+            for sample in family.samples:
+                place = sample.name, frozenset(sample.labels.items())
+                assert place not in self.samples, f"{place} comes twice"
+                self.samples[place] = sample.value
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of a name that have these labels."""
+        wanted = set(labels.items())
+        found = [value for (other, has), value in self.samples.items() if other == name and wanted <= has]
+        assert found, f"no sample of {name} has {labels}"
+        return sum(found)
+
+    def series(self, prefix: str = "slidegate_") -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        """Return names and labels of all samples."""
+        return {place for place in self.samples if place[0].startswith(prefix)}
+
+
+def parsed(text: str) -> Exposition:
+    """Read the text format."""
+    return Exposition(parse_text(text))
+
+
+async def asked(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
+    """Send a scrape."""
+    return await send_scope(app, scope_of(**{"headers": {"Accept": accept}, **scope}))
+
+
+async def scraped(app: Any) -> Exposition:
+    """Scrape in both formats, which have to agree."""
+    answer = await asked(app)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    text = parsed(answer.body.decode())
+    other = await asked(app, OPENMETRICS)
+    assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert other.body.endswith(b"# EOF\n")
+    openmetrics = Exposition(parse_openmetrics(other.body.decode()))
+    assert openmetrics.series() == text.series()
+    return text

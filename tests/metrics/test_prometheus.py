@@ -1,0 +1,286 @@
+"""A parser of Prometheus reads what the limiter knows, and clients can make no series."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import string
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+import slidegate
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    NetworkFiles,
+    Networks,
+    RateLimitMiddleware,
+    Rule,
+    header,
+)
+from slidegate.core.statistics.lifetime import BOUNDS_US
+from slidegate.limiter.events import KINDS
+from slidegate.limiter.figures.statistics import MAX_SERIES
+from slidegate.prometheus import PrometheusMetrics
+from slidegate.testing import FakeClock
+
+from ..asgi import call, page
+from ..limiter.test_failover import Ward
+from .reading import asked, documented, parsed, scraped
+
+
+def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
+    return PrometheusMetrics(limiter, registry=CollectorRegistry(), **options)
+
+
+class Site:
+    """An application behind a gate, and its metrics."""
+
+    def __init__(self, rules: list[Rule] | None = None, max_keys: int = 50_000, **options: Any) -> None:
+        self.clock = FakeClock(10**15)
+        self.limiter = Limiter(MemoryStore(clock=self.clock, max_keys=max_keys))
+        self.metrics = metrics_of(self.limiter)
+        self.app = Starlette(routes=[Route("/items/{id}", page), Route("/other", page, methods=["GET", "POST"])])
+        self.app.add_middleware(
+            RateLimitMiddleware,
+            limiter=self.limiter,
+            rules=[Rule("*", "1000000/minute", name="visitor")] if rules is None else rules,
+            **options,
+        )
+
+
+async def test_the_exposition_says_what_the_gate_has_seen() -> None:
+    site = Site([Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")])
+    for number in range(5):
+        await call(site.app, f"/items/{number}")
+    await call(site.app, "/other", "POST")
+    await call(site.app, "/nowhere")
+    told = await scraped(site.metrics.app)
+    for route, passed, refused in [("GET /items/{id}", 3, 2), ("GET,POST /other", 1, 0), ("(no route)", 1, 0)]:
+        assert told.value("slidegate_requests_total", route=route, outcome="passed") == passed, route
+        assert told.value("slidegate_requests_total", route=route, outcome="refused") == refused, route
+        assert told.value("slidegate_request_duration_seconds_count", route=route) == passed
+    for rule, passed, refused in [("items", 3, 2), ("service", 5, 0)]:
+        assert told.value("slidegate_rule_requests_total", rule=rule, outcome="passed") == passed
+        assert told.value("slidegate_rule_requests_total", rule=rule, outcome="refused") == refused
+    assert told.value("slidegate_store_up") == 1
+    assert told.value("slidegate_keys") == site.limiter.store.stats().keys > 0  # type: ignore[attr-defined]
+    assert told.value("slidegate_build_info", version=slidegate.__version__) == 1
+    assert all(dict(labels)["store"] == "memory" for _, labels in told.series())
+
+
+async def test_every_metric_of_the_page_is_exposed_with_its_kind_help_and_labels_and_no_other() -> None:
+    site = Site(blocklist=Networks(["192.0.2.0/24"]))
+    await call(site.app, "/other")
+    told = await scraped(site.metrics.app)
+    names = {metric.prometheus.removesuffix("_total"): metric for metric in documented()}
+    assert set(told.families) == set(names)
+    for name, metric in names.items():
+        family = told.families[name]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        assert (metric.prometheus.endswith("_total"), name.endswith("_seconds")) == (
+            metric.kind == "counter", metric.unit == "s",
+        )  # fmt: skip
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == metric.labels, name
+    chosen_by_us = {"route", "rule", "outcome", "store", "kind", "list", "version", "compiled"}
+    assert set().union(*(metric.labels for metric in names.values())) == chosen_by_us
+
+
+async def test_a_histogram_holds_every_time_in_the_buckets_of_the_conventions() -> None:
+    site = Site()
+    times_us = [0, *BOUNDS_US, *(bound_us + 1 for bound_us in BOUNDS_US)]
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        site.clock.advance(us=int(scope["path"][1:]))
+        await send({"type": "http.response.body", "body": b""})
+
+    app = RateLimitMiddleware(slow, limiter=site.limiter, limits="1000000/minute")
+    for time_us in times_us:
+        await call(app, f"/{time_us}")
+    told = await scraped(site.metrics.app)
+    for bound_us in BOUNDS_US:
+        le = str(bound_us / 1_000_000)
+        reached = told.value("slidegate_request_duration_seconds_bucket", le=le)
+        assert reached == sum(time_us <= bound_us for time_us in times_us), le
+    assert told.value("slidegate_request_duration_seconds_bucket", le="+Inf") == len(times_us)
+    assert told.value("slidegate_request_duration_seconds_count") == len(times_us)
+    assert told.value("slidegate_request_duration_seconds_sum") == pytest.approx(sum(times_us) / 1_000_000)
+
+
+async def test_counters_only_grow_while_the_statistics_forget_and_add_up_to_all_requests(rng: random.Random) -> None:
+    site = Site([Rule("/items/{id}", "5/10s", name="items"), Rule("*", "20/minute", name="service")])
+    statuses: Counter[int] = Counter()
+    before: dict[Any, float] = {}
+    for _ in range(15):
+        for _ in range(rng.randrange(40)):
+            path = rng.choice(["/items/1", "/items/2", "/other", "/nowhere"])
+            statuses[(await call(site.app, path)).status] += 1
+            site.clock.advance(us=rng.randrange(10**6))
+        site.clock.advance(rng.choice(["1s", "10m", "3d"]))
+        told = await scraped(site.metrics.app)
+        counters = {place: value for place, value in told.samples.items() if place[0].endswith(("_total", "_bucket"))}
+        assert all(counters[place] >= value for place, value in before.items())
+        before = counters
+        refused = statuses[429]
+        assert told.value("slidegate_requests_total", outcome="refused") == refused
+        assert told.value("slidegate_requests_total") == statuses.total()
+    assert statuses[429], "nothing was refused"
+
+
+async def test_bans_and_lists_are_outcomes_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "drop.netset").write_text("192.0.2.0/24\n203.0.113.7\n")
+    site = Site(
+        [Rule("*", "1/hour", name="service")],
+        blocklist=NetworkFiles([tmp_path / "drop.netset"]),
+        allowlist=Networks(["198.51.100.0/24"]),
+        bans=BanPolicy(after="2/10m", duration="1h", ban_private=True),
+    )
+    for _ in range(5):
+        await call(site.app, "/other")
+    await call(site.app, "/other", client=("192.0.2.1", 1))
+    told = await scraped(site.metrics.app)
+    outcomes = {name: told.value("slidegate_requests_total", outcome=name) for name in ("passed", "refused", "banned")}
+    assert outcomes == {"passed": 1, "refused": 2, "banned": 2}
+    assert told.value("slidegate_requests_total", outcome="blocked") == 1
+    assert told.value("slidegate_events_total", kind="banned") == told.value("slidegate_active_bans") == 1
+    assert told.value("slidegate_list_entries", list="drop", kind="blocklist") == 2
+    assert told.value("slidegate_list_entries", list="allowlist", kind="allowlist") == 1
+    site.clock.advance("2h")
+    told = await scraped(site.metrics.app)
+    assert (told.value("slidegate_active_bans"), told.value("slidegate_events_total", kind="banned")) == (0, 1)
+
+
+async def test_a_shadow_rule_shows_what_it_would_have_refused() -> None:
+    site = Site([Rule("*", "2/hour", name="trial", shadow=True), Rule("*", "100/hour", name="service")])
+    for _ in range(5):
+        await call(site.app, "/other")
+    told = await scraped(site.metrics.app)
+    assert told.value("slidegate_rule_requests_total", rule="trial", outcome="shadow_refused") == 3
+    assert told.value("slidegate_requests_total") == 5
+    assert told.value("slidegate_requests_total", outcome="passed") == 5
+
+
+async def test_every_kind_of_event_is_counted_from_the_start_but_those_of_each_request() -> None:
+    site = Site(max_keys=1)
+    told = await scraped(site.metrics.app)
+    kinds = {dict(labels)["kind"] for name, labels in told.series() if name == "slidegate_events_total"}
+    assert kinds == set(KINDS) - {"refused", "shadow_refused"}
+    assert not site.limiter.engine.events.hears("refused"), "a refusal would make an event for nobody"
+    await site.limiter.hit("a", "5/hour")
+    await site.limiter.hit("b", "5/hour")
+    told = await scraped(site.metrics.app)
+    assert told.value("slidegate_events_total", kind="keys_shared") == 1
+    assert told.value("slidegate_shared_hits_total") == 1
+
+
+async def test_a_store_that_fails_is_down_until_it_answers() -> None:
+    ward = Ward("deny", inline=True)
+    metrics = metrics_of(ward.limiter)
+    await ward.hit()
+    assert (await scraped(metrics.app)).value("slidegate_store_up") == 1
+    ward.fall_ill()
+    for _ in range(3):
+        await ward.hit()
+    told = await scraped(metrics.app)
+    assert (told.value("slidegate_store_up"), told.value("slidegate_store_failures_total")) == (0, 3)
+    assert told.value("slidegate_events_total", kind="store_failed") == 1
+    ward.recover()
+    assert await ward.hit()
+    told = await scraped(metrics.app)
+    assert (told.value("slidegate_store_up"), told.value("slidegate_store_failures_total")) == (1, 3)
+
+
+# -- what a client can choose ------------------------------------------------------------------------------------------
+
+
+async def storm(site: Site, rng: random.Random, requests: int) -> None:
+    """Send requests in each of which everything that a client can choose is another."""
+    letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"
+
+    for number in range(requests):
+        word = "".join(rng.choices(letters, k=rng.randrange(1, 12)))
+        path = rng.choice([f"/items/{word}", f"/{word}/{number}", f"/other/{word}"])
+        method = rng.choice(["GET", "POST", "BREW", word.upper() or "GET"])
+        client = f"2001:db8:{rng.getrandbits(16):x}:{rng.getrandbits(16):x}::1"
+        headers = {"X-API-Key": f"{word}{number}", "Host": f"{number}.example"}
+        await call(site.app, path, method, client=(client, 1), headers=headers)
+
+
+async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(rng: random.Random) -> None:
+    site = Site([Rule("/items/{id}", "3/minute", key=header("X-API-Key"), name="items"), Rule("*", "9/minute")])
+    await storm(site, rng, 300)
+    before = (await scraped(site.metrics.app)).series()
+    await storm(site, rng, 5_000)
+    told = await scraped(site.metrics.app)
+    assert told.series() == before
+    assert told.value("slidegate_requests_total") == 5_300
+
+
+async def test_beyond_the_most_series_of_the_statistics_further_routes_are_one() -> None:
+    site = Site()
+    site.app.routes.extend(Route(f"/route{number}", page) for number in range(MAX_SERIES + 50))
+    for number in range(MAX_SERIES + 50):
+        await call(site.app, f"/route{number}")
+    told = await scraped(site.metrics.app)
+    routes = {dict(labels)["route"] for name, labels in told.series() if name == "slidegate_requests_total"}
+    assert len(routes) == MAX_SERIES + 1
+    assert told.value("slidegate_requests_total", route="(other)", outcome="passed") == 50
+
+
+# -- the application ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_application_answers_as_prometheus_asks() -> None:
+    site = Site()
+    plain = await asked(site.metrics.app)
+    packed = await asked(site.metrics.app, headers={"Accept": "text/plain", "Accept-Encoding": "gzip, br"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert parsed(gzip.decompress(packed.body).decode()).series() == parsed(plain.body.decode()).series()
+    assert plain.headers["cache-control"] == "no-store"
+    head = await asked(site.metrics.app, method="HEAD")
+    assert head.status == 200
+    post = await asked(site.metrics.app, method="POST")
+    assert (post.status, post.headers["allow"]) == (405, "GET, HEAD")
+    closed = await asked(site.metrics.app, type="websocket")
+    assert [message["type"] for message in closed.messages] == ["websocket.close"]
+    started = await asked(site.metrics.app, type="lifespan")
+    assert started.messages == []
+
+
+def test_two_limiters_need_two_registries_and_close_makes_room() -> None:
+    registry = CollectorRegistry()
+    first = PrometheusMetrics(Limiter(), registry=registry)
+    second = Limiter()
+    with pytest.raises(ConfigurationError, match=r"registry=CollectorRegistry\(\)"):
+        PrometheusMetrics(second, registry=registry)
+    assert not second.engine.events.hears("banned"), "a constructor that failed left an observer behind"
+    first.close()
+    PrometheusMetrics(second, registry=registry)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"limiter": "redis://"}, r"limiter: expected a Limiter, for example Limiter\(\), not 'redis://'"),
+        ({"registry": "mine"}, "registry: expected a CollectorRegistry of prometheus_client, not 'mine'"),
+        ({"directory": 7}, 'directory: expected a path, for example "/run/app/metrics", not 7'),
+        ({"directory": "/proc/nowhere"}, 'directory: expected one to write to, for example "/run/app/metrics"'),
+        (
+            {"interval": "1ms", "directory": "here"},
+            "interval: expected 100ms to 1m, for example \"5s\", not '1ms'",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        PrometheusMetrics(**{"limiter": Limiter(), "registry": CollectorRegistry(), **options})

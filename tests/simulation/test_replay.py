@@ -1,0 +1,145 @@
+"""The replay of a log is the gate itself: decision for decision what real ASGI calls at the same times get."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware
+from slidegate.logs import AccessLogs, AccessRecord
+from slidegate.simulation.logged_requests import Clients, scope_of
+from slidegate.simulation.replay import Replay
+from slidegate.simulation.simulated import Simulated
+from slidegate.testing import FakeClock
+
+from ..asgi import send_scope
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples" / "demo" / "sample.log"
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "logs"
+RULES = """
+[[rules]]
+path = "/robots.txt"
+exempt = true
+
+[[rules]]
+path = "/{first}/{rest:path}"
+limits = "20/10s; 100/minute"
+
+[[rules]]
+path = "*"
+limits = "60/minute; 300/hour @10"
+
+[bans.scanners]
+after = "20/10m"
+duration = "30m"
+signals = { 404 = 1, refused = 1, "/.env" = "ban" }
+"""
+
+
+def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: Any) -> AccessRecord:
+    return AccessRecord(1_772_532_000_000_000 + round(second * 1_000_000), client, "GET", path, 200, None)._replace(
+        **more
+    )
+
+
+async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | None]:
+    """Return the statuses that a gate in front of a Starlette application answers with, called as a server calls it."""
+
+    async def answer(request: Request) -> Response:
+        return Response(status_code=int(request.headers["x-status"]))
+
+    clock = FakeClock()
+    app: ASGIApp = Starlette(routes=[Route("/{path:path}", answer, methods=[])])
+    app.router.redirect_slashes = False  # type: ignore[attr-defined]
+    gate = RateLimitMiddleware.from_file(
+        app, rules, limiter=Limiter(MemoryStore(clock=clock)), ignore_checks=["SG104", "SG112"]
+    )
+    found: list[int | None] = []
+    for one in records:
+        clock.set(max(clock.now_us, one.time_us))
+        scope = scope_of(one)
+        if scope is None:
+            found.append(None)
+            continue
+        scope["headers"].append((b"x-status", str(one.status or 200).encode()))
+        found.append((await send_scope(gate, scope)).status)
+    return found
+
+
+REAL = [*sorted(DATA.glob("farm-apache-2024-2025.*")), *sorted(DATA.glob("heavymetal*"))]
+
+
+@pytest.mark.parametrize(
+    "log", [SAMPLE, *(pytest.param(log, marks=pytest.mark.deep) for log in REAL)], ids=lambda path: path.name
+)
+def test_a_replay_decides_as_the_gate_does_over_asgi(log: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(RULES)
+    records = list(AccessLogs([log]))
+    replay = Replay(rules=rules)
+    played = [replay.play(one) for one in records]
+    expected = asyncio.run(statuses_of(records, rules))
+    assert [None if it.outcome == "no request" else it.status for it in played] == expected
+    outcomes = Counter(it.outcome for it in played)
+    assert outcomes["refused"] + outcomes["banned"] >= 100
+    assert outcomes["banned"] > 0
+    assert outcomes["passed"] > 0
+
+
+def test_the_request_at_the_promised_moment_passes_and_one_microsecond_before_does_not() -> None:
+    replay = Replay("2/10s")
+    assert [replay.play(record(second)).outcome for second in (0, 4, 9.999999, 10)] == [
+        "passed", "passed", "refused", "passed",
+    ]  # fmt: skip
+
+
+def test_a_record_that_comes_late_counts_at_the_time_before_it() -> None:
+    replay = Replay("1/10s")
+    assert replay.play(record(100)).outcome == "passed"
+    assert replay.play(record(0)).outcome == "refused"
+    assert replay.play(record(110)).outcome == "passed"
+
+
+def test_a_rule_that_waits_refuses_and_is_named(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\n')
+    replay = Replay(rules=rules)
+    assert replay.unwaited == ("slow",)
+    assert [replay.play(record(second)).outcome for second in (0, 8)] == ["passed", "refused"]
+
+
+def test_every_key_of_a_configuration_file_can_be_replayed() -> None:
+    replay = Replay(rules=ROOT / "examples" / "slidegate.toml")
+    outcomes = Counter(replay.play(one).outcome for one in AccessLogs([SAMPLE]))
+    assert outcomes.total() == 5_787
+    assert outcomes["refused"] > 0
+
+
+def test_the_store_of_a_file_is_not_opened(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f'store = "lmdb://{tmp_path}/counts"\nlimits = "1/10s"\n')
+    assert Replay(rules=rules).play(record(0)).outcome == "passed"
+    assert not (tmp_path / "counts").exists()
+
+
+def test_memory_grows_with_clients_and_not_with_lines() -> None:
+    simulated = Simulated(Replay("1000/minute"), Clients())
+    for number in range(5_000):
+        simulated.add(record(number * 7, f"192.0.2.{number % 50}", f"/page/{number}", user_agent=f"agent {number}"))
+    assert simulated.requests == 5_000
+    assert len(simulated.clients) == 50
+    assert len(simulated.timeline.steps) <= 288
+    assert sum(requests for _, requests, _ in simulated.timeline.points()) == 5_000
+    assert all(len(client.agents) <= 32 and len(client.paths) <= 64 for client in simulated.clients.values())
+    assert set(simulated.routes) == {"/page/{id}"}

@@ -1,0 +1,162 @@
+"""Suggested limits touch no more clients than they may, and peaks are those of the real rings."""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core.limits import Limit
+from slidegate.logs import AccessLogs, AccessRecord
+from slidegate.simulation.logged_requests import Clients
+from slidegate.simulation.peaks import Peaks, least
+from slidegate.simulation.replay import REFUSED, Replay
+from slidegate.simulation.routes_guessed import OTHER, RouteGuesser
+from slidegate.simulation.simulated import Simulated
+from slidegate.simulation.suggestion import RuleFound, Suggestion, Survey
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples" / "demo" / "sample.log"
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "logs"
+REAL = sorted(DATA.glob("semicomplete-*"))
+LOGS = [(SAMPLE, 0.001), (SAMPLE, 0.05), *(pytest.param(log, 0.001, marks=pytest.mark.deep) for log in REAL)]
+
+
+def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Suggestion]:
+    clients = Clients()
+    survey = Survey(clients)
+    for record in records:
+        survey.add(record)
+    suggestion = Suggestion(survey, clients, touch)
+    for record in records:
+        suggestion.add(record)
+    return survey, suggestion
+
+
+def gate(rules: list[RuleFound], file: Path) -> Simulated:
+    """Return a replay through a gate with these limits."""
+    tables = []
+    for rule in rules:
+        limits = "; ".join(f"{amount}/{window}" for window, amount in rule.limits.items())
+        tables.append(f'[[rules]]\npath = "{rule.path}"\nlimits = "{limits}"\n')
+    file.write_text("".join(tables))
+    return Simulated(Replay(rules=file), Clients())
+
+
+def touched(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> int:
+    """Return how many clients these limits touch when the gate has them."""
+    simulated = gate(rules, file)
+    for record in records:
+        simulated.add(record)
+    return len(simulated.touched())
+
+
+def touch_anybody(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> bool:
+    """Return whether these limits touch a client; the log is read no further than to the first one."""
+    simulated = gate(rules, file)
+    return any(simulated.add(record).outcome == REFUSED for record in records)
+
+
+@pytest.mark.parametrize(("log", "touch"), LOGS, ids=lambda value: getattr(value, "name", value))
+def test_suggested_limits_touch_at_most_the_share_and_lower_ones_more(log: Path, touch: float, tmp_path: Path) -> None:
+    records = list(AccessLogs([log]))
+    survey, suggestion = suggested(records, touch)
+    rules = suggestion.rules()
+    before = touched(records, rules, tmp_path / "rules.toml")
+    assert before <= touch * len(survey.clients)
+    everything = rules[-1]
+    assert everything.path == "*"
+    for window, amount in list(everything.limits.items())[-2:]:
+        if amount > 1:
+            lower = everything._replace(limits=everything.limits | {window: amount - 1})
+            assert touched(records, [*rules[:-1], lower], tmp_path / "rules.toml") > before
+
+
+def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_path: Path) -> None:
+    touch = 0.05
+    records = list(AccessLogs([SAMPLE]))
+    survey, suggestion = suggested(records, touch)
+    rules, spared = suggestion.rules(), suggestion.standing_out()
+    assert len(spared) == int(touch * len(survey.clients))
+    clients = Clients()
+    others = [record for record in records if clients.name(record) not in spared]
+    file = tmp_path / "rules.toml"
+    assert touched(others, rules, file) == 0
+    lowered = []
+    for place, rule in enumerate(rules):
+        for window, amount in rule.limits.items():
+            if amount > 1:
+                lower = rule._replace(limits=rule.limits | {window: amount - 1})
+                assert touch_anybody(others, [*rules[:place], lower, *rules[place + 1 :]], file), (rule.path, window)
+                lowered.append(rule.path)
+    assert len(set(lowered)) >= 5, "routes have limits that can be lowered"
+    assert "*" in lowered
+
+
+def test_the_suggested_policy_bans_scanners_and_nobody_else(tmp_path: Path) -> None:
+    records = list(AccessLogs([SAMPLE]))
+    survey, suggestion = suggested(records, 0.001)
+    found = suggestion.bans()
+    assert found is not None
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f'[bans.scanners]\nafter = "{found.after}"\nsignals = {{ "{found.signal}" = 1 }}\n')
+    simulated = Simulated(Replay(rules=rules), Clients())
+    for record in records:
+        simulated.add(record)
+    assert 0 < len(simulated.banned) == found.caught <= found.scanners
+    assert set(simulated.banned) <= survey.scanners()
+
+
+@given(
+    gaps=st.lists(st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000]), min_size=1, max_size=150),
+    start_us=st.integers(0, 10_000_000),
+    amount=st.integers(1, 120),
+)
+def test_a_limit_touches_a_client_when_the_real_ring_refuses(gaps: list[int], start_us: int, amount: int) -> None:
+    times = [start_us + gap for gap in accumulate(gaps)]
+    limits = Limit(1, "1s"), Limit(1, "10s")
+    peaks = Peaks(limits)
+    for time_us in times:
+        peaks.add(time_us)
+    for place, window in enumerate(("1s", "10s")):
+        limit, ring, refused = Limit(amount, window), b"", False
+        for time_us in times:
+            ring, state = limit.spend(ring, time_us, 1)
+            refused = refused or state[3] > 0
+        assert peaks.touched(place, amount) == refused
+        needed = least([peaks], place)
+        assert not peaks.touched(place, needed)
+        assert needed == 1 or peaks.touched(place, needed - 1)
+
+
+def test_short_logs_proxies_and_crawlers_are_warned_of() -> None:
+    records = [
+        AccessRecord(number * 1_000_000, "192.0.2.1", "GET", "/", 200, f"Mozilla/5.0 ({number})")
+        for number in range(20)
+    ]
+    records += [
+        AccessRecord(number * 1_000_000, "192.0.2.2", "GET", "/", 200, "ExampleBot/2.1") for number in range(30)
+    ]
+    survey, _ = suggested(records, 0.001)
+    said = "\n".join(survey.warnings(0.001))
+    for words in (
+        "covers 0.0 hours",
+        "less than one",
+        "192.0.2.1 is probably a proxy",
+        "the crawler 192.0.2.2 makes 60%",
+    ):
+        assert words in said
+
+
+def test_routes_are_guessed_from_paths() -> None:
+    guesser = RouteGuesser()
+    assert guesser.of("/users/123?tab=1") == "/users/{id}"
+    assert guesser.of("/orders/7b0e6c1e-93bb-4d5e-a1c4-0123456789ab/items/9") == "/orders/{id}/items/{id}"
+    assert guesser.of("/no/such", 404) == OTHER
+    names = {guesser.of(f"/articles/{chr(97 + number % 26)}{chr(97 + number // 26)}") for number in range(60)}
+    assert "/articles/{name}" in names
+    assert len(names) == 25
