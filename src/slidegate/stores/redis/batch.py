@@ -32,11 +32,9 @@ from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Clock, Event
 from .bans import RedisBans
 from .clock import ServerClock
-from .faults import SICK, refusal, unexpected
-from .link import Connection, Eviction, Settings, open_connection
+from .link import SICK, Connection, Eviction, Settings, open_connection, open_master, refusal, unexpected
 from .requests import Demand, Request
 from .script import Script, bans_script, windows_script
-from .sentinels import open_master
 
 SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
@@ -310,10 +308,11 @@ class Batcher:
         names = {shared.meta: 0, bans.list_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
         guards = b""
-        if tries or bans.latest != bans.number or {request.judged for request in requests} != {bans.number}:
+        number = bans.cache.number
+        if tries or bans.cache.latest != number or {request.judged for request in requests} != {number}:
             guards = b"".join(request.guards() for request in requests)
         self._calls += 1
-        known = head(shared.clock, 1), bans.number, guards
+        known = head(shared.clock, 1), number, guards
         connection.send(done, how, what, len(names), *names, *known, packed)
 
     def _answered(
@@ -387,6 +386,18 @@ class Batcher:
         """
         if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
             raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
+
+    async def check_again(self) -> None:
+        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
+        try:
+            await self._check_there(self.ask)
+        except StoreUnavailable as error:
+            self._doubt(error)
+
+    def _doubt(self, error: StoreError) -> None:
+        """Let nothing be answered before the server has been looked at again."""
+        if self._connection is not None:
+            self._connection.close(error)
 
     @property
     def _is_wanted(self) -> bool:

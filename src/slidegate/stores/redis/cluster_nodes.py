@@ -24,8 +24,7 @@ from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from .batch import RETRY_S, Batcher, store_error
-from .faults import refusal
-from .link import Connection, first_of
+from .link import Connection, first_of, refusal
 from .requests import Request
 
 MAX_REDIRECTIONS: Final = 5
@@ -224,6 +223,9 @@ class ClusterNodes(Batcher, ABC):
         await self._look()
         await self._check_there(self._ask)
         self._ready = True
+
+    def _doubt(self, error: StoreError) -> None:
+        self._ready = False
 
     def _retry(self) -> None:
         if self._is_wanted and not self._ready:

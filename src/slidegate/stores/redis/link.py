@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import partial, wraps
+from struct import error as StructError
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import hiredis
 from redis.exceptions import RedisError
 
-from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
+from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
 from .clock import ServerClock
-from .faults import refusal
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Settings: TypeAlias = Any
@@ -32,6 +34,64 @@ Settings: TypeAlias = Any
 
 MAX_UNREAD: Final = 2**26
 """How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
+
+SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
+"""Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
+_OF_A_KEY: Final = "WRONGTYPE"
+_OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
+_MAX_SHOWN: Final = 300
+SENTINELS_AT_ONCE: Final = 10
+"""While one sentinel has not answered, the next is asked after a tenth of the timeout."""
+_DOWN: Final = ("s_down", "o_down", "disconnected")
+
+Open: TypeAlias = Callable[..., Awaitable["Connection"]]
+"""Opens a connection, given its settings, a name for the server, and its address."""
+
+
+def refusal(place: str, said: object) -> StoreUnavailable:
+    """Return the error to raise for an error of a server.
+
+    Args:
+        place: What to call the server.
+        said: Its words.
+    """
+    text = str(said)
+    concerns: Concerns = "server"
+    if _OF_A_KEY in text:  # a script may say more before it
+        concerns = "key"
+    elif text.startswith(_OF_A_SLOT):
+        concerns = "slot"
+    return StoreUnavailable(f"redis: {place}{': ' if place else ''}{text}", concerns=concerns)
+
+
+def unexpected(place: str, answer: object) -> StoreUnavailable:
+    """Return the error for an answer that does not fit its command."""
+    shown = repr(answer)
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+    return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
+
+
+def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Raise a StoreUnavailable where a method cannot read what a server has answered, whatever that was."""
+
+    @wraps(method)
+    async def read(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return await method(*args, **named)
+        except SlidegateError:
+            raise
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            StructError,
+        ) as error:
+            raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
+
+    return read
 
 
 class Connection(asyncio.Protocol):
@@ -257,6 +317,83 @@ async def first_of(
         for answer in await asyncio.gather(*running, return_exceptions=True):
             if not isinstance(answer, BaseException):
                 let_go(answer)
+
+
+async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Connection:
+    """Connect to the master of the service of a pool of redis-py.
+
+    Args:
+        pool: The pool.
+        timeout_s: How long a sentinel, or a server, may take.
+        to_sentinel: Opens connections to sentinels.
+        to_server: Opens connections to servers.
+
+    Raises:
+        StoreError: No sentinel leads to a master.
+    """
+    name, manager = pool.service_name, pool.sentinel_manager
+
+    async def through(sentinel: Any) -> Connection:
+        connection = await to_sentinel(sentinel.connection_pool.make_connection(), f"a sentinel of {name!r}")
+        try:
+            row = await connection.ask(b"SENTINEL", b"MASTER", name)
+        finally:
+            connection.close(StoreUnavailable("redis: not in use"))
+        host, port = _address(connection.name, row, manager.min_other_sentinels)
+        connection = await to_server(pool.make_connection(), f"{name} ({host}:{port})", (host, port))
+        try:
+            await _check_role(connection)
+        except BaseException:
+            connection.close(StoreUnavailable("redis: not in use"))
+            raise
+        return connection
+
+    try:
+        tries = [partial(through, sentinel) for sentinel in manager.sentinels]
+        return await first_of(tries, timeout_s / SENTINELS_AT_ONCE, "there are no sentinels", _close)
+    except StoreError as error:
+        told = str(error).removeprefix("redis: ")
+        raise type(error)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from error
+
+
+def _address(place: str, row: Any, others: int) -> tuple[str, int]:
+    """Return where a sentinel says that the master is.
+
+    Raises:
+        StoreUnavailable: It does not, or it sees the master down, or too few other sentinels.
+    """
+    try:
+        said = dict(zip(row[::2], row[1::2], strict=True))
+        host, flags = said[b"ip"].decode(), said[b"flags"].decode().split(",")
+        port, seen = int(said[b"port"]), int(said[b"num-other-sentinels"])
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise unexpected(place, row) from None
+    down = [flag for flag in _DOWN if flag in flags]
+    if down or seen < others:
+        why = f"it is {down[0]}" if down else f"{seen} other sentinels are seen, and {others} are asked for"
+        raise StoreUnavailable(f"redis: {place} does not trust {host}:{port}: {why}")
+    return host, port
+
+
+async def _check_role(connection: Connection) -> None:
+    """See that a server is a master, unless it does not let us ask.
+
+    Raises:
+        StoreUnavailable: It is not.
+    """
+    try:
+        role = await connection.ask(b"ROLE")
+    except StoreUnavailable as error:
+        if "NOPERM" in str(error):
+            return
+        raise
+    if not isinstance(role, list) or role[:1] != [b"master"]:
+        raise StoreUnavailable(f"redis: {connection.name} is no master by now")
+
+
+def _close(connection: Connection) -> None:
+    """Close a connection that came too late."""
+    connection.close(StoreUnavailable("redis: not in use"))
 
 
 KEEPS: Final = "noeviction"

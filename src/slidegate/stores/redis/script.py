@@ -22,7 +22,7 @@ from ...core.memo import remember
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
-from .faults import refusal, unexpected
+from .link import refusal, unexpected
 
 LAYOUT: Final = 3
 """The version of everything that is stored: that of another one lies under other names."""

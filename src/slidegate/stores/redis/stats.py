@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.store import Clock, SharedStats, StatsRow
-from .ban_cache import in_steps
-from .faults import sensible
+from .bans import in_steps
+from .link import sensible
 from .script import figures_script
 
 if TYPE_CHECKING:
