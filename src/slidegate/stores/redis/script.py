@@ -258,7 +258,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     asked = sum(len(bucket.limits) for bucket, _, _ in checks)
     end = 1 + asked * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
-    if len(states) != asked or any([state[3] < OPEN for state in states]):
+    if len(states) != asked or any(state[3] < OPEN for state in states):
         raise unexpected("", answer)
     charge: Any = ()
     if what == HIT and status == OK:
