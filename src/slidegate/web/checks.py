@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import Scope
 
 from ..core.addresses import IPV6_PREFIX
+from ..core.arguments import check_flag
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import ban_target
 from ..core.errors import ConfigurationError, closest, quoted
@@ -45,7 +46,6 @@ CODES: Final = {
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
-    "SG118": "an exemption exempts from nothing",
     "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
     "SG123": "no route meets a rule",
@@ -61,6 +61,10 @@ _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _PARAMETER: Final = r"\{\w+(?::(\w+))?\}"
 _ALL_BELOW: Final = r"([^{]*)\{\w+:path\}"
+
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
 
 
 class Finding(NamedTuple):
@@ -99,6 +103,16 @@ class Checked(Protocol):
         """The limits of each route."""
 
 
+def switched_off(enabled: object) -> str:
+    """Return the setting that switches everything off; empty if none does."""
+    text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
+    if text and text not in _TRUE + _FALSE:
+        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}")
+    if not check_flag("enabled", enabled):
+        return "enabled=False"
+    return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""
+
+
 def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     """Return the codes of findings that are not reported.
 
@@ -119,12 +133,12 @@ def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
 
 
 def about_settings(
-    gate: Checked, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
+    middleware: Checked, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
 ) -> Iterator[Finding]:
     """Yield the findings about the settings of a middleware.
 
     Args:
-        gate: The middleware.
+        middleware: The middleware.
         client: How it finds the client's address.
         switched_off: The setting that switches it off; empty if none does.
         policies: Its ban policies.
@@ -134,18 +148,18 @@ def about_settings(
             "SG110",
             f"slidegate is switched off ({switched_off}): every request passes; where that is not meant, take it out",
         )
-    for address in (client, *(rule.key for rule in gate.rules)):
+    for address in (client, *(rule.key for rule in middleware.rules)):
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
-    if where and gate.limiter.engine.per_process:
+    if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets up to that many times each; "
             'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
-    yield from _about_rules(gate)
-    yield from _about_layers(gate)
+    yield from _about_rules(middleware)
+    yield from _about_layers(middleware)
     yield from _about_bans(policies)
 
 
@@ -164,40 +178,40 @@ def _about_address(client: ClientAddress) -> Iterator[Finding]:
         )
 
 
-def _about_rules(gate: Checked) -> Iterator[Finding]:
+def _about_rules(middleware: Checked) -> Iterator[Finding]:
     """Yield the findings about rules that can never apply."""
-    for earlier, later in hidden_rules(gate.rules):
+    for earlier, later in hidden_rules(middleware.rules):
         yield Finding(
             "SG104",
             f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
         )
-    last = next((rule for rule in gate.rules if rule.final and rule.always), None)
-    if gate.default_limits and last is not None:
+    last = next((rule for rule in middleware.rules if rule.final and rule.always), None)
+    if middleware.default_limits and last is not None:
         yield Finding(
             "SG104",
             f"default_limits can never apply: {last!r} covers all requests and ends the list; give it a path, or leave "
             "out one of them",
         )
-    root = root_of(gate.app)
-    for rule in gate.rules if root else ():
+    root = root_of(middleware.app)
+    for rule in middleware.rules if root else ():
         path = next((path for path in rule.paths if rule.exempt and path.startswith(f"{root}/")), None)
         if path is not None:
             yield Finding(
                 "SG104",
-                f"{path!r} exempts nothing: the application below takes its root_path {root!r} away from paths; write "
-                f"{path.removeprefix(root)!r}",
+                f"{quoted(path)} exempts nothing: the application below takes its root_path {quoted(root)} away from "
+                f"paths; write {quoted(path.removeprefix(root))}",
             )
 
 
-def _about_layers(gate: Checked) -> Iterator[Finding]:
+def _about_layers(middleware: Checked) -> Iterator[Finding]:
     """Yield the findings about other middlewares further in."""
-    names = {rule.name for rule in gate.rules} - {None}
-    for layer in layers(gate.app):
+    names = {rule.name for rule in middleware.rules} - {None}
+    for layer in layers(middleware.app):
         if _is_cors(layer):
             yield Finding(
                 "SG107",
-                "CORSMiddleware stands inside the gate, so scripts in browsers cannot read a 429; add it after "
-                "RateLimitMiddleware, and it stands outside",
+                "CORSMiddleware stands inside RateLimitMiddleware, so scripts in browsers cannot read a 429; add it "
+                "after RateLimitMiddleware, and it stands outside",
             )
         for name in sorted(names & {rule.name for rule in layer.rules}, key=str) if isinstance(layer, Checked) else ():
             yield Finding(
@@ -314,11 +328,6 @@ class StartupChecks:
         self._found: set[str] = set()
 
     @property
-    def fresh(self) -> bool:
-        """Whether no request was checked yet."""
-        return self._left == WATCHED
-
-    @property
     def over(self) -> bool:
         """Whether enough requests were checked."""
         return self._left <= 0
@@ -357,7 +366,7 @@ class StartupChecks:
             yield Finding(
                 "SG116",
                 "a limit by `user` counted the client's address, because the user was known only afterwards; put "
-                "AuthenticationMiddleware further out than the gate, or the limit next to the endpoint: "
+                "AuthenticationMiddleware further out than RateLimitMiddleware, or the limit next to the endpoint: "
                 "@RateLimit(..., key=user)",
             )
 

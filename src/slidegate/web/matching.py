@@ -1,10 +1,10 @@
 """Whether the path of a rule is that of a request: limits match generously, exemptions strictly.
 
-Between the gate and the code that serves a request there are routers, file servers and frameworks, and they do not all
-take one text for the same path. A rule is compared with the path below `root_path` and with its normal forms, in which
-there are no runs of slashes and no dot segments: one keeps matrix parameters (``;x=1``), one does not. A limit applies
-if its path matches one of the texts, an exemption only if it matches all of them. No route is asked, and only of few
-paths the mounts. `docs/reference/paths.md` has the rule in seven sentences.
+Between the middleware and the code that serves a request there are routers, file servers and frameworks, which do not
+all take one text for the same path. A rule is compared with the path below `root_path` and with its normal forms, in
+which there are no runs of slashes and no dot segments: one keeps matrix parameters (``;x=1``), one does not. A limit
+applies if its path matches one of the texts, an exemption only if it matches all of them. No route is asked, and only
+of few paths the mounts. `docs/reference/paths.md` has the rule in seven sentences.
 
 Default limits ask the routes about every text of a path, see `readings`. The case of a path is never changed, and no
 header names another path.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -23,7 +22,6 @@ from starlette.convertors import (
     Convertor,
     FloatConvertor,
     IntegerConvertor,
-    PathConvertor,
     StringConvertor,
     UUIDConvertor,
 )
@@ -41,7 +39,6 @@ Written: TypeAlias = tuple[str, Convertors]
 """A path in Starlette's syntax, and the convertors of its parameters."""
 PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
 """A regular expression for the paths that are meant, and the convertors of its parameters."""
-Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
 _Key: TypeAlias = Callable[[Sequence[str]], object]
 
 MAX_ODD: Final = 4_096
@@ -53,8 +50,6 @@ _SLASHES: Final = re.compile(r"//+")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
 _ANY_PATH: Final = re.compile("")
-_ANY: Final = re.compile("[^/]+")
-_REST: Final = re.compile(".*")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
 # What pydantic, int(), float() and UUID() take; "+" after a group of repeated characters keeps them linear.
 _SPELLINGS: Final[Mapping[type, str]] = {
@@ -134,36 +129,6 @@ def regex_of(path: str, convertors: Convertors, spellings: Mapping[type, str] | 
         regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
         end = found.end()
     return f"{regex}{re.escape(path[end:])}$"
-
-
-@lru_cache(4_096)
-def segments(path: str) -> Segments:
-    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
-    found: list[str | re.Pattern[str]] = []
-    for segment in path.split("/"):
-        if PARAM_REGEX.search(segment) is None:
-            found.append(segment)
-            continue
-        pattern, _, convertors = compile_path(f"/{segment}")
-        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
-            return (*found, _REST)
-        plain = PARAM_REGEX.fullmatch(segment) and type(next(iter(convertors.values()))) is StringConvertor
-        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
-    return tuple(found)
-
-
-def overlap(one: Segments, other: Segments) -> bool:
-    """Return whether some path belongs to both."""
-    if one[:1] == (_REST,) or other[:1] == (_REST,):
-        return True
-    if not one or not other:
-        return not one and not other
-    first, second = one[0], other[0]
-    if isinstance(first, str):
-        same = first == second if isinstance(second, str) else second.match(first) is not None
-    else:
-        same = not isinstance(second, str) or first.match(second) is not None
-    return same and overlap(one[1:], other[1:])
 
 
 def is_odd(path: str) -> bool:
@@ -266,7 +231,7 @@ class RequestPath:
 
     Args:
         scope: The ASGI scope of the request.
-        routes: The routes below the gate.
+        routes: The routes below the middleware.
         slashed: Whether the path of a rule ends in a slash.
 
     Attributes:

@@ -6,11 +6,11 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -22,7 +22,6 @@ from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, compile_pattern
-from .options import conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -41,6 +40,33 @@ Condition: TypeAlias = Callable[[HTTPConnection], object]
 DEFAULT_WAIT_MAX: Final = 16
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
+
+
+class Exclusion(NamedTuple):
+    """Options of a rule that make no sense beside another one."""
+
+    option: str
+    others: tuple[str, ...]
+    why: str
+
+
+_COUNTING: Final = ("limits", "concurrency", "key", "cost", "count_if", "count_denied", "wait", "shadow", "on_exceeded")
+EXCLUSIONS: Final = (
+    Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
+    Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
+    Exclusion("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
+    Exclusion("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+)
+"""Which options of a rule exclude each other; the JSON Schema of `slidegate.toml` is made of this table too."""
+NEEDS: Final = {
+    "status": ("block", "block=True"),
+    "cost": ("limits", 'limits such as "60/minute"'),
+    "count_if": ("limits", 'limits such as "60/minute"'),
+    "count_denied": ("limits", 'limits such as "60/minute"'),
+    "shadow": ("limits", 'limits such as "60/minute"'),
+    "on_exceeded": ("limits", 'limits such as "60/minute"'),
+}
+"""Options of a rule that are about another one, and how that is written."""
 
 
 class Rule:
@@ -66,13 +92,13 @@ class Rule:
         cost: Units for one request, or a function of the request, sync or async.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
-            reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
+            reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
-            a change of the rule, and in other gates.
+            a change of the rule, and in other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
         shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
@@ -177,7 +203,7 @@ class Rule:
 
     @property
     def _call(self) -> str:
-        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+        return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
 
     @property
     def label(self) -> str:
@@ -242,20 +268,31 @@ def _label(paths: Sequence[str]) -> str:
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
 
 
-def checked_paths(path: object) -> tuple[str, ...]:
-    """Return the paths of a rule."""
+def conflict(given: Container[str]) -> str:
+    """Return what is wrong about the options that are given together, empty if nothing is."""
+    for option, others, why in EXCLUSIONS:
+        other = next((other for other in others if option in given and other in given), None)
+        if other is not None:
+            return f"{option}: it does not go with {other}: {why}; leave one of them out"
+    for option, (needed, written) in NEEDS.items():
+        if option in given and needed not in given:
+            return f"{option}: it goes with {needed}; add {written}, or leave it out"
+    return ""
+
+
+def checked_paths(path: Any) -> tuple[str, ...]:
+    """Return the paths of a rule, which `compile_pattern` looks at one by one."""
     if path == "*":
         return ("*",)
-    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
         if found == "*":
             raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
-        compile_pattern(found)
         if found in listed[:place]:
             raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
-    return tuple(map(str, listed))
+    return tuple(listed)
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:
