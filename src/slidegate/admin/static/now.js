@@ -77,7 +77,7 @@ export class NowView {
       { title: caption.slice(0, -1), cell: ([name]) => stranger(name, 80) },
       { title: "Passed", number: true, cell: ([, one]) => count(one.passed) },
       { title: "Limited", number: true, cell: (row) => (caption === "Rules" && shadowed(row)
-        ? h("span", { class: "soft" }, `${count(row[1].shadow_refused)} in shadow`) : warm(limited(row[1]))) },
+        ? h("span", { class: "faint" }, `${count(row[1].shadow_refused)} in shadow`) : warm(limited(row[1]))) },
       { title: "By bans", number: true, wide: true, cell: ([, one]) => warm(one.banned) },
       { title: "Share", number: true, wide: true, cell: ([, one]) => share(one.refused, one.refused + one.passed) },
       { title: "A second", number: true, wide: true, cell: ([, one]) => rate(one.qps) },
