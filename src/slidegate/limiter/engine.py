@@ -4,7 +4,7 @@ A `Limiter` reads what its users write: limits, keys, costs, durations. Behind i
 question to the store, by way of the failure policy where the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
-    middleware: its buckets and keys  ----------^                         |
+    middleware: its buckets and keys  ----^                         |
                                                                     '--->  listeners, if there are any
 
 A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
