@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, 
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -280,20 +280,19 @@ def conflict(given: Container[str]) -> str:
     return ""
 
 
-def checked_paths(path: object) -> tuple[str, ...]:
-    """Return the paths of a rule."""
+def checked_paths(path: Any) -> tuple[str, ...]:
+    """Return the paths of a rule, which `compile_pattern` looks at one by one."""
     if path == "*":
         return ("*",)
-    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
         if found == "*":
             raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
-        compile_pattern(found)
         if found in listed[:place]:
             raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
-    return tuple(map(str, listed))
+    return tuple(listed)
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:
