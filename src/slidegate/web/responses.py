@@ -185,7 +185,7 @@ class RefusalEvents:
     """
 
     def __init__(self, limiter: Limiter, client: ClientAddress) -> None:
-        self._tell = limiter.engine.tell
+        self._tell = limiter.engine.emit
         self._client = client
 
     def tell(self, scope: Scope, refusal: Decision, route: str, status: int | None) -> None:
