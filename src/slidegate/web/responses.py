@@ -21,9 +21,10 @@ from ..core.arguments import check_takes
 from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
 from ..core.barred import RuleBlock
+from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, Concurrency
+from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.ring import NEVER, OPEN
