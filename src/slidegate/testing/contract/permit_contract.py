@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from operator import methodcaller
 
+from ...core.concurrency import Concurrency
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import Concurrency
 from .harness import StoreHarness, bucket, with_store
 from .programs import SECOND_US
 
