@@ -31,6 +31,7 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .network_files import NetworkFiles
+from .overload import LoadSheddingMiddleware
 from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
@@ -187,7 +188,10 @@ class ReloadingMiddleware(Breakable):
         """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
         options = loader.options()
         self._shared.asked.clear()
-        made = whole(self._make(self._guarded, self._shared, options))
+        try:
+            made = whole(self._make(self._guarded, self._shared, options))
+        except ConfigurationError as error:
+            raise loader.blamed(error) from None
         return made, whole(loader.entry(made, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
@@ -213,6 +217,8 @@ class ReloadingMiddleware(Breakable):
         return put_to_work
 
     def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
+        if isinstance(entry, LoadSheddingMiddleware):
+            entry.take_over(self._entry)
         before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = _windows(made)
