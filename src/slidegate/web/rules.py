@@ -92,13 +92,13 @@ class Rule:
         cost: Units for one request, or a function of the request, sync or async.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
-            reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
+            reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
-            a change of the rule, and in other gates.
+            a change of the rule, and in other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
         shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
