@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from ..core.bans.in_force import Ban, BanChange, shown
 from ..core.bans.policy import BanPolicy
+from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Decision
-from ..core.limits import AnyLimit, Concurrency, Limit
+from ..core.limits import AnyLimit, Limit
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.inspect import KeyStanding, KeyView
