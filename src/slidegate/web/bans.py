@@ -1,4 +1,4 @@
-"""The ban policies of a gate at work: their signals, and the strikes that follow.
+"""The ban policies of a middleware at work: their signals, and the strikes that follow.
 
 Three moments can strike: when a request comes (honeypots), when a middleware refuses it, and when the application's
 answer begins; and the application itself, with `strike`, for a wrong password for example. Clients on an allowlist are
@@ -135,7 +135,7 @@ class BanSignals:
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Return the signals that the request itself shows, except those for which a gate further out strikes."""
+        """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
         texts = normal_forms(route_path(scope)) if self._paths else ()
         found = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
         return self._not_struck_by(found, outer)
@@ -175,19 +175,19 @@ class BanSignals:
         return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
 
     async def refused(self, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for a refusal by a limit, unless a gate further out does."""
+        """Strike for a refusal by a limit, unless a middleware further out does."""
         with suppress(StoreError):  # it is refused as it is
             for signal in self._not_struck_by(self._named.get("refused", ()), outer):
                 await self.strike(signal, scope)
 
     async def answered(self, status: int, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for the status of the application's answer, unless a gate further out does."""
+        """Strike for the status of the application's answer, unless a middleware further out does."""
         with suppress(StoreError):  # the application has answered
             for signal in self._not_struck_by(self._statuses.get(status, ()), outer):
                 await self.strike(signal, scope)
 
     def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Leave out signals for which a gate further out strikes under the same policy: one signal is one strike."""
+        """Leave out signals for which a middleware further out strikes under the same policy."""
         theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
         if not theirs:
             return signals

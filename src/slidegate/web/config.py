@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The address of the store where neither code nor file names one."""
-MOST_BYTES: Final = 2 << 20
+MAX_BYTES: Final = 2 << 20
 """The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
 MAX_SHOWN: Final = 200
 MAX_ERRORS: Final = 20
@@ -127,7 +127,7 @@ class ConfigFile:
             ConfigurationError: It cannot be read, or is not TOML.
         """
         try:
-            content = read_whole(self.path, MOST_BYTES)
+            content = read_whole(self.path, MAX_BYTES)
         except OSError as error:
             raise ConfigFileError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         except ConfigurationError as error:

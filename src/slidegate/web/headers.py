@@ -115,7 +115,7 @@ class HeaderWriter:
         items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
         limits = []
         for name, limit in named:
-            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is handed back
+            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
             numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
             limits.append((limit, limit.amount, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()

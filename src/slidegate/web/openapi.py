@@ -1,4 +1,4 @@
-"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused below a gate."""
+"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LEGACY: Final = {
 }
 
 
-class _Gate(NamedTuple):
+class _Middleware(NamedTuple):
     """The part of a middleware that shows in a description."""
 
     headers: str | None
@@ -82,25 +82,25 @@ def document_limits(app: Any) -> None:
 
 
 def _document(schema: dict[str, Any], app: Any) -> None:
-    answer = _response(list(_gates(app)) or [_Gate("draft", own_answer=False)])
+    answer = _response(list(_middlewares(app)) or [_Middleware("draft", own_answer=False)])
     for path in schema.get("paths", {}).values():
         for operation in [path[method] for method in _METHODS & path.keys()]:
             operation.setdefault("responses", {}).setdefault("429", deepcopy(answer))
     schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
 
 
-def _response(gates: list[_Gate]) -> dict[str, Any]:
+def _response(middlewares: list[_Middleware]) -> dict[str, Any]:
     headers: dict[str, Any] = dict(_RETRY_AFTER)
-    for gate in gates:
-        headers |= _DRAFT if gate.headers in ("draft", "both") else {}
-        headers |= _LEGACY if gate.headers in ("legacy", "both") else {}
+    for middleware in middlewares:
+        headers |= _DRAFT if middleware.headers in ("draft", "both") else {}
+        headers |= _LEGACY if middleware.headers in ("legacy", "both") else {}
     response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
-    if not any(gate.own_answer for gate in gates):
+    if not any(middleware.own_answer for middleware in middlewares):
         response["content"] = _CONTENT
     return response
 
 
-def _gates(app: Any) -> Iterator[_Gate]:
+def _middlewares(app: Any) -> Iterator[_Middleware]:
     """Yield the middlewares of an application: those at work, or, before that, those it is going to have.
 
     Before the start a file is not read: its middleware counts with the options that the code gives.
@@ -110,8 +110,8 @@ def _gates(app: Any) -> Iterator[_Gate]:
         for kind, _, options in app.user_middleware:
             from_file = getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__  # type: ignore[attr-defined]
             if from_file or (isinstance(kind, type) and issubclass(kind, RateLimitMiddleware)):
-                yield _Gate(options.get("headers", "draft"), options.get("on_refused") is not None)
+                yield _Middleware(options.get("headers", "draft"), options.get("on_refused") is not None)
     while layer is not None:
         if isinstance(layer, RateLimitMiddleware):
-            yield _Gate(layer.headers, layer.own_answer)
+            yield _Middleware(layer.headers, layer.own_answer)
         layer = getattr(layer, "app", None)

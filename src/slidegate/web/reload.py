@@ -74,7 +74,7 @@ class FileState:
         return self._limiter
 
     def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
-        """Log a finding, unless an earlier gate of this file did."""
+        """Log a finding, unless an earlier middleware of this file did."""
         if finding not in self._said:
             self._said.add(finding)
             log(finding)
@@ -102,7 +102,7 @@ class ReloadingMiddleware(Breakable):
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
-        app: The gate at work: a `RateLimitMiddleware`.
+        app: The middleware at work: a `RateLimitMiddleware`.
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class ReloadingMiddleware(Breakable):
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the gate at work."""
+        """The findings about the middleware at work."""
         return self.app.findings
 
     @property
     def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies of the gate at work."""
+        """The ban policies of the middleware at work."""
         return self.app.policies
 
     def buckets(self) -> Sequence[Bucket]:
-        """Return the buckets that the gate at work counts in."""
+        """Return the buckets that the middleware at work counts in."""
         return self.app.buckets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the gate at work."""
+        """Pass one request to the middleware at work."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan" and self._watcher.due():
@@ -184,7 +184,7 @@ class ReloadingMiddleware(Breakable):
         )
 
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
-        """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
+        """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
         options = loader.options()
         self._shared.asked.clear()
         made = whole(self._make(self._guarded, self._shared, options))
