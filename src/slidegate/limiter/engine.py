@@ -1,14 +1,14 @@
-"""How a limiter asks its store; the gates of this package use it, users do not.
+"""How a limiter asks its store; the middlewares of this package use it, users do not.
 
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
-    gate: buckets and keys of its own  ---^                         |
+    middleware: its buckets and keys  ----^                         |
                                                                     '--->  listeners, if there are any
 
-A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
-asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
+A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
+So it asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
 """
 
 from __future__ import annotations

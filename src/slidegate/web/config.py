@@ -311,6 +311,11 @@ class ConfigLoader:
                 raise self.file.error((name,), text)
         return options | dict(self.code)
 
+    def blamed(self, error: ConfigurationError) -> ConfigurationError:
+        """Return an error of the middleware, with the file where the option that it is about stands there."""
+        option, _, text = str(error).partition(": ")
+        return self.file.error((option,), text) if option in self.file.data and option not in self.code else error
+
     def entry(self, middleware: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
         """Return where requests enter: what sheds load before the middleware, if the file has that.
 

@@ -127,7 +127,7 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
 
 
 async def _let_go(store: StoreHarness, decision: Decision) -> None:
-    """Hand the places of a decision back, one after the other, as a gate does."""
+    """Hand the places of a decision back, one after the other, as a middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.held:
             assert await store.refund(decision.take_out(place)) is True
