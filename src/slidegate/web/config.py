@@ -20,8 +20,9 @@ from starlette.types import ASGIApp
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import MOST_QUOTED, ConfigurationError, closest
-from ..core.limits import AnyLimit, Quota, parse_limits
+from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import escaped
+from ..core.quotas import Quota
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
 from .bans import names_nobody

@@ -12,10 +12,12 @@ from operator import itemgetter
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
+from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
-from ..core.limits import AnyLimit, Concurrency, Quota
+from ..core.limits import AnyLimit
 from ..core.memo import remember
+from ..core.quotas import Quota
 from ..core.ring import WindowState
 from .request import Entry, tightest
 

@@ -131,7 +131,7 @@ class RateLimitMiddleware(Breakable):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
+        self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers

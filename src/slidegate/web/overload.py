@@ -109,7 +109,7 @@ class LoadSheddingMiddleware(Breakable):
         self._exempt = _exemptions(exempt, app)
         self._methods = checked_methods(methods)
         expect("limiter", limiter, Limiter, "Limiter(MemoryStore())")
-        self._emit = None if limiter is None else limiter.engine.tell
+        self._emit = None if limiter is None else limiter.engine.emit
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
         self._routes = RefusedRoutes(app)

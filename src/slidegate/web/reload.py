@@ -228,7 +228,7 @@ class ReloadingMiddleware(Breakable):
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.engine.tell(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.engine.emit(Event(kind, message, {"path": str(self._path)}))
 
 
 def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:

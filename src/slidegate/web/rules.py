@@ -16,9 +16,10 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ..core.arguments import check_flag, check_takes, names_checked, signature_of
+from ..core.concurrency import Concurrency
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, compile_pattern
