@@ -27,7 +27,7 @@ export class NowView {
     this.near = h("div", {});
     this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Now"), this.note, this.tiles,
       h("div", { class: "pair" }, this.requests.element, this.times.element),
-      h("div", { class: "pair" }, this.rules.element, this.near), this.routes.element);
+      this.near, this.rules.element, this.routes.element);
   }
 
   async refresh() {
