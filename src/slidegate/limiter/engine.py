@@ -73,7 +73,7 @@ class Engine:
         failover: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
-        console: What operators look at, once they do.
+        activity: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
@@ -111,7 +111,7 @@ class Engine:
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
         self.lines = WaitingLines(self)
         self.callers = Callers()
-        self.console: object | None = None
+        self.activity: object | None = None
         self._listeners: tuple[Listener, ...] = ()
         self._near = NearLimits(near_limit, self.statistics.now_us, self.emit)
         self.waits = Waits(self.clock)
