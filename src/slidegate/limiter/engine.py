@@ -1,14 +1,14 @@
-"""How a limiter asks its store; the gates of this package use it, users do not.
+"""How a limiter asks its store; the middlewares of this package use it, users do not.
 
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
-    gate: buckets and keys of its own  ---^                         |
+    middleware: its buckets and keys  ----^                         |
                                                                     '--->  listeners, if there are any
 
-A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
-asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
+A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
+So it asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, TypeAlias, cast
 from weakref import WeakSet
 
 from ..core.bans.in_force import Ban, Guarded
@@ -29,12 +29,25 @@ from .events import EventHub, EventStats
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
-from .listeners import AtOnce, Decide, Listener, heard
 from .near_limits import NearLimits
 from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
 from .waiting import WaitingLines
 from .waits import Waits
+
+AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision]
+"""A function that charges every check or none, and never has to be awaited."""
+Listener: TypeAlias = Callable[[Decision], object]
+"""Hears a decision, in the thread that asked for it. It must not raise or block."""
+
+
+class Decide(Protocol):
+    """A function that charges every check or none, as `Store.hit` does."""
+
+    def __call__(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        """Charge every check or none."""
 
 
 class Engine:
@@ -54,13 +67,13 @@ class Engine:
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
         events: The observers.
-        tell: Passes an event that happened above the store to the observers.
+        emit: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         has_secret: Whether digests are keyed with a secret of the user's.
         failover: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
-        console: What operators look at, once they do.
+        activity: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
@@ -84,23 +97,23 @@ class Engine:
     ) -> None:
         self.store = store
         self.events = events
-        self.tell: Callable[[Event], None] = events.tell
-        store.observe(self.tell)
+        self.emit: Callable[[Event], None] = events.emit
+        store.observe(self.emit)
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
-        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.tell)
+        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.emit)
         self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
         self.has_secret = secret is not None
-        self.statistics = Statistics(self.clock, self.tell)
+        self.statistics = Statistics(self.clock, self.emit)
         self.publisher = Publisher(store.shared_stats, self.statistics)
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
         self.lines = WaitingLines(self)
         self.callers = Callers()
-        self.console: object | None = None
+        self.activity: object | None = None
         self._listeners: tuple[Listener, ...] = ()
-        self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
+        self._near = NearLimits(near_limit, self.statistics.now_us, self.emit)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
@@ -120,7 +133,7 @@ class Engine:
 
     def event_stats(self) -> EventStats:
         """Return what `Limiter.event_stats` returns."""
-        return self.events.stats()._replace(unsaid=self._near.unsaid)
+        return self.events.stats()
 
     def listen(self, listener: Listener) -> None:
         """Have a function called with all further decisions."""
@@ -199,14 +212,14 @@ class Engine:
             self._near.forget()
 
     def rebuild(self) -> None:
-        """Put together the function that decides: it asks the store, and tells those who listen, if there are any.
+        """Put together the function that decides: it asks the store, and notifies those who listen, if there are any.
 
         Where limits do not count, it lets everything pass, and asks no store.
         """
         decide: Decide = self._backend.hit if self.counting else _let_pass
         near = (self._near.look,) if self.events.near_limit else ()
         if listeners := (*self._listeners, *near):
-            decide = heard(decide, listeners)
+            decide = _heard(decide, listeners)
         self.decide = decide
         self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
 
@@ -217,6 +230,28 @@ _every: WeakSet[Engine] = WeakSet()
 def all_engines() -> list[Engine]:
     """Return those of all limiters of this process."""
     return list(_every)
+
+
+def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
+    """Return a function that decides as `decide` does, and lets listeners hear the decision."""
+
+    def decide_and_notify(
+        checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        answer = decide(checks, guarded, first_in_line=first_in_line)
+        if not isinstance(answer, Decision):
+            return notify_later(answer)
+        for listener in listeners:
+            listener(answer)
+        return answer
+
+    async def notify_later(answer: Awaitable[Decision]) -> Decision:
+        decision = await answer
+        for listener in listeners:
+            listener(decision)
+        return decision
+
+    return decide_and_notify
 
 
 def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
