@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from ...core.charge import Charge, Permit
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Limit, Quota
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
+from ...core.quotas import Quota
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
