@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...admin.seen_by_all import SECTION, VERSION
+from ...admin.activity import SECTION, VERSION
 from ...limiter.stats import Traffic
 from .opened import Opened
 
@@ -58,7 +58,7 @@ def _clients(sections: list[Any]) -> list[dict[str, Any]]:
     for section in sections:
         if not isinstance(section, dict) or section.get("version") != VERSION:
             continue
-        for one in section.get("busy", ()):
+        for one in section.get("clients", ()):
             known = clients.setdefault(str(one["key"]), {"client": str(one["key"]), "requests": 0, "refused": 0})
             known["requests"] += int(one["requests"])
             known["refused"] += int(one["refused"])
