@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, Quota
 from ..core.memo import remember
 from ..core.ring import WindowState
@@ -49,10 +50,15 @@ class HeaderWriter:
 
     Args:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
-            -Reset (Unix seconds), or ``"both"``.
+            -Reset (Unix seconds), ``"both"``, or None for no fields.
+
+    Raises:
+        ConfigurationError: There is no such style.
     """
 
-    def __init__(self, style: HeaderStyle) -> None:
+    def __init__(self, style: HeaderStyle | None) -> None:
+        if style not in ("draft", "legacy", "both", None):
+            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(style)}')
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
@@ -71,7 +77,7 @@ class HeaderWriter:
             steps = [step for step in steps if step.decision.readings] or steps[:1]
         decision = steps[0].decision if len(steps) == 1 else tightest([step.decision for step in steps])
         readings, checks = decision.readings, decision.checks
-        if not readings:
+        if not readings or not (self._draft or self._legacy):
             return fields
         if not _LENGTHS.isdisjoint(map(len, map(_name_of, fields))):
             fields = self._without_ours(fields)

@@ -20,7 +20,7 @@ from ..core.arguments import names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
@@ -133,10 +133,8 @@ class RateLimitMiddleware(Breakable):
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
-        if headers not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers
-        self._headers = HeaderWriter(headers) if headers is not None else None
+        self._headers = HeaderWriter(headers)
         self._client = client
         self._calls = calls = UserCallbacks()
         self.rules = tuple(all_rules(limits, rules))
@@ -292,16 +290,13 @@ class RateLimitMiddleware(Breakable):
             self._refused(request, request.refusal)
         elif kind != "http.response.start" and not request.counted:
             self._stats.begin(scope, request)
-        if kind == "websocket.close" or (self._headers is None and not request.raised):
+        if kind == "websocket.close":
             return message
         fields = message.get("headers", ())
         if request.refusal is not None and request.raised:
             fields = completed(fields, needed_fields(request.refusal))
-        if self._headers is not None:
-            fields = self._headers.add(fields, request.steps)
-        message = {**message}  # an application may send one prepared message again and again
-        message["headers"] = fields
-        return message
+        # Another message, because an application may send one prepared message again and again.
+        return {**message, "headers": self._headers.add(fields, request.steps)}
 
     def _refused(self, request: RequestLimits, refusal: Decision) -> None:
         """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
