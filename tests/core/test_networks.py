@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -87,6 +87,14 @@ def test_an_ipv6_address_is_one_however_it_is_spelled(text: str) -> None:
 )
 def test_what_is_not_plainly_an_address_is_none(text: str) -> None:
     assert parse_address(text) is None
+
+
+@pytest.mark.parametrize("value", [5, None, b"192.0.2.7", ["192.0.2.7"], ipaddress.ip_address("192.0.2.7")])
+def test_what_is_no_text_is_an_error_that_says_what_to_write(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'address: expected text such as "192\.0\.2\.7", not '):
+        parse_address(value)
+    with pytest.raises(ConfigurationError, match=r'network: expected text such as "192\.0\.2\.0/24", not '):
+        parse_network(value)
 
 
 @given(ADDRESSES)
@@ -293,3 +301,27 @@ def test_something_that_is_not_a_list_is_named(networks: object) -> None:
 
 def test_host_bits_are_cleared_where_that_is_asked_for() -> None:
     assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
+
+
+@pytest.mark.parametrize(
+    ("networks", "most"),
+    [
+        (["0.0.0.0/0"], "IPv4"),
+        (["0.0.0.0/1", "128.0.0.0/1"], "IPv4"),
+        (["0.0.0.0/1", "128.0.0.0/2"], "IPv4"),
+        (["::/0", "10.0.0.0/8"], "IPv6"),
+        (["2000::/3"], "IPv6"),
+        (["2000::/4", "3000::/128"], "IPv6"),
+        (["2000::/4"], "IPv6"),
+        (["2000::/5", "3000::/5"], "IPv6"),
+        (["2000::/5", "3000::/6"], None),
+        (["::/3", "4000::/2", "8000::/1"], None),  # nobody has one of these
+        (["128.0.0.0/1"], "IPv4"),
+        (["128.0.0.0/2", "0.0.0.0/2"], "IPv4"),
+        (["128.0.0.0/2", "0.0.0.0/3"], None),
+        (["224.0.0.0/3", "10.0.0.0/8", "127.0.0.0/8"], None),
+        ([], None),
+    ],
+)
+def test_a_set_that_covers_most_of_everybody_is_noticed(networks: list[str], most: str | None) -> None:
+    assert Networks(networks).covers_most_of() == most

@@ -6,23 +6,22 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_takes, names_checked, signature_of
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
-from .matching import PathMatcher, PathPattern, compile_pattern
-from .options import check_flag, conflict
+from .matching import PathMatcher, compile_pattern
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -41,6 +40,33 @@ Condition: TypeAlias = Callable[[HTTPConnection], object]
 DEFAULT_WAIT_MAX: Final = 16
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
+
+
+class Exclusion(NamedTuple):
+    """Options of a rule that make no sense beside another one."""
+
+    option: str
+    others: tuple[str, ...]
+    why: str
+
+
+_COUNTING: Final = ("limits", "concurrency", "key", "cost", "count_if", "count_denied", "wait", "shadow", "on_exceeded")
+EXCLUSIONS: Final = (
+    Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
+    Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
+    Exclusion("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
+    Exclusion("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+)
+"""Which options of a rule exclude each other; the JSON Schema of `slidegate.toml` is made of this table too."""
+NEEDS: Final = {
+    "status": ("block", "block=True"),
+    "cost": ("limits", 'limits such as "60/minute"'),
+    "count_if": ("limits", 'limits such as "60/minute"'),
+    "count_denied": ("limits", 'limits such as "60/minute"'),
+    "shadow": ("limits", 'limits such as "60/minute"'),
+    "on_exceeded": ("limits", 'limits such as "60/minute"'),
+}
+"""Options of a rule that are about another one, and how that is written."""
 
 
 class Rule:
@@ -111,35 +137,28 @@ class Rule:
         status: int | None = None,
     ) -> None:
         flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
-        for what, flag in flags.items():
-            check_flag(what, flag)
-        self._read_paths(path)
+        for option, flag in flags.items():
+            check_flag(option, flag)
+        self.paths = checked_paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
-        self.when = when
-        self.on_exceeded = on_exceeded
-        if when is not None:
-            check_takes("when", when, "request")
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        options: dict[str, object] = {
-            "limits": limits,
-            "concurrency": concurrency,
-            "key": key,
-            "count_if": count_if,
-            "wait": wait,
-        }
-        options |= {"cost": None if cost == 1 else cost, "on_exceeded": on_exceeded, "status": status}
-        given = {what for what, option in options.items() if option is not None}
-        self._check_together(given | {what for what, flag in flags.items() if flag})
+        self.when = None if when is None else check_takes("when", when, "request")
+        self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
+        options: dict[str, object] = {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if}
+        options |= {"cost": None if cost == 1 else cost, "wait": wait, "on_exceeded": on_exceeded, "status": status}
+        options |= flags
+        self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
+        matched = tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
+        self.key = bind(key, matched, self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_cost(cost)
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
@@ -159,15 +178,8 @@ class Rule:
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
-    def _read_paths(self, path: str | Iterable[str]) -> None:
-        self.paths = checked_paths(path)
-        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
-
     def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
-        self.limits_function = limits if callable(limits) else None
-        if self.limits_function is not None:
-            check_takes("limits", self.limits_function, "request")
+        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
         fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
@@ -191,7 +203,7 @@ class Rule:
 
     @property
     def _call(self) -> str:
-        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+        return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
 
     @property
     def label(self) -> str:
@@ -244,10 +256,6 @@ class Rule:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
         return self.when is not None
 
-    def _matched(self) -> tuple[PathPattern, ...]:
-        """Return the patterns by which the paths limit."""
-        return tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
-
 
 def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
@@ -258,6 +266,18 @@ def _label(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+
+
+def conflict(given: Container[str]) -> str:
+    """Return what is wrong about the options that are given together, empty if nothing is."""
+    for option, others, why in EXCLUSIONS:
+        other = next((other for other in others if option in given and other in given), None)
+        if other is not None:
+            return f"{option}: it does not go with {other}: {why}; leave one of them out"
+    for option, (needed, written) in NEEDS.items():
+        if option in given and needed not in given:
+            return f"{option}: it goes with {needed}; add {written}, or leave it out"
+    return ""
 
 
 def checked_paths(path: object) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ refusal is counted then. The end of a request that passed is that of the last pi
 application's call. Whatever comes after the end, such as a background task that fails, is not counted. A request
 without an end of its own was cancelled: the client left.
 
-A request pays for a look into a memo and one small tuple: `BufferedWindow` counts later, many at once. What is noted
+A request pays for a look into a memo and one small tuple: its `Series` counts later, many at once. What is noted
 holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
 """
 
@@ -24,11 +24,10 @@ from starlette.websockets import WebSocketDisconnect
 from ..core.barred import RuleBlock
 from ..core.decision import Bucket, Decision, Reason
 from ..core.memo import remember
-from ..core.statistics.buffered import Outcome
 from ..core.statistics.metrics import OVERFLOW
+from ..core.statistics.series import Outcome, Series
 from ..limiter import Limiter
-from ..limiter.figures.series import Series
-from ..limiter.figures.statistics import UNROUTED
+from ..limiter.stats import UNROUTED
 from .matching import PathIndex, Written, below
 from .request import RequestLimits
 from .routes import ResolvedRoute, RouteIndex, Routes, walk, written_of
@@ -137,18 +136,18 @@ class RequestStats:
             return
         request.answered = request.counted = True
         now = self.now()
-        came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
+        came = bool(request.entries) and not (request.waited and not request.entries[-1].decision.allowed)
         events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
         self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
 
     def _series(self, scope: Scope, request: RequestLimits) -> Series:
         """Return the series of a request that the application has seen."""
-        steps = request.steps
+        entries = request.entries
         counted: Counted
-        if len(steps) == 1 and len(checks := steps[0].decision.checks) == 1:
+        if len(entries) == 1 and len(checks := entries[0].decision.checks) == 1:
             counted = checks[0][0]
         else:
-            counted = tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
+            counted = tuple([bucket for entry in entries for bucket, _, _ in entry.decision.checks])
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._passed.get((counted, id(endpoint)))
         if known is not None and known[1] is router:

@@ -170,7 +170,7 @@ def opened(url: str | None, *, writes: bool = False, makes: bool = False) -> Ite
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
         limiter = Limiter(store, observers=[_tell], deadline=PATIENCE, on_error="deny")
-        limiter.engine.figures.keep_quiet()
+        limiter.engine.publisher.keep_quiet()
         at = Opened(limiter, runner)
         try:
             yield at
