@@ -308,7 +308,8 @@ class RateLimitMiddleware(Breakable):
     def _refused(self, request: RequestLimits, refusal: Decision) -> None:
         """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
         listened = request.middleware.limiter.engine.events.refused
-        scope = request.refused_scope
+        # A scope that its own record holds would be left to the garbage collector.
+        scope, request.refused_scope = request.refused_scope, None
         if scope is None or (request.counted and not listened):
             return
         route = self._refused_routes.of(scope)
