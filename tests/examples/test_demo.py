@@ -25,7 +25,7 @@ from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.logs import AccessLog, AccessRecord
+from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def replay_in_memory(
 
 @pytest.fixture(scope="module")
 def sample() -> list[AccessRecord]:
-    return [record for record in AccessLog(SAMPLE) if record.method]
+    return [record for record in AccessLogs([SAMPLE]) if record.method]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def most_in_a_window(times_us: list[int], window_us: int) -> int:
 
 
 def test_the_sample_is_small_and_holds_no_real_client() -> None:
-    log = AccessLog(SAMPLE)
+    log = AccessLogs([SAMPLE])
     strangers = {record.client for record in log if record.client not in DOCUMENTATION}
     assert not strangers
-    assert 5_000 <= log.total <= 8_000
-    assert log.skipped.total() > 0, "the sample should show that bad lines are counted"
+    assert 5_000 <= log.counts.lines <= 8_000
+    assert log.counts.skipped.total() > 0, "the sample should show that bad lines are counted"
     assert SAMPLE.stat().st_size < 1_000_000
 
 

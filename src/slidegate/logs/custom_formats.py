@@ -51,7 +51,8 @@ _APACHE_PARTS: Final = {
 _STRFTIME: Final = {"%T": "%H:%M:%S", "%F": "%Y-%m-%d", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
 """What Apache's `strftime` knows and Python's `strptime` does not."""
 _PARTS_OF_JSON: Final = ("time", "client", "status", "request", "method", "path", "user_agent", "host")
-_EXAMPLE_OF_JSON: Final = '{"time": "ts", "client": "http.client_ip", "status": "code", "method": "verb", "path": "url"}'
+_JSON_EXAMPLE: Final = '{"time": "ts", "client": "http.client_ip", "status": "code", "request": "line"}'
+
 
 
 class _Piece(NamedTuple):
@@ -294,9 +295,7 @@ def _check_fields(fields: Mapping[str, str]) -> None:
     if "request" not in fields and not {"method", "path"} <= fields.keys():
         missing.append("request (or method and path)")
     if missing:
-        raise ConfigurationError(
-            f"the fields of the log lack {', '.join(missing)}; expected such as {_EXAMPLE_OF_JSON}"
-        )
+        raise ConfigurationError(f"the fields of the log lack {', '.join(missing)}; expected such as {_JSON_EXAMPLE}")
 
 
 def _below(line: Mapping[str, Any], path: tuple[str, ...]) -> Any:

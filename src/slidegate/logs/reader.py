@@ -18,8 +18,8 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from operator import itemgetter
 from os import PathLike
@@ -146,7 +146,7 @@ class AccessLogs:
         if len(self._files) == 1 or file.size_bytes is None:
             return 0
         with suppress(ConfigurationError):
-            for line in islice(file.lines(), _HEAD_LINES):
+            for line in file.head():
                 found = line if isinstance(line, Skip) else parse_line(line, self._parse)
                 if isinstance(found, AccessRecord):
                     return found.time_us
@@ -173,7 +173,7 @@ class _LogFile:
         """How much of it has been read; of packed data, before unpacking. Standard input does not tell."""
         return self._taken_bytes if self._open is None or self.size_bytes is None else self._open.tell()
 
-    def lines(self) -> Iterator[bytes | Skip]:
+    def lines(self) -> Generator[bytes | Skip, None, None]:
         """Yield the lines of the file, from its beginning; the last item may be the damage at which it ends.
 
         Raises:
@@ -185,12 +185,20 @@ class _LogFile:
             try:
                 while line := file.readline(MAX_LINE_BYTES + 2):
                     yield line
-                    while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                        line = file.readline(MAX_LINE_BYTES)
+                    if len(line) > MAX_LINE_BYTES:
+                        while line and not line.endswith(b"\n"):
+                            line = file.readline(MAX_LINE_BYTES)
             except _DAMAGE:
                 yield damaged
             finally:
                 self._taken_bytes, self._open = self.taken_bytes, None
+
+    def head(self) -> list[bytes | Skip]:
+        """Return the first lines."""
+        with closing(self.lines()) as lines:
+            found = list(islice(lines, _HEAD_LINES))
+        self._taken_bytes = 0
+        return found
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
@@ -257,7 +265,7 @@ class _Zstd(io.RawIOBase):
         self._packed = packed
         self._new_frame, self._error = _zstd(name)
         self._frame: Any = None
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         """Return True: that is what it is for."""
@@ -276,7 +284,7 @@ class _Zstd(io.RawIOBase):
                 if self._frame is not None:
                     raise EOFError("a frame has no end")
                 return 0
-            self._ready = b"".join(self._frames(piece))
+            self._ready = memoryview(b"".join(self._frames(piece)))
         count = min(len(buffer), len(self._ready))
         buffer[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
