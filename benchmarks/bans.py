@@ -22,7 +22,7 @@ from slidegate.core.bans.rows import from_rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.ban_rows import bytes_of, pack_ban
-from slidegate.web.bans.signals import Offence
+from slidegate.web.bans import Signal
 
 HITS = 20_000
 BANS = 100_000
@@ -87,13 +87,13 @@ def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
     limiter = Limiter()
     limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
     gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
-    abuse, offence = gate._side.abuse, Offence(policy, 1, "benchmark")
+    abuse, signal = gate._side.abuse, Signal(policy, 1, "benchmark")
     scope: Scope = {"type": "http", "client": (CLIENT, 4711), "headers": []}
 
     async def run() -> float:
         started_s = time.perf_counter()
         for _ in range(HITS):
-            await abuse.strike(offence, scope)
+            await abuse.strike(signal, scope)
         return (time.perf_counter() - started_s) / HITS * 1_000_000
 
     return run

@@ -58,8 +58,8 @@ from slidegate.logs import parse_line
 from slidegate.logs.custom_formats import parse_by_format
 from slidegate.logs.formats import Parse
 from slidegate.stores.redis import RedisStore
+from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
-from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 from slidegate.web.network_files import read_entries
 
 from .asgi import call, hello, page

@@ -15,18 +15,16 @@ from .core.limits import Limit, Quota, parse_limits
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
-from .web.bans.strike import strike
-from .web.endpoints.rate_limit import RateLimit, charge
-from .web.keys.client_ip import client_ip
-from .web.keys.key import combine, cookie, everyone, header, query
-from .web.keys.path_param import path_param
-from .web.keys.user import user
+from .web.bans import strike
+from .web.client_ip import client_ip
+from .web.endpoints import RateLimit, charge
+from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFiles, Networks
 from .web.openapi import document_limits
 from .web.overload import LoadSheddingMiddleware
 from .web.rules import Rule
-from .web.websockets.message_limits import MessageLimits
+from .web.websockets import MessageLimits
 
 __version__ = "0.1.0"
 

@@ -408,6 +408,54 @@ def test_a_value_that_cannot_work_is_refused_at_once(options: Any, message: str)
         Limiter().limited("5/second", **options)
 
 
+@pytest.mark.parametrize(
+    ("key", "taken"),
+    [(lambda: "all", "()"), (lambda user, item, more: user, "(user, item, more)"), (lambda *, owner: owner, "owner")],
+)
+def test_a_key_function_that_no_call_can_reach_is_refused_where_it_is_written(key: Any, taken: str) -> None:
+    def order(user: str, item: str = "tea") -> None:
+        """Order an item."""
+
+    limited = Limiter().limited("5/second", key=key)
+    with pytest.raises(ConfigurationError, match=r"key: expected a function of user and item, for example lambda") as e:
+        limited(order)
+    assert taken in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda user, *_: user,
+        lambda user, item: user,
+        lambda user: user,
+        lambda *, user, **_: user,
+        lambda *args, **options: "all",
+    ],
+)
+def test_a_key_function_that_some_call_can_reach_is_taken(key: Any) -> None:
+    def order(user: str, item: str = "tea") -> None:
+        """Order an item."""
+
+    @functools.wraps(order)
+    def injected(*args: Any) -> None:
+        order(*args)
+
+    for function in (order, injected):
+        Limiter().limited("5/second", key=key)(function)
+
+
+def test_arguments_that_another_decorator_adds_are_not_those_of_the_key() -> None:
+    def order(database: str, user: str) -> str:
+        return database + user
+
+    @functools.wraps(order)
+    def injected(user: str) -> str:
+        return order("db:", user)
+
+    limited: Any = Limiter().limited("5/second", key=lambda user: user)(injected)
+    assert limited("ann") == "db:ann"
+
+
 def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
     limited = Limiter().limited("5/second", key=lambda: "all")
     with pytest.raises(ConfigurationError, match='key="github"'), limited:

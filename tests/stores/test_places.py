@@ -112,10 +112,9 @@ async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], b
 
 async def renew(store: Any) -> None:
     """Renew the lease now, as the store does by itself in time."""
-    if isinstance(store, LmdbStore):
-        store.renew_permits()
-    else:
-        await store._renewals.renew()
+    renewing = store.renew_permits()
+    if renewing is not None:
+        await renewing
 
 
 async def turns() -> None:
@@ -256,6 +255,14 @@ async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> 
     assert again.allowed
 
 
+async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
+    holds, other = (crew.hire(clock=None, place_lease="1s") for _ in range(2))
+    held = [await take(holds), await take(holds)]
+    await asyncio.sleep(1.5)
+    assert not await take(other)
+    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+
+
 @pytest.mark.parametrize("lease", ["0.5s", "11m", "soon", 0, None])
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])
 def test_a_lease_that_cannot_work_is_refused(kind: str, lease: Any, tmp_path: Path) -> None:
@@ -327,20 +334,6 @@ def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) ->
     assert [store.refund(decision) for decision in (*held, *taken)] == [True] * (2 + len(taken))
     assert store.permits_held() == 0
     assert (take_now(store)).allowed
-
-
-@pytest.mark.parametrize("durability", ["fast", "safe"])
-async def test_a_lease_is_renewed_without_being_asked(tmp_path: Path, durability: str) -> None:
-    address = f"lmdb://{tmp_path / 'lmdb'}?place_lease=1s&durability={durability}"
-    async with Limiter.from_url(address, deadline=10) as limiter:
-        store: Any = limiter.store
-        decision = await take(store)
-        ended_us = store._permits.ends_us
-        async with asyncio.timeout(BOUND_S):
-            while store._permits.ends_us == ended_us:  # noqa: ASYNC110 - a timer of the store changes it
-                await asyncio.sleep(0.01)
-        assert decision.allowed
-        await limiter.refund(decision)
 
 
 @pytest.mark.parametrize("attempt", ["take", "hand back", "take after the lease"])

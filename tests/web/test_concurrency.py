@@ -35,7 +35,7 @@ from slidegate.web import checks as startup_checks
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import RemoteStore
-from .websockets.test_message_limits import BYE, Socket
+from .test_message_limits import BYE, Socket
 
 
 class Workshop:

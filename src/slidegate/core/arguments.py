@@ -91,7 +91,7 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
         for option in options:
             if option not in known:
                 name = init.__qualname__.partition(".")[0]
-                raise ConfigurationError(f"{name}: unknown option {option!r}{_hint(option, known)}")
+                raise ConfigurationError(f"{name}: unknown option {quoted(option)}{_hint(option, known)}")
         init(*args, **options)
 
     return checked
@@ -102,10 +102,10 @@ def _hint(option: str, known: list[str]) -> str:
     return closest(option, known) if here is None else f"; {here}"
 
 
-def signature_of(function: Callable[..., object]) -> Signature | None:
+def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:
     """Return the signature of a function of the user's, None if it does not tell."""
     try:
-        return signature(function)
+        return signature(function, follow_wrapped=follow_wrapped)
     except Exception:  # some functions in C have none; from Python 3.14 on annotations may name what is not there
         return None
 

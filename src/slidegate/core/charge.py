@@ -1,25 +1,9 @@
-"""By what a store finds what a decision charged, and the permits among that which a worker renews.
-
-In a store that several workers share, a permit is held under a lease, so that those of a worker that was killed come
-free.
-"""
+"""By what a store finds what a decision charged, and the permits among that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
-from typing import Any, Final, Self
-
-from .durations import format_duration
-from .errors import ConfigurationError, quoted
-from .limits import parse_duration_us
-
-DEFAULT_PLACE_LEASE: Final = "10s"
-RENEWALS: Final = 3
-"""How often a worker renews in the length of a lease: so many times less one a renewal may get lost."""
-
-_LEAST_US: Final = 1_000_000
-_MOST_US: Final = 600_000_000
+from typing import Any, Self
 
 
 class Charge(list[Any]):
@@ -38,34 +22,32 @@ class Charge(list[Any]):
         return self.__class__, ()
 
 
-class HeldPlace:
-    """A place that a request of this process holds; a store keeps it among the charges of the decision.
+class Permit:
+    """A permit of a concurrency limit that a request of this process holds; its decision keeps it among its charges.
+
+    Args:
+        row: By what the store finds the permits of the same key and rule.
+        amount: How many permits there are.
+        units: How many of them it is.
+        member: Its name among them, where the store gives names.
 
     Attributes:
-        ended: Whether the request has ended. Then the place is renewed no more, whether or not the store hears of it.
+        ended: Whether the request has ended. Then the permit is renewed no more, whether or not the store hears of it.
+        lost: Whether it has run out, and others have taken all permits since.
     """
 
-    __slots__ = ("__weakref__", "ended")
+    __slots__ = ("__weakref__", "amount", "ended", "lost", "member", "row", "units")
 
-    def __init__(self) -> None:
-        self.ended = False
+    def __init__(self, row: bytes, amount: int, units: int = 1, member: bytes = b"") -> None:
+        self.row = row
+        self.amount = amount
+        self.units = units
+        self.member = member
+        self.ended = self.lost = False
 
 
 def let_go(charge: Iterable[object]) -> None:
-    """Record that a request has ended, with each place among its charges."""
+    """Record that a request has ended, with each permit among its charges."""
     for note in charge:
-        if isinstance(note, HeldPlace):
+        if isinstance(note, Permit):
             note.ended = True
-
-
-def place_lease_us(value: str | float | timedelta) -> int:
-    """Return the length of a lease in microseconds.
-
-    Raises:
-        ConfigurationError: The value is no span of time from 1 s to 10 minutes.
-    """
-    lease_us = parse_duration_us(value, "place_lease")
-    if not _LEAST_US <= lease_us <= _MOST_US:
-        least, most = format_duration(_LEAST_US), format_duration(_MOST_US)
-        raise ConfigurationError(f'place_lease: expected {least} to {most}, for example "10s", not {quoted(value)}')
-    return lease_us

@@ -92,11 +92,11 @@ def check_name(name: object, what: str) -> str:
     for character in name:
         if not " " <= character <= "~" or character in ":;":
             raise ConfigurationError(
-                f"{what}: {character!r} in {name!r} is not allowed; "
+                f"{what}: {character!r} in {quoted(name)} is not allowed; "
                 'use printable ASCII without ":" and ";", for example "api"'
             )
     if name != name.strip():
-        raise ConfigurationError(f"{what}: {name!r} starts or ends with a space; write {name.strip()!r}")
+        raise ConfigurationError(f"{what}: {quoted(name)} starts or ends with a space; write {quoted(name.strip())}")
     return name
 
 
@@ -461,7 +461,7 @@ class Concurrency(AnyLimit):
         """
         raise ConfigurationError(
             f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
-            f'Rule("/render", "60/minute", concurrency={self.amount}), not {self!r} among the limits'
+            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
         )
 
     @property

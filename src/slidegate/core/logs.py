@@ -22,6 +22,8 @@ MOST: Final = 4_096
 MOST_OF_A_LINE: Final = 512
 MOST_LINES: Final = 200
 MOST_FRAMES: Final = 32
+PAUSE_S: Final = 60.0
+"""The time between two lines about one failure."""
 
 _CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _CONTEXT: Final = "During handling of the above exception, another exception occurred:"
@@ -98,6 +100,22 @@ def _sayable(value: object) -> object:
     except Exception:
         return written(value)
     return value
+
+
+class Throttle:
+    """Says which lines are written, of those about one failure that every request may repeat: one in `PAUSE_S`."""
+
+    def __init__(self) -> None:
+        self._next: dict[object, tuple[float, int]] = {}
+
+    def left_out(self, subject: object, now_s: float) -> int | None:
+        """Return how many lines about a subject were left out since the last one; None where this one is, too."""
+        next_s, left_out = self._next.get(subject, (now_s, 0))
+        if now_s < next_s:
+            self._next[subject] = next_s, left_out + 1
+            return None
+        self._next[subject] = now_s + PAUSE_S, 0
+        return left_out
 
 
 logger: Final = logging.getLogger("slidegate")

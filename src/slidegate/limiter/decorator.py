@@ -10,6 +10,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
+from ..core.arguments import signature_of
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
@@ -31,6 +32,8 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of the arguments that a limited function is called with."""
 
 DEFAULT_RULE: Final = "limited"
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_WAITING: Final = 1_000
 """How many calls of one key may wait at a time."""
 
@@ -70,6 +73,8 @@ class Limited:
             ConfigurationError: What is decorated is no function, or a generator.
         """
         _check_function(function)
+        if callable(self._key):
+            _check_reachable(self._key, function)
         bucket = self._bucket(_name_of(function))
         known = BucketCaller(bucket)
         self._engine.callers.add(known)
@@ -135,7 +140,7 @@ class Limited:
         if isinstance(self._key, str):
             return self._key
         raise ConfigurationError(
-            f'limited: a block has no arguments, so its key is text, for example key="github", not {self._key!r}'
+            f'limited: a block has no arguments, so its key is text, for example key="github", not {quoted(self._key)}'
         )
 
     def _bucket(self, rule: str) -> Bucket:
@@ -157,6 +162,27 @@ def _checked_key(key: object) -> LimitedKey:
     raise ConfigurationError(
         'limited: key: expected text such as "github", or a plain function of the arguments such as '
         f'lambda user, *_: f"user:{{user}}", not {quoted(key)}'
+    )
+
+
+def _check_reachable(key: Callable[..., object], function: Callable[..., object]) -> None:
+    """Check that a key function can be called as some call of the function is: by place or by name, defaults or not."""
+    taken, known = signature_of(key), signature_of(function, follow_wrapped=False)
+    parameters = [] if known is None else list(known.parameters.values())
+    if taken is None or known is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
+        return
+    for given in (parameters, [parameter for parameter in parameters if parameter.default is parameter.empty]):
+        for by_place in (_BY_PLACE, _BY_PLACE[:1]):
+            places = [parameter.name for parameter in given if parameter.kind in by_place]
+            try:
+                taken.bind(*places, **{one.name: None for one in given if one.kind not in by_place})
+            except TypeError:
+                continue
+            return
+    names = [parameter.name for parameter in parameters]
+    raise ConfigurationError(
+        f"limited: key: expected a function of {' and '.join(names) or 'nothing'}, for example "
+        f"lambda {', '.join(names)}: ..., not {quoted(key)}, which takes {taken}"
     )
 
 

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..core.decision import Bucket
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_limits
 from ..core.logs import SPEAKER, escaped
 from ..core.store import Clock, Event
@@ -55,9 +55,9 @@ class LogEvents:
 
     def __init__(self, logger: AnyLogger, level: int, most: str, each: str, clock: Clock | None) -> None:
         if not isinstance(logger, (Logger, LoggerAdapter)):
-            raise ConfigurationError(f'logger: expected one such as logging.getLogger("gate"), not {logger!r}')
+            raise ConfigurationError(f'logger: expected one such as logging.getLogger("gate"), not {quoted(logger)}')
         if not isinstance(level, int) or isinstance(level, bool):
-            raise ConfigurationError(f"level: expected a number such as logging.WARNING, not {level!r}")
+            raise ConfigurationError(f"level: expected a number such as logging.WARNING, not {quoted(level)}")
         self._logger = logger
         self._level = level
         self._all = Bucket("all", parse_limits(most))

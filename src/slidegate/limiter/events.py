@@ -25,7 +25,7 @@ from weakref import WeakSet
 import anyio
 
 from ..core.arguments import check_takes
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from ..core.store import Clock, Event, Observer
 from ..stores.forks import hold_over_fork
@@ -204,7 +204,7 @@ class Subscription:
 
 def _checked(observer: object) -> Observer:
     if not callable(observer):
-        raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
+        raise ConfigurationError(f"observers: expected functions that take an Event, not {quoted(observer)}")
     if iscoroutinefunction(observer) or iscoroutinefunction(getattr(observer, "__call__", None)):  # noqa: B004
         raise ConfigurationError(
             f"observers: expected a plain function, not the coroutine function {observer!r}; to go on in an event "
@@ -218,12 +218,12 @@ def _known(kinds: Iterable[str] | None) -> Set[str] | None:
     if kinds is None:
         return None
     if isinstance(kinds, str) or not isinstance(kinds, Iterable):
-        raise ConfigurationError(f'kinds: expected a list of kinds such as ["refused", "banned"], not {kinds!r}')
+        raise ConfigurationError(f'kinds: expected a list of kinds such as ["refused", "banned"], not {quoted(kinds)}')
     named = frozenset(kinds)
     for kind in named:
         if kind not in KINDS:
             raise ConfigurationError(
-                f'kinds: expected kinds of events such as "refused", not {kind!r}{closest(str(kind), KINDS)}'
+                f'kinds: expected kinds of events such as "refused", not {quoted(kind)}{closest(str(kind), KINDS)}'
             )
     return named
 

@@ -37,7 +37,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.charge import let_go
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
-from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest
+from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
 from ..core.store import Clock, Event, Store
@@ -430,9 +430,11 @@ def check_failure_policy(deadline: Any, on_error: object) -> None:
     """
     if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
         shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)
-        raise ConfigurationError(f'deadline: expected {shortest} to {longest}, for example "50ms", not {deadline!r}')
+        raise ConfigurationError(
+            f'deadline: expected {shortest} to {longest}, for example "50ms", not {quoted(deadline)}'
+        )
     if on_error not in _CHOICES:
         names = ", ".join(f'"{choice}"' for choice in _CHOICES)
         raise ConfigurationError(
-            f"on_error: expected one of {names}, not {on_error!r}{closest(str(on_error), _CHOICES)}"
+            f"on_error: expected one of {names}, not {quoted(on_error)}{closest(str(on_error), _CHOICES)}"
         )

@@ -77,7 +77,7 @@ class Limiter:
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
         if store is not None and not isinstance(store, Store):
             raise ConfigurationError(
-                f"store: expected a store such as MemoryStore(), not {store!r}; a store of your own derives from "
+                f"store: expected a store such as MemoryStore(), not {quoted(store)}; a store of your own derives from "
                 "slidegate.core.Store"
             )
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
@@ -89,7 +89,9 @@ class Limiter:
         """The store that holds the counts."""
         events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
         if not isinstance(observers, Iterable):
-            raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
+            raise ConfigurationError(
+                f"observers: expected a list of functions that take an Event, not {quoted(observers)}"
+            )
         for observer in observers:
             events.subscribe(observer)
         self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
@@ -233,7 +235,7 @@ class Limiter:
             False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
         """
         if not isinstance(decision, Decision):
-            raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
+            raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
         return await self.engine.refund(decision)
 
     async def reset(self, key: AnyKey) -> bool:
@@ -299,7 +301,9 @@ class Limiter:
         if duration != PERMANENT:
             length_us = parse_duration_us(duration, "ban: duration")
             if length_us > MAX_WINDOW_US:
-                raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
+                raise ConfigurationError(
+                    f'ban: duration: expected at most 400 days or "permanent", not {quoted(duration)}'
+                )
         if not isinstance(key, KeyOf):
             hand_ban_key(key)
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
@@ -381,7 +385,9 @@ class Limiter:
             StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether it bans is not known.
         """
         if not isinstance(policy, BanPolicy):
-            raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
+            raise ConfigurationError(
+                f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
+            )
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
@@ -401,16 +407,18 @@ class Limiter:
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
-        """Take over the lines that `export_bans` wrote: all of them, or none. Bans have run on since then.
+        """Take over the lines that `export_bans` wrote. Bans have run on since then.
 
         If a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All lines
-        are read in one go, which takes seconds for 100,000 bans, so import before you serve.
+        are read in one go, which takes seconds for 100,000 bans, so import before you serve. Shared stores write them
+        in steps: where one fails half way, some bans are there, and the same import again brings the rest.
 
         Returns:
             How many bans the lines hold that are not over.
 
         Raises:
-            ConfigurationError: A line cannot be read, or there is no room.
+            ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
+            StoreError: The store does not answer.
         """
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")

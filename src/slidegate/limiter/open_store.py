@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from ..stores.memory.store import MemoryStore
 
@@ -44,11 +44,11 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
     try:
         parts = urlsplit(url)
     except (AttributeError, TypeError, ValueError):
-        raise ConfigurationError(f"store address: expected {examples}, not {shown!r}") from None
+        raise ConfigurationError(f"store address: expected {examples}, not {quoted(shown)}") from None
     if parts.scheme not in _EXAMPLES:
         hint = closest(str(parts.scheme), _EXAMPLES)
-        raise ConfigurationError(f"store address: expected {examples}, not {shown!r}{hint}")
-    expected = f'store address: expected "{_EXAMPLES[parts.scheme]}", not {shown!r}'
+        raise ConfigurationError(f"store address: expected {examples}, not {quoted(shown)}{hint}")
+    expected = f'store address: expected "{_EXAMPLES[parts.scheme]}", not {quoted(shown)}'
     return _lmdb(parts, expected, read_only) if parts.scheme == "lmdb" else _memory(parts, expected)
 
 
@@ -82,7 +82,7 @@ def _redis(url: str, read_only: bool) -> Store:
 def _options(parts: SplitResult, expected: str) -> dict[str, Any]:
     options, unknown = _read(parts.scheme, parts.query, expected)
     for name, _ in unknown:
-        raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, _OPTIONS[parts.scheme])}")
+        raise ConfigurationError(f"{expected}: unknown option {quoted(name)}{closest(name, _OPTIONS[parts.scheme])}")
     return options
 
 
@@ -94,9 +94,9 @@ def _read(kind: str, query: str, where: str) -> tuple[dict[str, Any], list[tuple
         if read is None:
             rest.append((name, value))
         elif read is int and not _NUMBER.fullmatch(value):
-            raise ConfigurationError(f"{where}: {name} needs a whole number, not {value!r}")
+            raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
         elif read is bool and value not in ("true", "false"):
-            raise ConfigurationError(f"{where}: {name} needs true or false, not {value!r}")
+            raise ConfigurationError(f"{where}: {name} needs true or false, not {quoted(value)}")
         else:
             options[name] = value == "true" if read is bool else read(value)
     return options, rest

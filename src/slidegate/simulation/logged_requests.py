@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..core.memo import remember
 from ..logs import AccessRecord
-from ..web.keys.client_ip import client_ip
+from ..web.client_ip import client_ip
 
 _MEMO: Final = 4_096
 _TARGETS: dict[str, tuple[str, bytes, bytes]] = {}

@@ -24,7 +24,7 @@ from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
 from ..web.config import ConfigLoader
-from ..web.keys.key import Key
+from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
 from ..web.rules import Rule
 from .logged_requests import scope_of

@@ -21,7 +21,7 @@ from starlette.types import Scope
 from ..core.bans.in_force import shown
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .rule_set import BoundRule, Met, RuleSet, Selection
@@ -29,7 +29,6 @@ from .rules import Rule
 
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
-LOG_PAUSE_S: Final = 60.0
 _MEMO: Final = 4_096
 _FAILED: Final = object()
 _CONSEQUENCES: Final = {
@@ -56,7 +55,7 @@ class UserCallbacks:
     """Calls functions of the user's, and remembers when each failure was logged."""
 
     def __init__(self) -> None:
-        self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
+        self._throttle = Throttle()
 
     async def checks(
         self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
@@ -130,12 +129,9 @@ class UserCallbacks:
 
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
-        now_s = time.monotonic()
-        next_s, suppressed = self._quiet.get((what, where), (0.0, 0))
-        if now_s < next_s:
-            self._quiet[what, where] = next_s, suppressed + 1
+        suppressed = self._throttle.left_out((what, where), time.monotonic())
+        if suppressed is None:
             return
-        self._quiet[what, where] = now_s + LOG_PAUSE_S, 0
         logger.error(
             "%s function of rule %r failed, so %s (suppressed=%d): %r",
             what, where, consequence, suppressed, error,

@@ -19,12 +19,12 @@ from starlette.types import Scope
 from ..core.addresses import IPV6_PREFIX
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import ban_target
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import AnyLimit
 from ..core.store import Store
 from ..limiter import Limiter
-from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from .keys.user import is_known
+from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
+from .keys import is_known
 from .matching import PathIndex, PathPattern
 from .request import RequestLimits
 from .routers import layers, root_of
@@ -107,14 +107,14 @@ def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     """
     example = 'expected a list of codes such as ["SG103"]'
     if isinstance(ignore_checks, str) or not isinstance(ignore_checks, Iterable):
-        raise ConfigurationError(f"ignore_checks: {example}, not {ignore_checks!r}")
+        raise ConfigurationError(f"ignore_checks: {example}, not {quoted(ignore_checks)}")
     codes = list(ignore_checks)
     for code in codes:
         if not isinstance(code, str):
-            raise ConfigurationError(f"ignore_checks: {example}, not {code!r} in it")
+            raise ConfigurationError(f"ignore_checks: {example}, not {quoted(code)} in it")
         if code not in CODES:
             near = closest(code.upper().replace("O", "0"), CODES)
-            raise ConfigurationError(f"ignore_checks: unknown code {code!r}{near}")
+            raise ConfigurationError(f"ignore_checks: unknown code {quoted(code)}{near}")
     return frozenset(codes)
 
 

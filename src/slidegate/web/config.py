@@ -21,18 +21,17 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest
 from ..core.limits import AnyLimit, Quota, parse_limits
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
+from . import keys
 from .checks import checked_codes
+from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
-from .keys import key as keys
-from .keys.client_ip import ClientAddress, client_ip
-from .keys.path_param import path_param
-from .keys.user import user
+from .keys import path_param, user
 from .matching import compile_pattern
 from .network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
 from .overload import LoadSheddingMiddleware
 from .rule_set import check_apart
 from .rules import Exceeded, Rule
-from .websockets.message_limits import MessageKey, MessageLimits
+from .websockets import MessageKey, MessageLimits
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

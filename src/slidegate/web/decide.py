@@ -20,11 +20,10 @@ from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
-from .bans.signals import AbuseWatch, Offence
+from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
-from .endpoints.refusal import turn_at_endpoint
-from .keys.client_ip import GONE, ClientAddress
-from .keys.forwarded import field_value
+from .client_ip import GONE, ClientAddress, field_value
+from .endpoint_refusals import turn_at_endpoint
 from .network_files import AddressList, NetworkFiles
 from .request import Step, allowlisted, charged
 from .rule_set import BoundRule, RuleSet, Selection
@@ -80,7 +79,7 @@ class Decider:
         blocklist: AddressList | None,
         allowlist: AddressList | None,
         calls: UserCallbacks,
-        abuse: AbuseWatch,
+        abuse: BanSignals,
         figures: bool = True,
     ) -> None:
         self._limiter = limiter
@@ -119,7 +118,7 @@ class Decider:
         if self._abuse.keyed:
             guarded = self._abuse.guarded(scope, client.key, client.address)
         selection = self._rules.select(scope)
-        if selection.open or selection.onlookers or before or self._abuse.looks:
+        if selection.open or selection.onlookers or before or self._abuse.on_request:
             return self._by_rules(selection, scope, before, client.key, guarded)
         return self._ask(selection, scope, client.key, guarded)
 
@@ -152,7 +151,7 @@ class Decider:
         always = self._rules.always
         if always is None or always.onlookers or not always.limiting or not always.plain or self._rules.waits:
             return None
-        if self._abuse.keyed or self._abuse.looks or any(bound.key is not None for bound in always.limiting):
+        if self._abuse.keyed or self._abuse.on_request or any(bound.key is not None for bound in always.limiting):
             return None
         return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
 
@@ -162,13 +161,13 @@ class Decider:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
             selection = await self._calls.evaluated(self._rules, selection, scope)
-        offences: Sequence[Offence] = ()
-        if self._abuse.looks and not selection.exempt and not is_preflight(scope):
-            offences = self._abuse.look(scope, [step.side.abuse for step in before])
+        signals: Sequence[Signal] = ()
+        if self._abuse.on_request and not selection.exempt and not is_preflight(scope):
+            signals = self._abuse.signals_of(scope, [step.side.abuse for step in before])
         if before:
             selection = self._without(selection, before)
-        if offences or selection.onlookers:
-            return await self._watched(offences, selection, scope, client_key, guarded)
+        if signals or selection.onlookers:
+            return await self._watched(signals, selection, scope, client_key, guarded)
         answer = self._ask(selection, scope, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
@@ -244,17 +243,17 @@ class Decider:
 
     async def _watched(
         self,
-        offences: Sequence[Offence],
+        signals: Sequence[Signal],
         selection: Selection,
         scope: Scope,
         client_key: str,
         guarded: Sequence[Guarded],
     ) -> Decision:
-        """Strike for the offences of the request, which may ban it at once; decide; and let the rules look on that
+        """Strike for the signals of the request, which may ban it at once; decide; and let the rules look on that
         never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
         try:
-            for offence in offences:
-                await self._abuse.strike(offence, scope)
+            for signal in signals:
+                await self._abuse.strike(signal, scope)
         except StoreError:
             return self._engine.unanswered()
         answer = self._ask(selection, scope, client_key, guarded)

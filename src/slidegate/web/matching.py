@@ -30,7 +30,7 @@ from starlette.convertors import (
 from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 
 if TYPE_CHECKING:
     from .routers import Routes
@@ -81,16 +81,17 @@ def compile_pattern(path: object) -> PathPattern:
         ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
     """
     if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
+        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {quoted(path)}')
     if "*" in path and _FOREIGN.search(path) is None:
         raise ConfigurationError(
-            f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
+            f"path: {quoted(path)} is not in Starlette's syntax; write "
+            f'"{path.partition("*")[0]}{{rest:path}}" for all below'
         )
     _check_reachable(path)
     try:
         pattern, _, convertors = compile_path(path)
     except (AssertionError, ValueError) as error:
-        raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
+        raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
     # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
     return re.compile(pattern.pattern, re.DOTALL), convertors
 
@@ -100,22 +101,24 @@ def _check_reachable(path: str) -> None:
     foreign = _FOREIGN.search(path)
     if foreign is not None:
         raise ConfigurationError(
-            f"path: {path!r} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
+            f"path: {quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
             '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
         )
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"
         raise ConfigurationError(
-            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
+            f"path: {quoted(path)} can never match: the {what} is no part of a path; write "
+            f"{quoted(path[: end.start()])}"
         )
     if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
         raise ConfigurationError(
-            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
+            f"path: {quoted(path)} can never match: a brace in it is no parameter; write for example "
+            '"/items/{id:int}"'
         )
     if re.search(r"%[0-9A-Fa-f]{2}", path):
         raise ConfigurationError(
-            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
+            f"path: {quoted(path)} can never match: requests are compared decoded; write {quoted(unquote(path))}"
         )
 
 

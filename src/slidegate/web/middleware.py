@@ -20,23 +20,23 @@ from ..core.arguments import names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
-from .bans.signals import AbuseWatch
+from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
+from .client_ip import ClientAddress, client_ip
 from .decide import Decider
-from .endpoints.decorator import check_places
-from .endpoints.per_route import PerRoute
-from .endpoints.rate_limit import EndpointBuckets
-from .endpoints.refusal import answer_unanswered, is_limited, needed_fields, strike
+from .decorators import check_places
+from .default_limits import PerRoute
+from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike
+from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
-from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
@@ -47,8 +47,7 @@ from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
 from .stats import RefusedRoutes, RequestStats
-from .websockets.guarded import GuardedWebSocket, OpenWebSockets
-from .websockets.message_limits import MessageCounter, MessageLimits
+from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
     from .reload import Claim, ReloadingMiddleware, Say
@@ -125,7 +124,7 @@ class RateLimitMiddleware(Breakable):
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
+            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._client = client
@@ -133,7 +132,7 @@ class RateLimitMiddleware(Breakable):
         self.rules = tuple(all_rules(limits, rules))
         defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
-        self._abuse = abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
+        self._abuse = abuse = BanSignals(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
@@ -155,7 +154,7 @@ class RateLimitMiddleware(Breakable):
         self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
         self._exempts = any(rule.exempt for rule in self.rules)
-        self._hooked = bool(self._rules.reserving) or abuse.listens or self._rules.holds
+        self._hooked = bool(self._rules.reserving) or abuse.on_status or self._rules.holds
         self._looked = False
         off = switched_off(enabled)
         self._enabled = not off
@@ -348,7 +347,7 @@ class RateLimitMiddleware(Breakable):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
                 request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
-        if self._abuse.listens and not step.spared:
+        if self._abuse.on_status and not step.spared:
             request.on_start = [*request.on_start, partial(self._strike_for_status, step)]
         if scope["type"] == "websocket" and not allowlisted(request.steps):
             socket = self._watch_over(scope, receive, send, request)

@@ -96,11 +96,11 @@ class NetworkFile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, PathLike)) or not _path(self.path).name:
-            raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {self.path!r}')
+            raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(self.path)}')
         if not isinstance(self.name, str):
-            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {self.name!r}')
+            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(self.name)}')
         if not isinstance(self.strict, bool):
-            raise ConfigurationError(f"strict: expected True or False, not {self.strict!r}")
+            raise ConfigurationError(f"strict: expected True or False, not {quoted(self.strict)}")
         _checked_column(self.column)
         object.__setattr__(self, "path", _path(self.path))
         object.__setattr__(self, "name", self.name or _path(self.path).stem)
@@ -146,12 +146,12 @@ class NetworkFiles:
         self, files: Iterable[NetworkFile | str | PathLike[str]], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if isinstance(files, (str, PathLike, NetworkFile)) or not isinstance(files, Iterable):
-            raise ConfigurationError(f'files: expected a list, for example ["drop.netset"], not {files!r}')
+            raise ConfigurationError(f'files: expected a list, for example ["drop.netset"], not {quoted(files)}')
         self._files = tuple(file if isinstance(file, NetworkFile) else NetworkFile(file) for file in files)
         names = [file.name for file in self._files]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigurationError(f"files: two lists are called {twice!r}; give one of them another name")
+            raise ConfigurationError(f"files: two lists are called {quoted(twice)}; give one of them another name")
         self._observers = Observers()
         self._watcher = FileWatcher(self._read_again, clock)
         self._watcher.versions = {_path(file.path): version_of(_path(file.path)) for file in self._files}
@@ -262,7 +262,9 @@ def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFi
     for what, given in lists.items():
         if given is not None and not isinstance(given, (core.Networks, NetworkFiles)):
             example = 'Networks(["192.0.2.0/24"])'
-            raise ConfigurationError(f"{what}: expected Networks or NetworkFiles, for example {example}, not {given!r}")
+            raise ConfigurationError(
+                f"{what}: expected Networks or NetworkFiles, for example {example}, not {quoted(given)}"
+            )
         if isinstance(given, core.Networks):
             check_breadth([given], what)
     files = tuple(given for given in lists.values() if isinstance(given, NetworkFiles))
@@ -382,7 +384,7 @@ def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
                 if column not in names:
                     known = ", ".join(names)[:MOST_QUOTED]
                     raise ConfigurationError(
-                        f"line {rows.line_num}: expected a column named {column!r}, not one of {known}"
+                        f"line {rows.line_num}: expected a column named {quoted(column)}, not one of {known}"
                     )
                 place = names.index(column)
             elif place >= len(row):
@@ -398,7 +400,7 @@ def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
 def _checked_column(column: object) -> str | None:
     if column is not None and (not isinstance(column, str) or not column):
         raise ConfigurationError(
-            f'column: expected the name of a column of a CSV file, for example "ip", not {column!r}'
+            f'column: expected the name of a column of a CSV file, for example "ip", not {quoted(column)}'
         )
     return column
 

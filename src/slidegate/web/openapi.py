@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import wraps
 from typing import Any, Final, NamedTuple
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from .middleware import RateLimitMiddleware
 
 _DOCUMENTED: Final = "__slidegate_documented__"
@@ -66,7 +66,7 @@ def document_limits(app: Any) -> None:
     """
     make = getattr(app, "openapi", None)
     if not callable(make) or not hasattr(app, "user_middleware"):
-        raise ConfigurationError(f"document_limits: expected a FastAPI application, not {app!r}")
+        raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}")
     if hasattr(make, _DOCUMENTED):
         return
 

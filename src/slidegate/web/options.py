@@ -6,7 +6,7 @@ import os
 from collections.abc import Container
 from typing import Final, NamedTuple, TypeVar
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 
 _T = TypeVar("_T")
 
@@ -55,7 +55,7 @@ def conflict(given: Container[str]) -> str:
 
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {value!r}")
+        raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
     return value
 
 
@@ -66,7 +66,7 @@ def check_flag(what: str, value: object) -> bool:
         ConfigurationError: It is not.
     """
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
+        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
     return value
 
 
@@ -74,7 +74,7 @@ def switched_off(enabled: object) -> str:
     """Return the setting that switches everything off; empty if none does."""
     text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
     if text and text not in _TRUE + _FALSE:
-        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {text!r}")
+        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}")
     if not check_flag("enabled", enabled):
         return "enabled=False"
     return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""

@@ -324,6 +324,6 @@ def _duration(what: str, value: str | float | timedelta | None, max_us: int) -> 
     duration_us = parse_duration_us(value, what)
     if not 1_000 <= duration_us <= max_us:
         raise ConfigurationError(
-            f'{what}: expected 1 ms to {format_duration(max_us)}, for example "50ms", not {value!r}'
+            f'{what}: expected 1 ms to {format_duration(max_us)}, for example "50ms", not {quoted(value)}'
         )
     return duration_us

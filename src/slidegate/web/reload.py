@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, Observer
 from ..limiter import FailurePolicy, Limiter
@@ -124,7 +124,7 @@ class ReloadingMiddleware(Breakable):
         self._make = make
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
-                f'from_file: expected the path of a file, for example "slidegate.toml", not {path!r}'
+                f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
         self._path = Path(path)
         self._code = {

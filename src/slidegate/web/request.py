@@ -25,9 +25,9 @@ from ..limiter.aio import on_asyncio, to_the_end
 from ..limiter.figures.series import Series
 
 if TYPE_CHECKING:
-    from .bans.signals import AbuseWatch
+    from .bans import BanSignals
     from .callbacks import UserCallbacks
-    from .endpoints.rate_limit import EndpointBuckets
+    from .endpoints import EndpointBuckets
     from .responses import RefusalEvents, RefusalResponses
     from .rules import Rule
 
@@ -60,7 +60,7 @@ class Side(NamedTuple):
     limiter: Limiter
     names: Set[str]
     onlookers: Set[str]
-    abuse: AbuseWatch
+    abuse: BanSignals
     endpoints: EndpointBuckets
     refusals: RefusalResponses
     refusal_events: RefusalEvents

@@ -22,7 +22,7 @@ from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
 from ..core.barred import RuleBlock
 from ..core.decision import Decision, Reason, ceil_s
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency
 from ..core.logs import escaped
 from ..core.memo import remember
@@ -30,8 +30,8 @@ from ..core.ring import NEVER, OPEN
 from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
+from .client_ip import ClientAddress
 from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, sendable
-from .keys.client_ip import ClientAddress
 from .stats import RefusedRoutes
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
@@ -62,7 +62,9 @@ class RefusalResponses:
     def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: UserCallbacks) -> None:
         if on_refused is not None:
             if not callable(on_refused):
-                raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
+                raise ConfigurationError(
+                    f"on_refused: expected a function of request and decision, not {quoted(on_refused)}"
+                )
             check_takes("on_refused", on_refused, "request", "decision")
         self._on_refused = on_refused
         self._calls = calls
@@ -167,10 +169,10 @@ class RefusalResponses:
         """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
         status = message.get("status")
         if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
-            raise ConfigurationError(f"on_refused: expected a status such as 429, not {status!r}")
+            raise ConfigurationError(f"on_refused: expected a status such as 429, not {quoted(status)}")
         good, bad = sendable(message.get("headers", ()))
         for field in bad:
-            error = ConfigurationError(f"a header field cannot be sent: {field!r}")
+            error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
             self._calls.report("on_refused", rule, error, "the field is left out")
         return {**message, "headers": good}
 

@@ -15,9 +15,8 @@ from starlette.types import Scope
 from ..core.bans.policy import BanPolicy
 from ..core.errors import closest
 from .checks import Checked, Finding
-from .endpoints.decorator import dependencies, unawaited
-from .endpoints.exemption import is_lifted, takes_no_defaults
-from .endpoints.rate_limit import RateLimit
+from .decorators import dependencies, is_lifted, takes_no_defaults, unawaited
+from .endpoints import RateLimit
 from .matching import compile_pattern, overlap, segments
 from .routers import DEPTH, flat_routes, is_known, is_known_module, layers, mounted, root_of, router_of
 from .routes import Frontend, ResolvedRoute, walk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Final, NamedTuple, Protocol
@@ -9,13 +10,12 @@ from typing import Final, NamedTuple, Protocol
 from starlette.types import Scope
 
 from ..core.decision import Bucket, Check, unique_name, wire_names
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..limiter import Limiter
-from .keys.key import Key
-from .keys.path_param import read_at
+from .keys import Key, read_at
 from .matching import RequestPath, RuleIndex
 from .routers import Routes
 from .rules import Limits, Rule, says_nobody
@@ -184,6 +184,7 @@ class RuleSet:
         """Whether a rule has a concurrency limit."""
         self._routes = Routes(app)
         self._version = 0
+        self._throttle = Throttle()
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._conditional = any(rule.conditional for rule in rules)
@@ -202,8 +203,12 @@ class RuleSet:
             return self.always
         try:
             return self._known_or_learned(scope)
-        except Exception:
-            logger.exception("the rules of a request cannot be told, so every limit counts it")
+        except Exception as error:
+            left_out = self._throttle.left_out(type(error), time.monotonic())
+            if left_out is not None:
+                logger.exception(
+                    "the rules of a request cannot be told, so every limit counts it (suppressed=%d)", left_out
+                )
             return _selected(self._every(scope))
 
     def _known_or_learned(self, scope: Scope) -> Selection:
@@ -340,7 +345,7 @@ def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: S
             'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
         )
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
-        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
+        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rules)}')
     return tuple(rules)
 
 
@@ -349,7 +354,9 @@ def check_apart(rules: Iterable[Rule]) -> None:
     known: dict[str, Rule] = {}
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it')
+            raise ConfigurationError(
+                f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rule)} in it'
+            )
         twin = known.get(rule.identity)
         known[rule.identity] = rule
         if twin is None or not rule.counts:

@@ -20,8 +20,7 @@ from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
-from .keys.key import Key, KeyFunction
-from .keys.path_param import bind
+from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, PathPattern, compile_pattern
 from .options import check_flag, conflict
 
@@ -117,7 +116,7 @@ class Rule:
         self._read_paths(path)
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
-            raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
+            raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
         self.when = when
         self.on_exceeded = on_exceeded
@@ -270,10 +269,10 @@ def checked_paths(path: object) -> tuple[str, ...]:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
         if found == "*":
-            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
+            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
         compile_pattern(found)
         if found in listed[:place]:
-            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
+            raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
     return tuple(map(str, listed))
 
 
@@ -282,11 +281,11 @@ def checked_methods(methods: object) -> frozenset[str] | None:
         return None
     example = 'expected a list such as ["GET", "POST"]'
     if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise ConfigurationError(f"methods: {example}, not {methods!r}")
+        raise ConfigurationError(f"methods: {example}, not {quoted(methods)}")
     found = set()
     for method in methods:
         if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"methods: {example}, not {method!r} in it")
+            raise ConfigurationError(f"methods: {example}, not {quoted(method)} in it")
         found.add(method.upper())
     if not found:
         raise ConfigurationError(f"methods: {example}; leave it out for all methods")
@@ -300,7 +299,7 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
         ConfigurationError: It is no function, or it makes a key and was not called.
     """
     if key is not None and not callable(key):
-        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
+        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}')
     if getattr(key, "__module__", "").startswith("slidegate."):
         raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
     if key is not None:
@@ -316,7 +315,7 @@ def checked_count_if(count_if: object) -> int:
     """
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
-        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {count_if!r}")
+        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {quoted(count_if)}")
     found = signature_of(count_if)
     if found is None:
         return 1
@@ -324,7 +323,7 @@ def checked_count_if(count_if: object) -> int:
     needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
     places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
-        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
+        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}")
     return max(len(places), 1)
 
 

@@ -19,7 +19,7 @@ HOUR_US = 3_600 * SECOND_US
 WALL_US = 1_800_000_000 * SECOND_US
 EVE = Ban("user:eve", "why", "abuse", 2, 100 * SECOND_US, 100 * SECOND_US + HOUR_US, WALL_US - 7, 5)
 NET = Ban("192.0.2.0/24", "", "ann", 0, 0, None, WALL_US - 100 * SECOND_US)
-STAND = Standing(2, 90 * SECOND_US, 80 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")])
+STAND = Standing(2, 90 * SECOND_US, 95 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")])
 
 
 def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def test_time_that_passed_since_has_passed_by_whatever_clock(now_us: int) -> Non
     standing = known.standings[0][2]
     moments_us = (standing.last_us, standing.until_us, *(strike.at_us for strike in standing.strikes))
     assert [now_us - at_us for at_us in moments_us] == [
-        70 * SECOND_US, 80 * SECOND_US, 90 * SECOND_US, 70 * SECOND_US
+        70 * SECOND_US, 65 * SECOND_US, 90 * SECOND_US, 70 * SECOND_US
     ]  # fmt: skip
 
 
@@ -76,8 +76,8 @@ def test_a_way_through_two_stores_is_as_long_as_the_time_it_took(first_us: int, 
 
 BAN, STANDING = 1, 3
 SPOILED = [
-    (0, "slidegate", "windows", "not an export of bans of version 1"),
-    (0, "version", 2, "not an export of bans of version 1"),
+    (0, "slidegate", "windows", "not an export of bans of version 1 or 2"),
+    (0, "version", 3, "not an export of bans of version 1 or 2"),
     (0, "written_us", "now", "expected a whole number"),
     (BAN, "ban", "", "expected an address"),
     (BAN, "ban", "010.0.0.1", "is no address"),
@@ -117,6 +117,16 @@ def test_a_row_that_cannot_be_read_is_named(place: int, field: str, value: objec
     assert str(caught.value).startswith(f"bans, row {place + 1}: cannot be read: ")
     assert named in str(caught.value)
     assert len(str(caught.value)) < 320
+
+
+@pytest.mark.parametrize("until_us", [0, 5 * SECOND_US, 90 * SECOND_US])
+def test_the_end_of_a_ban_is_written_only_where_clean_time_begins_there(until_us: int) -> None:
+    struck = Standing(1, 90 * SECOND_US, until_us, [Strike(90 * SECOND_US, 1)])
+    written = list(to_rows(Bans([], [("abuse", "user:eve", struck)]), 100 * SECOND_US, WALL_US))
+    assert written[1]["until_us"] is None
+    standing = from_rows(written, 7, WALL_US).standings[0][2]
+    assert max(standing.last_us, standing.until_us) == 7 - 10 * SECOND_US
+    assert list(to_rows(Bans([], [("abuse", "user:eve", standing)]), 7, WALL_US)) == written
 
 
 def test_strikes_of_the_future_are_strikes_of_now() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter
+from slidegate import BanPolicy, ConfigurationError, Limiter
 from slidegate.core import Bucket, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network
 from slidegate.core.bans.in_force import Guarded
+from slidegate.core.errors import StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -104,6 +107,54 @@ def test_the_share_of_prefixes_that_policies_ban_is_theirs_alone_and_comes_free(
         assert len(prefixes) == 50, "one in ten of max_bans"
         assert all(key.startswith(f"10.{turn}.") for key in prefixes)
         clock.advance("2h")
+
+
+def export(bans: int) -> list[str]:
+    """Return the lines of an export of so many bans and as many strikes."""
+    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 2, "written_us": 10**15}]
+    for number in range(bans):
+        key, policy = f"user:{number}", {"policy": "abuse", "rung": 1, "last_us": 10**15, "until_us": None}
+        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None, "prolong_us": 0}
+        rows += [{"ban": key, "reason": "", "by": "ann", "rung": 0} | made, {"standing": key, "strikes": []} | policy]
+    return [json.dumps(row) for row in rows]
+
+
+async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
+    limiter = Limiter(store, on_error="deny")
+    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
+    answers = []
+    while not importing.done():
+        answers.append(await limiter.hit("user:399", "1000000/hour"))
+        await asyncio.sleep(0)
+    assert await importing == 400
+    assert [answer.allowed for answer in answers].count(True) > 10
+    assert not await limiter.hit("user:399", "1000000/hour")
+
+
+async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_when_it_is_repeated(
+    store: LmdbStore,
+) -> None:
+    limiter = Limiter(store, deadline="50ms", on_error="deny")
+    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    with gate_held(store), pytest.raises(StoreTimeout) as caught:
+        await importing
+    written = store.bans.count()
+    assert 0 < written < 400
+    assert caught.value.__notes__ == [f"{written} of 400 bans were taken over"]
+    assert await limiter.import_bans(export(400)) == store.bans.count() == 400
+
+
+def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, clock: FakeClock) -> None:
+    for number in range(300):
+        store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
+    clock.advance("2s")
+    rows = [json.loads(line) for line in export(400)]
+    assert store.bans.load(rows) == store.bans.count() == 400
+    rows += [{**row, "standing": f"other:{number}"} for number, row in enumerate(rows[2::2])]
+    with pytest.raises(ConfigurationError, match="bans: no room for 400 more standings; raise max_bans=500"):
+        store.bans.load(rows)
 
 
 def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(

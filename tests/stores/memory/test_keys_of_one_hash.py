@@ -16,7 +16,7 @@ from slidegate.core.addresses import format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.web.keys.client_ip import client_ip
+from slidegate.web.client_ip import client_ip
 
 FIRST = 0x20010DB8 << 96
 STEP = 2**61 - 1

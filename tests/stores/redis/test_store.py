@@ -96,6 +96,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "hit": lambda: store.hit(checks),
         "peek": lambda: store.peek(checks),
         "charge": lambda: store.charge(checks),
+        "renew_permits": store.renew_permits,
         "refund": lambda: store.refund(held),
         "inspect": lambda: store.inspect("ann", [checks[0][0]]),
         "reset": lambda: store.reset("ann"),

@@ -29,7 +29,7 @@ from slidegate.web import config_schema as schema
 from slidegate.web.reload import ReloadingMiddleware
 
 from ...asgi import PEER, call, hello, statuses
-from ..websockets.test_message_limits import BYE, Listener, Socket, texts
+from ..test_message_limits import BYE, Listener, Socket, texts
 
 EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
 
@@ -303,6 +303,29 @@ def test_all_mistakes_of_shape_are_said_at_once(file: Path) -> None:
 def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\.\.\.$"):
         gate(file, f"client = '{'y' * 500}'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[rules]]\npath = "{long}"\nlimits = "1/s"',
+        '[[rules]]\npath = "/{long}?"\nlimits = "1/s"',
+        '[[rules]]\npath = ["/{long}", "/{long}"]\nlimits = "1/s"',
+        'limits = "{long}"',
+        RULE + 'methods = ["{long}!"]',
+        RULE + 'key = {{ header = "{long} {long}" }}',
+        RULE + 'name = "{long}"',
+        'limits = "1/s"\nignore_checks = ["{long}"]',
+        'limits = "1/s"\nblocklist = ["{long}"]',
+        'limits = "1/s"\ndeadline = "{long}"',
+        'limits = "1/s"\nstore = "memory://?{long}=1"',
+        BANS + 'after = "{long}"',
+    ],
+)
+def test_a_message_is_bounded_whatever_the_file_holds(text: str, file: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        gate(file, text.format(long="y" * 5_000))
+    assert len(str(caught.value)) - len(str(file)) < 400
 
 
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:

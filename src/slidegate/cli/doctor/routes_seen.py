@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...web.endpoints.decorator import dependencies, limits_of
-from ...web.endpoints.exemption import takes_no_defaults
-from ...web.endpoints.rate_limit import RateLimit
+from ...web.decorators import dependencies, limits_of, takes_no_defaults
+from ...web.endpoints import RateLimit
 from ...web.middleware import RateLimitMiddleware
 from ...web.route_checks import is_about
 from ...web.routers import layers

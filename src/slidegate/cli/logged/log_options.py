@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ...core.errors import ConfigurationError, quoted
 from ...core.logs import logger
 from ...logs import AccessLogs, AccessRecord
-from ...web.keys.key import check_header_name
+from ...web.keys import check_header_name
 from ..output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])

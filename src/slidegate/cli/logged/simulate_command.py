@@ -19,7 +19,7 @@ from ...simulation.html_report import html_report
 from ...simulation.logged_requests import Clients
 from ...simulation.replay import Replay
 from ...simulation.simulated import MOST_SHOWN, Simulated
-from ...web.keys.key import header
+from ...web.keys import header
 from ..output import Output, clean, with_output
 from .log_options import Logs, header_of, log_options, quiet_gate
 

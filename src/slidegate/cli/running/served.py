@@ -150,7 +150,7 @@ class _Beside:
 
     def __init__(self, path: str, limiter: Limiter, gate: ASGIApp) -> None:
         try:
-            from ...ops.dashboard.mounted import Dashboard
+            from ...admin.mounted import Dashboard
         except ModuleNotFoundError as error:
             missing = f'it needs the package {error.name}: pip install "slidegate[dashboard]"'
             raise ConfigurationError(f"--dashboard: {missing}") from error

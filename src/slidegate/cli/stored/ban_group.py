@@ -175,8 +175,9 @@ def import_bans(
 ) -> None:
     """Read bans from FILE, or from stdin if it is -.
 
-    They are written 1,000 at a time, all of these or none. After an interruption, run the same command again: a ban
-    that is there stays, and of two bans of a key the one that lasts longer.
+    They are read 1,000 at a time, and a line that cannot be read ends the import before its batch. After an
+    interruption, run the same command again: a ban that is there stays, and of two bans of a key the one that lasts
+    longer.
     """
     work = Import(file, form, span, reason, by or _me())
     with opened(store, writes=True, makes=create) as at:
@@ -187,7 +188,12 @@ def import_bans(
         except BaseException:
             out.note(f"{work.done} bans are imported, and not all; the same command again goes on")
             raise
-    out.value({"imported": work.done, "over": work.over})
+    if work.digests:
+        out.note(
+            f"{work.digests} more are of digests such as header:X-API-Key#1f3a..., which hold under the same secret= "
+            "alone. Made without secret=, they mean nobody any more: ban these keys anew by their values"
+        )
+    out.value({"imported": work.done, "over": work.over, "digests": work.digests})
 
 
 def ban_row(ban: Ban, form: str) -> tuple[Any, ...]:

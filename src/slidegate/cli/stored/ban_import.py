@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ FORMS_IN: Final = ("auto", OWN, "plain")
 MOST_LINE: Final = 65_536
 """Characters of a line of slidegate's own format: strikes of 65 sources, and room to spare."""
 _OWN_HEAD: Final = b'{"slidegate"'
+_DIGEST: Final = re.compile(r'\{"ban": "[^"]*#[0-9a-f]{32}"')
 
 
 class Import:
@@ -42,10 +44,12 @@ class Import:
     Attributes:
         done: How many bans are written for certain.
         over: How many were left out because they have ended.
+        digests: How many are written that may mean nobody: digests of an export of version 1. Without a secret, such a
+            digest meant something to its own store alone.
     """
 
     def __init__(self, file: str, form: str, span: str | None, reason: str, by: str) -> None:
-        self.done = self.over = 0
+        self.done = self.over = self.digests = 0
         self._file = file
         self._form = form
         self._span = span
@@ -65,15 +69,19 @@ class Import:
             head, rows = self._own(iter(partial(lines.readline, MOST_LINE + 1), "")) if own else self._foreign(lines)
             number = 2
             while batch := list(islice(rows, BATCH)):
+                doubtful = [row for row in batch if _DIGEST.match(row)] if json.loads(head)["version"] == 1 else []
+                certain = [row for row in batch if row not in doubtful] if doubtful else batch
                 try:
-                    count = at.wait(at.limiter.import_bans([head, *batch]))
+                    count = at.wait(at.limiter.import_bans([head, *certain]))
+                    digests = at.wait(at.limiter.import_bans([head, *doubtful])) if doubtful else 0
                 except ConfigurationError as error:
                     where = f"lines {number} to {number + len(batch) - 1}" if own else "a batch of entries"
                     raise ConfigurationError(f"{self._name}, {where}: {error}") from None
                 number += len(batch)
                 self.done += count
-                self.over += max(sum('"ban"' in row[:8] for row in batch) - count, 0)
-                yield self.done
+                self.digests += digests
+                self.over += max(sum('"ban"' in row[:8] for row in batch) - count - digests, 0)
+                yield self.done + self.digests
 
     @property
     def _name(self) -> str:
@@ -112,7 +120,8 @@ class Import:
         """Return the head and the rows of slidegate's own format."""
         head = next(lines, "")
         try:
-            known = json.loads(head)["slidegate"] == "bans"
+            found = json.loads(head)
+            known = found["slidegate"] == "bans" and "version" in found
         except (ValueError, TypeError, KeyError, RecursionError):
             known = False
         if not known:
@@ -128,7 +137,7 @@ class Import:
 
     def _foreign(self, lines: Iterable[str]) -> tuple[str, Iterator[str]]:
         """Return head and rows, as slidegate's own format has them, for the entries of another one."""
-        head = json.dumps({"slidegate": "bans", "version": 1, "written_us": self._now_us})
+        head = json.dumps({"slidegate": "bans", "version": 2, "written_us": self._now_us})
 
         def rows() -> Iterator[str]:
             try:

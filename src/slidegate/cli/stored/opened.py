@@ -28,8 +28,8 @@ from ...limiter.aio import within
 from ...limiter.keys import AnyKey
 from ...limiter.open_store import open_store
 from ...stores.memory.store import MemoryStore
-from ...web.keys import key as keys
-from ...web.keys.key import MadeOfValue
+from ...web import keys
+from ...web.keys import MadeOfValue
 from ..exits import complain
 
 F = TypeVar("F", bound=Callable[..., Any])

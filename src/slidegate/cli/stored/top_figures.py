@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...admin.seen_by_all import SECTION, VERSION
 from ...limiter.figures.stats import Traffic
-from ...ops.admin.seen_by_all import SECTION, VERSION
 from .opened import Opened
 
 MOST_ROWS: Final = 100

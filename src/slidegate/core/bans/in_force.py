@@ -269,10 +269,12 @@ def ban_key(key: object) -> str:
     place = network_place(known)
     if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
         raise InvalidKey(
-            f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key', expected
+            f'ban: {quoted(key)} is no address or network; write {example}, and "key:{key}" if it is a key', expected
         )
     if place is not None and place[1] == 0:
-        raise InvalidKey(f"ban: {key!r} is every address there is; to close the service, use its front end", expected)
+        raise InvalidKey(
+            f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
+        )
     return known
 
 

@@ -157,7 +157,9 @@ class BanPolicy:
         duration_us = _span_us(duration, "duration", "1h")
         longest_us = max(7 * 86_400_000_000, duration_us) if longest is None else _span_us(longest, "longest", "7d")
         if longest_us < duration_us:
-            raise ConfigurationError(f"longest: {longest!r} is shorter than duration, {duration!r}; it is the most")
+            raise ConfigurationError(
+                f"longest: {quoted(longest)} is shorter than duration, {quoted(duration)}; it is the most"
+            )
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):  # type: ignore[operator]
             raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
         if not _is_number(jitter) or not 0 <= jitter <= 1:  # type: ignore[operator]
@@ -178,7 +180,9 @@ class BanPolicy:
         name = self.name + PREFIX_NAME
         if len(name) > MAX_NAME:
             most = MAX_NAME - len(PREFIX_NAME)
-            raise ConfigurationError(f"ban policy name: with prefix_after at most {most} characters, not {self.name!r}")
+            raise ConfigurationError(
+                f"ban policy name: with prefix_after at most {most} characters, not {quoted(self.name)}"
+            )
         prefix = object.__new__(BanPolicy)
         prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None, prolong=False)
         return prefix

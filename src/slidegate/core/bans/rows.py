@@ -3,6 +3,9 @@
 Times in rows are Unix microseconds. A row is read as time that has passed since it was written, and no time passes
 backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
 are dated later than their row is read count as of then: in the future none would ever leave its window.
+
+Version 2 writes `until_us` only where a ban ended after the last strike; version 1 wrote any number there. In that one,
+a digest without a secret meant something to the store that it came from alone.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from .standing import Standing, Strike
 
 Row: TypeAlias = Mapping[str, Any]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_READ: Final = (1, _VERSION)
 _MOST: Final = 2**53
 
 
@@ -55,7 +59,7 @@ def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
             "policy": policy,
             "rung": standing.rung,
             "last_us": standing.last_us + ahead_us,
-            "until_us": standing.until_us + ahead_us,
+            "until_us": standing.until_us + ahead_us if standing.until_us > standing.last_us else None,
             "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in standing.strikes],
         }
 
@@ -87,8 +91,8 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
 
 
 def _written_us(row: Row) -> int:
-    if row["slidegate"] != "bans" or row["version"] != _VERSION:
-        raise ValueError(f"not an export of bans of version {_VERSION}")
+    if row["slidegate"] != "bans" or row["version"] not in _READ:
+        raise ValueError(f"not an export of bans of version {' or '.join(map(str, _READ))}")
     return _whole(row["written_us"])
 
 
@@ -116,7 +120,7 @@ def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing
         raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
     last_us = min(_whole(row["last_us"]) + behind_us, now_us)
     # A ban in force ends later than now: its rung is clean from then on. None lasts longer than this.
-    until_us = min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
+    until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
     standing = Standing(_whole(row["rung"], 0), last_us, until_us, strikes)
     return check_name(row["policy"], "policy"), _key(row["standing"]), standing
 

@@ -88,9 +88,14 @@ class BanRules:
 
     def load(self, known: Bans, now_us: int, wall_us: int) -> int:
         """Take over bans and standings, and return how many bans; of two of a key the one that lasts longer stays."""
+        self._records.list.let_go(now_us, wall_us, len(self._records.list))
+        self.check_room(known)
+        self.take_over(known, now_us, wall_us)
+        return len(known.bans)
+
+    def take_over(self, known: Bans, now_us: int, wall_us: int) -> None:
+        """Do what `load` does for some of its bans and standings, for which there is room."""
         bans = self._records.list
-        bans.let_go(now_us, wall_us, len(bans))
-        self._check_room(known)
         for ban in known.bans:
             other = bans.get(ban.key)
             if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
@@ -102,7 +107,6 @@ class BanRules:
                 standings.put(key, standing)
             elif before.last_us <= standing.last_us:
                 standings.keep(key, standing)
-        return len(known.bans)
 
     def record(self, ban: Ban) -> None:
         """Put a ban in force that was made before, here or elsewhere."""
@@ -110,18 +114,26 @@ class BanRules:
         if ban.rung and ban.by.endswith(PREFIX_NAME):
             self._records.prefixes.add(ban.key)
 
-    def _check_room(self, known: Bans) -> None:
-        # Bans made by hand are always recorded, so those that are read need no room either.
-        bans = {ban.key for ban in known.bans if ban.rung and self._records.list.get(ban.key) is None}
-        standings = set()
-        for name, key, _ in known.standings:
-            ledger = self._records.ledger(name)
-            if ledger is None or ledger.standings.get(key) is None:
-                standings.add((name, key))
+    def check_room(self, known: Bans) -> None:
+        """See that bans and standings can be taken over; bans made by hand are always recorded, and need no room.
+
+        Raises:
+            ConfigurationError: There is no room.
+        """
+        bans = {("", ban.key) for ban in known.bans if ban.rung}
+        standings = {(policy, key) for policy, key, _ in known.standings}
         have_bans, have_standings = len(self._records.list), self._records.standings()
         for what, new, have in (("bans", bans, have_bans), ("standings", standings, have_standings)):
+            if len(new) + have > self._most:  # where all fit, there is nothing to look up
+                new = {one for one in new if not self._knows(*one)}
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
+
+    def _knows(self, policy: str, key: str) -> bool:
+        if not policy:
+            return self._records.list.get(key) is not None
+        ledger = self._records.ledger(policy)
+        return ledger is not None and ledger.standings.get(key) is not None
 
     def _strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, source: str, now_us: int, wall_us: int

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from .. import public_space
 from ..addresses import address_key, parse_network, prefix_length
-from ..errors import ConfigurationError, InvalidKey
+from ..errors import ConfigurationError, InvalidKey, quoted
 from ..networks import Networks
 from ..public_space import is_wide
 from .in_force import ban_key
@@ -52,7 +52,7 @@ def hand_ban_key(key: object) -> str:
     if is_wide(version, first, last):
         most = prefix_length(version, 0, public_space.WIDEST[version] - 1)
         raise InvalidKey(
-            f"ban: {key!r} is wider than an IPv{version} /{most}, the most that one registry is given; "
+            f"ban: {quoted(key)} is wider than an IPv{version} /{most}, the most that one registry is given; "
             'ban the networks that you mean, for example "192.0.2.0/24"',
             f'a network no wider than an IPv{version} /{most}, for example "192.0.2.0/24"',
         )

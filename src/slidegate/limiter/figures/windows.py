@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ...core.limits import parse_duration_us
 from ...core.statistics.shelves import FIVE_MINUTES_US, FIVES, MINUTE_US, MINUTES
 
@@ -43,4 +43,6 @@ def span_of(window: str | float | timedelta) -> Span:
     for step_us, kept in KEPT.items():
         if window_us <= step_us * kept:
             return Span(step_us, -(-window_us // step_us))
-    raise ConfigurationError(f'window: {window!r} is longer than is remembered; expected at most 24h, for example "6h"')
+    raise ConfigurationError(
+        f'window: {quoted(window)} is longer than is remembered; expected at most 24h, for example "6h"'
+    )

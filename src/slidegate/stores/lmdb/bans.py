@@ -7,11 +7,14 @@ before. The rules are those of `core.bans.rules`, at work on the rows.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ...core.bans.in_force import Ban, BanChange, Guarded, longest
 from ...core.bans.policy import BanPolicy
@@ -21,16 +24,22 @@ from ...core.bans.standing import Standing
 from ...core.bans.standing_view import KeptStandings, kept_standings
 from ...core.barred import Barred
 from ...core.decision import Check
+from ...core.errors import StoreError
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from .ban_rows import BanRecords, bans_of, part, policy_of, read_record, salvage, text_of
-from .batching import Batcher
+from .batching import PAUSE_S, Batcher, Job
 from .layout import CENSUS
 from .transaction import Transactions
 from .windows import Transaction
 
 T = TypeVar("T")
+
+LOAD_STEP: Final = 50
+"""How many bans of an import are written at once: other processes wait for them, some two milliseconds."""
+LOAD_PAUSE_S: Final = 2 * PAUSE_S
+"""Then comes a pause in which those that wait try again."""
 
 
 class LmdbBans(BanStore):
@@ -117,13 +126,19 @@ class LmdbBans(BanStore):
         return self._write(lambda rules: rules.unban(key, by, *self._moments()))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays."""
+        """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays.
 
-        def take_over(rules: BanRules) -> int:
-            moments = self._moments()
-            return rules.load(from_rows(rows, *moments), *moments)
-
-        return self._write(take_over)
+        They are written a part at a time, with pauses in which other processes write. Where the store fails half way, a
+        note of the error says how far this came, and the same rows again bring the rest.
+        """
+        known = from_rows(rows, *self._moments())
+        if _on_asyncio():
+            return self._load_in_turns(known)
+        for done, job in self._load_jobs(known):
+            with _telling(done, known):
+                self._batcher.wait(job)
+            time.sleep(LOAD_PAUSE_S)
+        return len(known.bans)
 
     def standings(self, keys: Sequence[str]) -> KeptStandings:
         """Return how each of some keys stands under each policy. This changes nothing."""
@@ -212,6 +227,32 @@ class LmdbBans(BanStore):
                 taken += 1
         return taken
 
+    async def _load_in_turns(self, known: Bans) -> int:
+        for done, job in self._load_jobs(known):
+            with _telling(done, known):
+                answer = self._batcher.run(job)
+                if isawaitable(answer):
+                    await answer
+            await asyncio.sleep(LOAD_PAUSE_S)
+        return len(known.bans)
+
+    def _load_jobs(self, known: Bans) -> Iterator[tuple[int, Job]]:
+        """Yield the jobs that take bans and standings over, each with how many bans are taken over before it."""
+        bans, standings = known
+        if self.count() + len(bans) > self._most:
+            for _ in range(0, self.count(), LOAD_STEP):
+                yield 0, lambda transaction: self.sweep(transaction, LOAD_STEP)
+        self._transactions.read(
+            lambda transaction: BanRules(BanRecords(transaction.txn, transaction.dbs), self._most).check_room(known)
+        )
+        for at in range(0, len(bans), LOAD_STEP):
+            yield at, self._taking_over(Bans(bans[at : at + LOAD_STEP], []))
+        for at in range(0, len(standings), LOAD_STEP):
+            yield len(bans), self._taking_over(Bans([], standings[at : at + LOAD_STEP]))
+
+    def _taking_over(self, some: Bans) -> Job:
+        return partial(self._work, lambda rules: rules.take_over(some, *self._moments()))
+
     def _bans_of(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> list[Ban]:
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
         return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
@@ -237,13 +278,27 @@ def _changes_of(records: BanRecords, rows: Sequence[tuple[bytes, bytes]]) -> lis
     return [record.change() for record in (read_record(packed) for _, packed in rows) if record is not None]
 
 
-def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
-    """Return the items of all parts; on a running event loop, an awaitable that lets the loop turn between parts."""
+@contextmanager
+def _telling(done: int, known: Bans) -> Iterator[None]:
+    """Let an error say how many bans were taken over before it."""
+    try:
+        yield
+    except StoreError as error:
+        error.add_note(f"{done} of {len(known.bans)} bans were taken over")
+        raise
+
+
+def _on_asyncio() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return [one for items in parts for one in items]
-    return _paced(parts)
+        return False
+    return True
+
+
+def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
+    """Return the items of all parts; on a running event loop, an awaitable that lets the loop turn between parts."""
+    return _paced(parts) if _on_asyncio() else [one for items in parts for one in items]
 
 
 async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:

@@ -19,95 +19,50 @@ puts permits back under it where there is room. A permit that is handed back und
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from inspect import isawaitable
 from struct import Struct
 from typing import Any, Final
-from weakref import WeakSet
 
-from ...core.charge import RENEWALS, HeldPlace
-from ...core.errors import StoreError
+from ...core.charge import Permit
 from ...core.permits import PERMITS
 from ...core.store import Event
-from ..held_weakly import HeldWeakly
+from ..leases import WORKER_BYTES, HeldPermits, places_lost
 from .layout import Databases
 
-WORKER_BYTES: Final = 8
 ROW_VERSION: Final = 1
 LOOK_AT: Final = 256
 """How many rows to look at in one renewal."""
-AGAIN: Final = 4
-"""After a renewal that failed or has to wait, the next comes so many times as soon."""
 
 _VERSION: Final = bytes((ROW_VERSION,))
 _HOLDER: Final = Struct(f"={WORKER_BYTES}sI")
 _LEASE: Final = Struct("=Bq")
 
 
-class Permit(HeldPlace):
-    """The permit of a request; a decision keeps it among its charges.
-
-    Args:
-        row: The row of its key.
-        amount: How many permits there are.
-        units: How many of them it is; a request asks for one.
-        worker: The name under which it was taken.
-    """
-
-    __slots__ = ("amount", "row", "units", "worker")
-
-    def __init__(self, row: bytes, amount: int, units: int, worker: bytes) -> None:
-        super().__init__()
-        self.row = row
-        self.amount = amount
-        self.units = units
-        self.worker = worker
-
-
-class OwnPermits:
+class OwnPermits(HeldPermits):
     """The permits of this process.
 
-    Args:
-        lease_us: How long the lease lasts.
-
     Attributes:
-        ends_us: When the lease ends; 0 if there has been none.
-        lease_us: How long it lasts when it is renewed.
         looked_at: The row at which renewals go on looking for permits of the dead.
-        rows: The permits by row, those whose decisions are still there. A row stays until it is written empty.
-        worker: The name of this process, made anew after `fork`.
+        rows: The rows that say that this process holds permits.
     """
 
     def __init__(self, lease_us: int) -> None:
-        self.lease_us = lease_us
-        self.rows: dict[bytes, HeldWeakly[Permit]] = {}
-        self.worker = b""
-        self.ends_us = 0
+        super().__init__(lease_us)
         self.looked_at = b""
-        self._process = 0
+        self.rows: set[bytes] = set()
 
-    def know_process(self) -> None:
-        """Begin anew in a child of `fork`: the permits are its parent's."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self.rows, self.worker, self.ends_us = {}, b"", 0
-
-    def all(self) -> list[Permit]:
-        """Return the permits whose decisions are still there, with those that were lost."""
-        return [permit for permits in self.rows.copy().values() for permit in permits]
-
-    def count(self) -> int:
-        """Return how many permits this process holds, without those that were lost."""
-        if self._process != os.getpid():
-            return 0
-        return sum(permit.units for permit in self.all() if permit.worker == self.worker and not permit.ended)
+    def enter_process(self) -> bool:
+        """See `HeldPermits`."""
+        is_new = super().enter_process()
+        if is_new:
+            self.rows = set()
+        return is_new
 
     def holds_any(self) -> bool:
-        """Tell whether the lease has to be renewed."""
-        return self._process == os.getpid() and bool(self.rows)
+        """Tell whether the lease has to be renewed, or a row corrected."""
+        return super().holds_any() or bool(self.rows and self.is_of_this_process)
 
 
 class _Row:
@@ -168,21 +123,20 @@ class PermitRows:
     def take(self, row: bytes, amount: int, units: int) -> Permit:
         """Take permits for which the core has found room, after `ensure_lease`."""
         self._find(row).own += units
-        permit = Permit(row, amount, units, self._own.worker)
-        known = self._own.rows.setdefault(row, HeldWeakly())
-        known.add(permit)
-        self._undo.append(partial(known.discard, permit))
+        permit = Permit(row, amount, units)
+        self._own.permits.add(permit)
+        self._undo.append(partial(self._own.permits.discard, permit))
         return permit
 
     def leave(self, permit: Permit) -> bool:
         """Hand a permit back; False if it was handed back before, or was lost."""
         self.ensure_lease()
-        known = self._own.rows.get(permit.row)
-        if known is None or permit not in known:
+        permits = self._own.permits
+        if permit not in permits:
             return False
-        known.discard(permit)
-        self._undo.append(partial(known.add, permit))
-        if permit.worker != self._own.worker:
+        permits.discard(permit)
+        self._undo.append(partial(permits.add, permit))
+        if permit.lost:
             return False
         self._find(permit.row).own -= permit.units
         return True
@@ -194,8 +148,8 @@ class PermitRows:
             Whether the lease was over, and permits that ran out were dealt with.
         """
         own = self._own
-        own.know_process()
-        until_us = self._end_us(own.worker) if own.worker else 0
+        own.enter_process()
+        until_us = self._end_us(own.worker)
         if until_us > self._now_us:
             if until_us - self._now_us < own.lease_us // 2:
                 self._renew()
@@ -204,31 +158,32 @@ class PermitRows:
         self._over, own.worker = own.worker, os.urandom(WORKER_BYTES)
         self._rows.clear()
         self._renew()
-        if own.rows:
-            self._put_back()
+        if own.permits:
+            self._put_back(list(own.permits))
         return True
 
     def renew(self) -> None:
         """Renew the lease of this process, correct rows that say more than it holds, and look for those of the dead."""
         was_over = self.ensure_lease()
         self._renew()
-        own = self._own
-        for row, permits in list(own.rows.items()):
-            for permit in permits:
-                if permit.ended:
-                    permits.discard(permit)
-            self._find(row).own = sum(permit.units for permit in permits if permit.worker == own.worker)
-        if not was_over and any(permit.worker != own.worker for permit in own.all()):
-            self._put_back()
+        own, held, lost = self._own, dict.fromkeys(self._own.rows, 0), list[Permit]()
+        for permit in own.under_way():
+            if permit.lost:
+                lost.append(permit)
+            else:
+                held[permit.row] = held.get(permit.row, 0) + permit.units
+        for row, units in held.items():
+            self._find(row).own = units
+        if not was_over and lost:
+            self._put_back(lost)
         self._bury()
 
     def save(self) -> None:
         """Write what has changed."""
         own = self._own
         if self._lease_us:
-            self._undo.append(partial(setattr, own, "ends_us", own.ends_us))
-            own.ends_us, self._lease_us = self._lease_us, 0
-            self._txn.put(own.worker, _LEASE.pack(ROW_VERSION, own.ends_us), db=self._dbs.workers)
+            self._txn.put(own.worker, _LEASE.pack(ROW_VERSION, self._lease_us), db=self._dbs.workers)
+            self._lease_us = 0
         if self._over:
             self._txn.delete(self._over, b"", self._dbs.workers)
             self._over = b""
@@ -240,10 +195,11 @@ class PermitRows:
             elif found.stored and not packed:
                 self._txn.delete(row, b"", self._dbs.places)
             found.stored = packed
-            known = own.rows.get(row)
-            if known is not None and not found.own and not known:
-                self._undo.append(partial(own.rows.__setitem__, row, known))
-                del own.rows[row]
+            if found.own:
+                own.rows.add(row)
+            elif row in own.rows:
+                own.rows.discard(row)
+                self._undo.append(partial(own.rows.add, row))
 
     def _find(self, row: bytes) -> _Row:
         found = self._rows.get(row)
@@ -262,26 +218,20 @@ class PermitRows:
     def _renew(self) -> None:
         self._lease_us = self._ends_us[self._own.worker] = self._now_us + self._own.lease_us
 
-    def _put_back(self) -> None:
-        """Take the permits of a lease that is over again, where there is room; tell how many there were."""
-        own, back, lost = self._own, 0, 0
-        for permit in own.all():
-            if permit.worker == own.worker:
-                continue
-            found, is_new = self._find(permit.row), permit.worker == self._over
-            if found.taken + permit.units <= permit.amount:
-                self._undo.append(partial(setattr, permit, "worker", permit.worker))
-                permit.worker = own.worker
+    def _put_back(self, permits: Iterable[Permit]) -> None:
+        """Take permits that ran out again, where there is room; tell how many there were."""
+        lost = back = 0
+        for permit in permits:
+            found, was_lost = self._find(permit.row), permit.lost
+            permit.lost = found.taken + permit.units > permit.amount
+            self._undo.append(partial(setattr, permit, "lost", was_lost))
+            if permit.lost:
+                lost += not was_lost
+            else:
                 found.own += permit.units
                 back += 1
-            else:
-                lost += is_new
         if back or lost:
-            message = (
-                f"lmdb: {back + lost} places of requests under way had run out, because they were not renewed in time; "
-                f"{back} were put back, and others had taken {lost}"
-            )
-            self._events.append(Event("places_lost", message, {"lost": lost, "back": back}))
+            self._events.append(places_lost("lmdb", lost, back))
 
     def _bury(self) -> None:
         """Delete leases that are over, and permits of their workers in some rows; the next renewal goes on there."""
@@ -308,52 +258,3 @@ class PermitRows:
             known = lease is not None and lease[0] == ROW_VERSION
             ends_us = self._ends_us[worker] = _LEASE.unpack(lease)[1] if known else 0
         return ends_us
-
-
-class LeaseRenewer:
-    """Renews the lease, every third of its length, from each event loop that has taken a permit.
-
-    Where no event loop of asyncio runs, each question about permits renews a lease that has less than half its length
-    left.
-
-    Args:
-        own: The permits of this process.
-        renew: Renews the lease; returns an awaitable if that has to wait.
-    """
-
-    def __init__(self, own: OwnPermits, renew: Callable[[], Any]) -> None:
-        self._own = own
-        self._renew = renew
-        self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-        self._usual_s = own.lease_us / RENEWALS / 1_000_000
-        self._is_open = True
-
-    def start(self) -> None:
-        """Renew from the running event loop as long as there are permits."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if loop not in self._loops:
-            self._loops.add(loop)
-            loop.call_later(self._usual_s, self._next, loop)
-
-    def close(self) -> None:
-        """Renew no more."""
-        self._is_open = False
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_open or not self._own.holds_any():
-            self._loops.discard(loop)
-            return
-        pause_s = self._usual_s
-        try:
-            answer = self._renew()
-        except StoreError:
-            pause_s /= AGAIN
-        else:
-            if isawaitable(answer):
-                # The next renewal will tell of an error, if it lasts.
-                asyncio.ensure_future(answer).add_done_callback(lambda done: done.cancelled() or done.exception())
-                pause_s /= AGAIN
-        loop.call_later(pause_s, self._next, loop)

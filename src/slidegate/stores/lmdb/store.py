@@ -34,7 +34,7 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.in_force import Guarded
-from ...core.charge import DEFAULT_PLACE_LEASE, place_lease_us
+from ...core.charge import Permit
 from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError
@@ -42,6 +42,7 @@ from ...core.limits import Concurrency, check_whole
 from ...core.reasons import Reason
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
+from ..leases import DEFAULT_PLACE_LEASE, LeaseRenewer, place_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..memory.store import DEFAULT_MAX_KEYS
 from ..system_clock import system_us
@@ -50,7 +51,7 @@ from .batching import Batcher
 from .environment import close_environment, open_environment
 from .figures import LmdbSharedStats
 from .opening import Options
-from .permits import LeaseRenewer, OwnPermits, Permit
+from .permits import OwnPermits
 from .refusals import Refusals
 from .transaction import Transactions
 from .windows import Transaction

@@ -34,7 +34,7 @@ from .bans import RedisBans
 from .clock import ServerClock
 from .faults import SICK, refusal, unexpected
 from .link import Connect, Connection, Eviction, Make, open_connection
-from .requests import Request
+from .requests import Demand, Request
 from .script import Script, bans_script, windows_script
 from .sentinels import open_master
 
@@ -163,9 +163,7 @@ def deliver(
     clock = connection.clock
     for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
         future = request.future
-        if future.done():
-            request.missed(part, now_us)
-        else:
+        if not future.done():
             try:
                 future.set_result(request.answered(part, now_us, clock))
             except StoreError as error:
@@ -174,6 +172,8 @@ def deliver(
                     connection.close(error)
             except Exception:  # of any kind: one task waits for this answer, and others for the rest
                 future.set_exception(unexpected(connection.name, part))
+        elif isinstance(request, Demand):
+            request.missed(part, now_us)
     if not step_us:
         return ()
     way = "forward, so windows opened early" if step_us > 0 else "back"

@@ -110,7 +110,7 @@ class ClusterBatcher(ClusterNodes):
         groups: dict[int, list[Request]] = {}
         for request in requests:
             if not request.future.done():
-                slot = key_slot(shared.meta if request.key is None else shared.name_of(request.key))
+                slot = key_slot(request.name or shared.meta)
                 groups.setdefault(slot, []).append(request)
         for slot, some in groups.items():
             for first in range(0, len(some), MAX_IN_CALL):
@@ -179,10 +179,10 @@ class ClusterBatcher(ClusterNodes):
             if moved is not None:
                 self._send(again, self._redirect(call.slot, moved, connection))
                 return
-            if error.startswith("TRYAGAIN") and len({request.key for request in call.requests}) > 1:
+            if error.startswith("TRYAGAIN") and len({request.name for request in call.requests}) > 1:
                 # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
-                for key in {request.key: None for request in call.requests}:
-                    self._send(again._replace(requests=[one for one in call.requests if one.key == key]))
+                for name in {request.name: None for request in call.requests}:
+                    self._send(again._replace(requests=[one for one in call.requests if one.name == name]))
                 return
         fail(call.requests, refusal(connection.name, error))
         if error.startswith(SICK):

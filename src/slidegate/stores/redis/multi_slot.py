@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
-from ...core.charge import Charge, HeldPlace
+from ...core.charge import Charge, Permit
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.ring import NEVER, WindowState
 from .script import CHARGE, GLANCE, HIT, LOOK, note_of
@@ -118,7 +118,7 @@ class MultiSlot:
 
 def _dated(note: Any, now_us: int, cost: int) -> Any:
     """Return the charge of a part with its moment."""
-    if isinstance(note, HeldPlace):
+    if isinstance(note, Permit):
         return note
     mark, spent_us, units = note_of(note, now_us, cost)
     return mark, units, spent_us

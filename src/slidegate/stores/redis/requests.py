@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +51,7 @@ class Tools(NamedTuple):
     """Hands back, without waiting for it."""
 
 
-class Request:
+class Request(ABC):
     """A request that a batcher carries; this one is refused by no ban, and changes nothing more once it was given up.
 
     Args:
@@ -67,20 +68,17 @@ class Request:
         self.judged = judged
 
     @property
-    def key(self) -> str | None:
-        """One of its keys, which all lie in one slot of a cluster; None where it has none."""
-        raise NotImplementedError
+    @abstractmethod
+    def name(self) -> bytes | None:
+        """One of the names in Redis that it is about, which lie in one slot of a cluster; None where it has none."""
 
+    @abstractmethod
     def pack(self, names: dict[bytes, int]) -> bytes:
         """Return the request for the script; `names` are the names in its call with their places, and get its own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
         """Return the result for the task that awaits the request; an error that is raised here is raised there."""
-        raise NotImplementedError
-
-    def missed(self, answer: bytes, now_us: int) -> None:
-        """Deal with an answer that nobody waits for any more."""
 
     def guards(self) -> bytes:
         """Return the keys and addresses whose bans refuse it, packed."""
@@ -118,12 +116,12 @@ class Demand(Request):
         self.checks = checks
         self.guarded = guarded
         self._hand_backs = tools.refusals.hand_backs
-        self._asked_us = tools.renewals.held.now_us() if any(bucket.held for bucket, _, _ in checks) else None
+        self._asked_us = tools.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
-    def key(self) -> str | None:
+    def name(self) -> bytes | None:
         """See `Request`."""
-        return self.checks[0][1] if self.checks else None
+        return self._tools.packing.name_of(self.checks[0][1]) if self.checks else None
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
@@ -186,9 +184,9 @@ class Refund(Request):
         self._charged = charged
 
     @property
-    def key(self) -> str:
+    def name(self) -> bytes:
         """See `Request`."""
-        return self._decision.checks[0][1]
+        return self._tools.packing.name_of(self._decision.checks[0][1])
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
@@ -213,18 +211,18 @@ class Reset(Request):
         self._key = key
 
     @property
-    def key(self) -> str:
+    def name(self) -> bytes:
         """See `Request`."""
-        return self._key
+        return self._tools.packing.name_of(self._key)
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return REQUEST.pack(RESET, self._tools.packing.place_of(self.key, names))
+        return REQUEST.pack(RESET, self._tools.packing.place_of(self._key, names))
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.refusals.forget_key(self.key)
+        self._tools.refusals.forget_key(self._key)
         return answer[0] == CHANGED
 
 
@@ -240,9 +238,9 @@ class Inspection(Request):
         self._key = key
 
     @property
-    def key(self) -> str:
+    def name(self) -> bytes:
         """See `Request`."""
-        return self._key
+        return self._tools.packing.name_of(self._key)
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b, sha1
 from importlib import resources
-from struct import Struct, pack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from struct import Struct
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from ...core.charge import Charge
+from ...core.charge import Charge, Permit
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit, Quota
 from ...core.memo import remember
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
+from ..leases import WORKER_BYTES, HeldPermits
 from .faults import refusal, unexpected
-
-if TYPE_CHECKING:
-    from .permits import HeldPermits, Permit
 
 LAYOUT: Final = 3
 """The version of everything that is stored: that of another one lies under other names."""
@@ -38,9 +36,9 @@ FIRST: Final = 16
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
 PERMITS: Final = 4
-"""The mode of a limit of permits."""
+"""The mode of a limit of permits; the name of their set says the rest."""
 
-Charged: TypeAlias = "WindowState | tuple[int, int] | tuple[int, int, int] | Permit"
+Charged: TypeAlias = WindowState | tuple[int, int] | tuple[int, int, int] | Permit
 """The charge of one limit: the state after its cost was charged; or mark and units, and the moment where that is not
 the decision's; or the permit that is held."""
 
@@ -56,6 +54,9 @@ _ONE_BYTES: Final = _ONE.size
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
+_PERMITS_FIELD: Final = b"permits "
+MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
+"""The name of a permit: its worker, and its number among those of this worker."""
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -142,7 +143,7 @@ class Packing:
 
     def __init__(self, names: Names, held: HeldPermits, unix_us: Clock) -> None:
         self._names = names
-        self._name_of = names.name_of
+        self.name_of = names.name_of
         self._held = held
         self._unix_us = unix_us
         self._plans: dict[Bucket, tuple[bytes, ...]] = {}
@@ -155,12 +156,13 @@ class Packing:
             bucket, key, cost = checks[0]
             plan = self._lone_plans.get(bucket)
             if plan is not None and cost < MAX_UNITS:
-                return _ONE_ASK.pack(what, 1, names.setdefault(self._name_of(key), len(names)), cost, plan)
+                return _ONE_ASK.pack(what, 1, names.setdefault(self.name_of(key), len(names)), cost, plan)
         parts = []
         for bucket, key, cost in checks:
             if bucket.held:
-                place, plan = self._permits(bucket, key, self._held.worker, names)
-                parts.append(_ASK.pack(place, 1) + plan)
+                place = names.setdefault(self.permits_row(bucket, key), len(names))
+                self._held.enter_process()
+                parts.append(_ASK.pack(place, 1) + self._permits_plan(bucket.limits[0].amount, self._held.worker))
                 continue
             ask = _ASK.pack(self.place_of(key, names), min(cost, MAX_UNITS))
             parts += [ask + plan for plan in self._plans.get(bucket) or self._plan(bucket)]
@@ -180,11 +182,11 @@ class Packing:
         parts, notes = [], iter(charged)
         for bucket, key, cost in decision.checks:
             if bucket.held:
-                held = next(notes)
-                if held is not None:
-                    permit = cast("Permit", held)
-                    set_at, plan = self._permits(bucket, key, permit.worker, names)
-                    parts.append(_NOTE.pack(set_at, permit.serial, 0, 1) + plan)
+                permit = next(notes)
+                if isinstance(permit, Permit):
+                    worker, serial = MEMBER.unpack(permit.member)
+                    place = names.setdefault(permit.row, len(names))
+                    parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
                 continue
             place = self.place_of(key, names)
             for limit, plan in zip(bucket.limits, self._plans.get(bucket) or self._plan(bucket), strict=True):
@@ -195,24 +197,25 @@ class Packing:
                         parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
-    def renewal(
-        self, worker: bytes, bucket: Bucket, key: str, serials: Sequence[int], names: dict[bytes, int]
-    ) -> bytes:
-        """Pack a renewal of permits of a worker under one key; `names` as for `demand`."""
-        set_at, plan = self._permits(bucket, key, worker, names)
-        return REQUEST.pack(RENEW, len(serials)) + _RENEWAL.pack(set_at) + plan + pack(f"<{len(serials)}I", *serials)
+    def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
+        """Pack a renewal of permits of one row, `permit` among them; `names` as for `demand`."""
+        worker, _ = MEMBER.unpack(permit.member)
+        head = REQUEST.pack(RENEW, len(members)) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
+        return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
+
+    def permits_row(self, bucket: Bucket, key: str) -> bytes:
+        """Return the name of the set with the permits of a key."""
+        field = self._fields.get(bucket.rule)
+        if field is None:
+            field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
+        return self._names.permits_of(key, field)
 
     def place_of(self, key: str, names: dict[bytes, int]) -> int:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
-        return names.setdefault(self._name_of(key), len(names))
+        return names.setdefault(self.name_of(key), len(names))
 
-    def _permits(self, bucket: Bucket, key: str, worker: bytes, names: dict[bytes, int]) -> tuple[int, bytes]:
-        """Return where in a call the set of permits of a key stands, and the limit of these permits."""
-        (limit,) = bucket.limits
-        field = self._fields.get(bucket.rule) or remember(self._fields, bucket.rule, _field(bucket.rule, limit))
-        name = self._names.permits_of(key, field)
-        plan = _PERMITS_PLAN.pack(field, limit.amount, worker, self._held.lease_us, 0, 0, PERMITS)
-        return names.setdefault(name, len(names)), plan
+    def _permits_plan(self, amount: int, worker: bytes) -> bytes:
+        return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
 
     def _plan(self, bucket: Bucket) -> tuple[bytes, ...]:
         plans = []

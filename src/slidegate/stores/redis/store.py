@@ -22,13 +22,14 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
-from ...core.charge import DEFAULT_PLACE_LEASE, let_go, place_lease_us
+from ...core.charge import let_go
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
+from ..leases import DEFAULT_PLACE_LEASE, HeldPermits, place_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .ban_cache import UNSEEN
@@ -38,7 +39,7 @@ from .cluster import ClusterBatcher
 from .faults import sensible
 from .link import Eviction
 from .multi_slot import MultiSlot, parts_of
-from .permits import HeldPermits, Renewals
+from .permits import Renewals
 from .refusals import RefusalCache
 from .requests import Demand, Inspection, Refund, Reset, Tools
 from .script import CHARGE, HIT, PEEK, Names, Packing
@@ -105,9 +106,9 @@ class RedisStore(Store):
         refusals = RefusalCache(self._count_denied if clock is None else None)
         tell, meta = self.observers.tell_all, self._names.meta
         self.bans = RedisBans(self._batcher, meta, clock, refusals.heard, tell, max_bans, read_only=read_only)
-        held = HeldPermits(place_lease_us(place_lease), clock or _monotonic_us)
+        held = HeldPermits(place_lease_us(place_lease))
         packing = Packing(self._names, held, clock or system_us)
-        self._renewals = Renewals(held, packing, self.observers.tell_all, self._batcher)
+        self._renewals = Renewals(held, clock or _monotonic_us, packing, self.observers.tell_all, self._batcher)
         self._tools = Tools(packing, self.bans, refusals, self._renewals, self._hand_back_unheard)
         self._shared = Shared(
             client=self._client,
@@ -137,6 +138,7 @@ class RedisStore(Store):
         if self._closed:
             return
         self._closed = True
+        self._renewals.close()
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
@@ -238,6 +240,10 @@ class RedisStore(Store):
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
         return self._renewals.held.count()
+
+    def renew_permits(self) -> Awaitable[None]:
+        """Renew the places of this process, which the store does by itself where asyncio runs."""
+        return self._renewals.renew()
 
     @sensible
     async def clear(self) -> int:

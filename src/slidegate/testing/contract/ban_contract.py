@@ -21,7 +21,7 @@ from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .player import settle
 from .strike_contract import StrikesContract
 
-UNREADABLE: tuple[list[Any], ...] = ([], [{"slidegate": "bans", "version": 2, "written_us": 0}], [{}])
+UNREADABLE: tuple[list[Any], ...] = ([], [{"slidegate": "bans", "version": 99, "written_us": 0}], [{}])
 
 
 class BansContract(StrikesContract):

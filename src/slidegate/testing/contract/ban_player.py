@@ -189,6 +189,6 @@ def _seen(kept: KeptStanding | None, policy: BanPolicy, now_us: int) -> Stand:
 
 def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:
     """Work out where a key stands from the dump of a store."""
-    clean_us = now_us - max(row["last_us"], row["until_us"])
+    clean_us = now_us - max(row["last_us"], row["until_us"] or row["last_us"])
     weight = sum(weight for at_us, weight, _ in row["strikes"] if at_us > now_us - policy.after.window_us)
     return Stand(max(row["rung"] - max(clean_us, 0) // policy.forgive_us, 0), min(weight, policy.after.amount))

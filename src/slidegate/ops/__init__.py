@@ -1,1 +1,0 @@
-"""Looks at traffic from outside: the admin API and the dashboard."""

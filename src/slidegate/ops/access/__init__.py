@@ -1,1 +1,0 @@
-"""The door between a stranger and the operators' tools."""

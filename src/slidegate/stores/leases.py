@@ -1,0 +1,197 @@
+"""The permits of concurrency limits that requests of this process hold in a shared store, and their lease.
+
+A worker holds its permits until a moment, and puts that moment off as long as their requests are under way: every third
+of a lease, for all of them together, so two renewals may be lost. So the permits of a worker that was killed come free.
+Those whose decision is gone are renewed no more, because nobody can hand them back.
+
+A worker that was stopped for longer than a lease puts its permits back where there is room. Where others have taken all
+of them since, a permit is lost: its request goes on, and each renewal tries again to put it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from inspect import isawaitable
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from ..core.charge import Permit
+from ..core.durations import format_duration
+from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.limits import parse_duration_us
+from ..core.store import Event
+
+T = TypeVar("T")
+
+DEFAULT_PLACE_LEASE: Final = "10s"
+WORKER_BYTES: Final = 8
+RENEWALS: Final = 3
+"""How often a worker renews in the length of a lease."""
+AGAIN: Final = 4
+"""After a renewal that failed, the next comes so many times as soon."""
+
+_MIN_US: Final = 1_000_000
+_MAX_US: Final = 600_000_000
+
+
+def place_lease_us(value: str | float | timedelta) -> int:
+    """Return the length of a lease in microseconds.
+
+    Raises:
+        ConfigurationError: The value is no span of time from 1 s to 10 minutes.
+    """
+    lease_us = parse_duration_us(value, "place_lease")
+    if not _MIN_US <= lease_us <= _MAX_US:
+        least, most = format_duration(_MIN_US), format_duration(_MAX_US)
+        raise ConfigurationError(f'place_lease: expected {least} to {most}, for example "10s", not {quoted(value)}')
+    return lease_us
+
+
+def places_lost(store: str, lost: int, back: int) -> Event:
+    """Return the event for permits of requests under way that were missing.
+
+    Args:
+        store: What to call the store.
+        lost: How many of them others have taken.
+        back: How many were put back.
+    """
+    message = (
+        f"{store}: {lost + back} places of requests under way were missing: they were not renewed in time, or data was "
+        f"lost; {back} were put back, and others had taken {lost}"
+    )
+    return Event("places_lost", message, {"lost": lost, "back": back})
+
+
+class HeldWeakly(Generic[T]):
+    """Objects, each for as long as somebody else holds it.
+
+    `weakref.WeakSet` raises while it is walked if another thread adds to it. This one is walked as it was at first.
+    """
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: WeakValueDictionary[int, T] = WeakValueDictionary()
+
+    def __iter__(self) -> Iterator[T]:
+        for reference in self._by_id.valuerefs():
+            held = reference()
+            if held is not None:
+                yield held
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self._by_id
+
+    def add(self, item: T) -> None:
+        """Hold an object."""
+        self._by_id[id(item)] = item
+
+    def discard(self, item: T) -> None:
+        """Hold an object no more; it need not be held."""
+        self._by_id.pop(id(item), None)
+
+
+class HeldPermits:
+    """The permits that requests of this process hold, those whose decisions are still there.
+
+    Args:
+        lease_us: How long a permit stays taken that is not renewed.
+
+    Attributes:
+        lease_us: The same.
+        permits: The permits, some of requests that have ended; see `under_way`.
+        worker: The name of this process in the store.
+    """
+
+    def __init__(self, lease_us: int) -> None:
+        self.lease_us = lease_us
+        self.permits: HeldWeakly[Permit] = HeldWeakly()
+        self.worker = b""
+        self._process = 0
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process has asked for permits; a child of `fork` has not, what it got belongs to its parent."""
+        return self._process == os.getpid()
+
+    def enter_process(self) -> bool:
+        """Begin anew in a child of `fork`, which holds none of its parent's permits; tell whether this is one."""
+        if self.is_of_this_process:
+            return False
+        self._process = os.getpid()
+        self.permits, self.worker = HeldWeakly(), os.urandom(WORKER_BYTES)
+        return True
+
+    def holds_any(self) -> bool:
+        """Tell whether there is anything to renew."""
+        return self.is_of_this_process and bool(self.permits)
+
+    def under_way(self) -> list[Permit]:
+        """Return the permits of requests that are under way, and forget the others."""
+        for permit in self.permits:
+            if permit.ended:
+                self.permits.discard(permit)
+        return list(self.permits)
+
+    def count(self) -> int:
+        """Return how many permits this process holds, without those that were lost."""
+        if not self.is_of_this_process:
+            return 0
+        return sum(permit.units for permit in self.permits if not (permit.ended or permit.lost))
+
+
+class LeaseRenewer:
+    """Renews permits from each event loop that has taken one, as long as there are any.
+
+    Args:
+        held: The permits.
+        renew: Renews them; returns an awaitable where that has to wait.
+    """
+
+    def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
+        self._held = held
+        self._renew = renew
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Any] | None] = WeakKeyDictionary()
+        self._usual_s = held.lease_us / RENEWALS / 1_000_000
+        self._is_open = True
+
+    def start(self) -> None:
+        """Renew from the running event loop as long as there are permits; do nothing where none of asyncio runs."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if loop not in self._loops:
+            self._loops[loop] = None
+            loop.call_later(self._usual_s, self._next, loop)
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._is_open = False
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_open or not self._held.holds_any():
+            self._loops.pop(loop, None)
+            return
+        try:
+            answer = self._renew()
+        except StoreError:
+            loop.call_later(self._usual_s / AGAIN, self._next, loop)
+            return
+        if isawaitable(answer):
+            renewing = self._loops[loop] = asyncio.ensure_future(answer)
+            renewing.add_done_callback(partial(self._renewed, loop))
+        else:
+            loop.call_later(self._usual_s, self._next, loop)
+
+    def _renewed(self, loop: asyncio.AbstractEventLoop, renewing: asyncio.Future[Any]) -> None:
+        self._loops[loop] = None
+        failed = renewing.cancelled() or renewing.exception() is not None
+        loop.call_later(self._usual_s / AGAIN if failed else self._usual_s, self._next, loop)

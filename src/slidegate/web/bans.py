@@ -1,0 +1,279 @@
+"""The ban policies of a gate at work: their signals, and the strikes that follow.
+
+Three moments can strike: when a request comes (honeypots), when a middleware refuses it, and when the application's
+answer begins; and the application itself, with `strike`, for a wrong password for example. Clients on an allowlist are
+never struck, and nobody is struck for a request that a rule exempts; a refusal is no answer of the application.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from inspect import isawaitable
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.addresses import Address
+from ..core.bans.in_force import Ban, Guarded, clean_reason
+from ..core.bans.policy import BanPolicy
+from ..core.bans.targets import WIDEST, ban_target, range_target
+from ..core.errors import ConfigurationError, StoreError, closest, quoted
+from ..core.limits import check_whole
+from ..limiter import Limiter
+from ..limiter.aio import to_the_end
+from .callbacks import UserCallbacks
+from .client_ip import UNKNOWN_PEER, ClientAddress
+from .keys import Combined, Key, PathParam, Value, everyone
+from .matching import compile_pattern, normal_forms, route_path
+from .network_files import AddressList
+from .request import RequestLimits
+from .scope_keys import OFF, RECORD
+
+
+class Signal(NamedTuple):
+    """What a policy strikes for, and with how many strikes."""
+
+    policy: BanPolicy
+    weight: int
+    reason: str
+
+
+class _Protected:
+    """Networks that no policy bans: those of trusted proxies and of the allowlist."""
+
+    def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
+        self._lists: list[AddressList] = [client.networks] if client.trusted else []
+        if allowlist is not None:
+            self._lists.append(allowlist)
+
+    def overlaps(self, version: int, first: int, last: int) -> bool:
+        for networks in self._lists:  # noqa: SIM110 - any() costs a generator for each strike
+            if networks.overlaps(version, first, last):
+                return True
+        return False
+
+
+class BanSignals:
+    """Strikes for the signals of its policies.
+
+    Args:
+        policies: The policies.
+        limiter: The limiter that counts strikes.
+        client: How the client's address is found.
+        allowlist: Networks that are never banned.
+        calls: Reports keys that fail.
+
+    Attributes:
+        policies: The policies by name.
+        keyed: Whether anything but the client can be banned by a policy.
+        on_request: Whether requests themselves can strike.
+        on_status: Whether statuses of answers can.
+        on_refusal: Whether refusals can.
+        struck_for: All that strikes, each as (policy, reason).
+
+    Raises:
+        ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
+    """
+
+    def __init__(
+        self,
+        policies: BanPolicy | Iterable[BanPolicy] | None,
+        limiter: Limiter,
+        client: ClientAddress,
+        allowlist: AddressList | None,
+        calls: UserCallbacks,
+    ) -> None:
+        self.policies = _by_name(policies)
+        for policy in self.policies.values():
+            _check_width(policy, client if policy.key is None else policy.key)
+        self._calls = calls
+        self._limiter = limiter
+        self._client = client
+        self._protected = _Protected(client, allowlist)
+        self._spare = {4: 32 - client.prefix(4), 6: 128 - client.prefix(6)}
+        """How many bits of an address do not distinguish clients."""
+        self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
+        self.keyed = bool(self._keys)
+        self._paths: list[tuple[re.Pattern[str], Signal]] = []
+        self._statuses: dict[int, list[Signal]] = {}
+        self._named: dict[str, list[Signal]] = {}
+        for policy in self.policies.values():
+            self._read_signals(policy)
+        self.on_request = bool(self._paths)
+        self.on_status = bool(self._statuses)
+        self.on_refusal = "refused" in self._named
+        signals = chain((signal for _, signal in self._paths), *self._statuses.values(), *self._named.values())
+        self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
+
+    def _read_signals(self, policy: BanPolicy) -> None:
+        for signal, weight in policy.signals.items():
+            whole = policy.after.amount if weight == "ban" else weight
+            if isinstance(signal, int):
+                self._statuses.setdefault(signal, []).append(Signal(policy, whole, f"status {signal}"))
+            elif signal.startswith("/"):
+                try:
+                    pattern, _ = compile_pattern(signal)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
+                self._paths.append((pattern, Signal(policy, whole, clean_reason(f"path {signal}"))))
+            elif signal.endswith("xx"):
+                first = int(signal[0]) * 100
+                for status in set(range(first, first + 100)) - set(policy.signals):
+                    self._statuses.setdefault(status, []).append(Signal(policy, whole, f"status {status}"))
+            else:
+                self._named.setdefault(signal, []).append(Signal(policy, whole, signal))
+
+    def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
+        """Return the keys and addresses whose bans refuse a request."""
+        client: Guarded = client_key if address is None else address
+        if not self._keys:
+            return (client,)
+        return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
+
+    def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
+        """Return the signals that the request itself shows, except those for which a gate further out strikes."""
+        texts = normal_forms(route_path(scope)) if self._paths else ()
+        found = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
+        return self._not_struck_by(found, outer)
+
+    async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
+        """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
+
+        Raises:
+            StoreUnavailable: The store does not answer, and ``on_error="deny"``.
+        """
+        policy, weight, reason = signal
+        client_key, address = self._client.locate(scope)
+        if policy.key is not None or address is None or not self._limiter.engine.per_process:
+            return await to_the_end(self._strike(signal, scope, client_key))
+        version, value = address
+        spare = self._spare[version]
+        first = value >> spare << spare
+        target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
+        if target is None:
+            return None
+        answer = self._limiter.engine.strike_target(target, policy, weight, reason)
+        return await to_the_end(answer) if isawaitable(answer) else answer
+
+    async def _strike(self, signal: Signal, scope: Scope, client_key: str) -> Ban | None:
+        """Count a strike where that takes more: a key to be made, or a store that others share."""
+        policy, weight, reason = signal
+        key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
+        if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
+            return None  # this key stands for many people: strike nobody
+        try:
+            return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+        except ConfigurationError as error:  # a key of the user's own that cannot be one
+            self._calls.report("key", policy.name, error, "nobody is struck")
+        return None
+
+    def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
+        return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
+
+    async def refused(self, scope: Scope, outer: Iterable[BanSignals]) -> None:
+        """Strike for a refusal by a limit, unless a gate further out does."""
+        with suppress(StoreError):  # it is refused as it is
+            for signal in self._not_struck_by(self._named.get("refused", ()), outer):
+                await self.strike(signal, scope)
+
+    async def answered(self, status: int, scope: Scope, outer: Iterable[BanSignals]) -> None:
+        """Strike for the status of the application's answer, unless a gate further out does."""
+        with suppress(StoreError):  # the application has answered
+            for signal in self._not_struck_by(self._statuses.get(status, ()), outer):
+                await self.strike(signal, scope)
+
+    def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
+        """Leave out signals for which a gate further out strikes under the same policy: one signal is one strike."""
+        theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
+        if not theirs:
+            return signals
+        return [one for one in signals if not any((one.policy.name, one.reason) in struck for struck in theirs)]
+
+
+def _by_name(policies: object) -> dict[str, BanPolicy]:
+    listed = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
+    example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise ConfigurationError(f"{example}, not {quoted(policies)}")
+    found: dict[str, BanPolicy] = {}
+    for policy in listed:
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
+        if policy.name in found:
+            raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
+        if policy.key is not None and not isinstance(policy.key, Key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: expected a built-in key such as header, not {quoted(policy.key)}"
+            )
+        if _names_nobody(policy.key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
+            )
+        found[policy.name] = policy
+    return found
+
+
+def _check_width(policy: BanPolicy, key: Key) -> None:
+    """Check that a policy bans networks as wide as its clients, where these are wider than one client usually is."""
+    if not isinstance(key, ClientAddress):
+        return
+    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
+        length, narrowest = key.prefix(version), min(WIDEST[version], getattr(policy, name))
+        if length < narrowest:
+            raise ConfigurationError(
+                f"bans: {policy!r}: its clients are of {name}={length}, and it bans nothing wider than /{narrowest}; "
+                f"if that is meant, write BanPolicy(..., {name}={length})"
+            )
+
+
+def _names_nobody(key: Key | None) -> bool:
+    """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    parts = [*getattr(key, "keys", ()), *([key.fallback] if isinstance(key, Value) and key.fallback else [])]
+    return key is everyone or isinstance(key, PathParam) or any(map(_names_nobody, parts))
+
+
+async def strike(
+    request: HTTPConnection, weight: int | Literal["ban"] = 1, reason: str = "", *, policy: str | None = None
+) -> Ban | None:
+    """Hold something against whoever sent a request, and return the ban if that was one strike too many.
+
+    The request itself goes on; a ban refuses the next. Nothing is held against clients on an allowlist, on routes that
+    a rule exempts, and for addresses that the policy may not ban.
+
+    Args:
+        request: The request, or the websocket.
+        weight: How many strikes it stands for, 1 or more, or ``"ban"`` for all that a ban takes.
+        reason: For the operator; clients do not see it.
+        policy: The name of the ban policy; needed where several stand above.
+
+    Raises:
+        ConfigurationError: No policy of that name stands above, several do and none is named, or the weight cannot be
+            used.
+        StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether the client is banned is not
+            known.
+    """
+    if weight != "ban":
+        check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
+    limits: RequestLimits | None = request.scope.get(RECORD)
+    if limits is None and OFF not in request.scope:
+        raise ConfigurationError("strike: no RateLimitMiddleware stands above; write app.add_middleware(...)")
+    if limits is None:
+        return None
+    # The innermost first, so that the outermost of two of one name remains.
+    sides = {name: step.side for step in reversed(limits.steps) for name in step.side.abuse.policies}
+    if policy is None and len(sides) == 1:
+        (policy,) = sides
+    side = sides.get(policy) if policy is not None else None
+    if side is None or policy is None:
+        names = ", ".join(map(repr, sides)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
+        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(sides))}"
+        raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
+    if limits.spared_by(side):
+        return None
+    held = side.abuse.policies[policy]
+    whole = held.after.amount if weight == "ban" else weight
+    return await side.abuse.strike(Signal(held, whole, clean_reason(reason)), request.scope)

@@ -1,1 +1,0 @@
-"""Ban policies at work: their signals, and the strikes."""

@@ -1,0 +1,336 @@
+"""Finds the client's address, also behind proxies.
+
+A client can write any header it likes, but it cannot touch the entries that the proxies *we run* append behind it. So
+the socket's peer is the client, unless it is a trusted proxy; then the header is walked from the right, through trusted
+entries, to the first untrusted one, and never just to the leftmost. An entry that cannot be read ends the walk at the
+last trusted hop. If all entries are trusted, the leftmost is the client. The reader of each header starts at the right
+end too, so a quote that the client left open cannot swallow an entry of a proxy behind it.
+
+::
+
+    X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.1, trusted 10.0.0.0/8
+                     written  ^ the client <- trusted  <-  trusted
+                     by the client
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
+from typing import Final
+
+from starlette.types import Scope
+
+from ..core.addresses import (
+    IPV6_PREFIX,
+    Address,
+    address_key,
+    format_network,
+    is_unspecified,
+    parse_address,
+    parse_network,
+    prefix_length,
+)
+from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.limits import check_whole
+from ..core.memo import remember
+from ..core.networks import Networks
+from ..limiter import MAX_KEY_BYTES, Limiter
+from ..limiter.keys import KeyOf
+from .keys import check_header_name
+
+UNKNOWN_PEER: Final = "unknown-peer"
+"""The key of all requests for which the server names no peer, for example on a Unix socket."""
+GONE: Final = "gone"
+"""The key of a request whose connection is gone: it is refused, see `is_gone`."""
+UNIX: Final = "unix"
+"""The entry among trusted proxies that stands for peers without an address."""
+
+MAX_HOPS: Final = 64
+MAX_FIELD: Final = 8_192
+"""Characters of a header that are read, from the right, where the entries of trusted proxies stand."""
+_EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
+
+# Values are read a little wider than RFC 7239: many proxies leave out the quotes around IPv6 addresses and ports.
+_PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
+_NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
+
+
+class ClientAddress:
+    """A key that finds the client's address; made by `client_ip`.
+
+    Attributes:
+        trusted: Whether any proxy is trusted.
+        permissive: Whether most addresses are trusted proxies.
+        ipv6_prefix: Bits of an IPv6 address that make one client.
+        networks: The networks of trusted proxies.
+        header: The header in which proxies name the client, as it comes in a scope.
+    """
+
+    def __init__(
+        self, networks: Networks, unix: bool, hops: int, permissive: bool, header: str, prefixes: tuple[int, int]
+    ) -> None:
+        self.networks = networks
+        self._unix = unix
+        self._hops = hops
+        self.header = header.lower().encode()
+        self._split = split_forwarded if self.header == b"forwarded" else split_list
+        self._prefixes = prefixes
+        self.permissive = permissive
+        self.ipv6_prefix = prefixes[1]
+        self.trusted = bool(hops or unix or len(networks))
+        self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
+        self._peers: dict[str, tuple[str, Address | None]] = {}
+        self._clients: dict[tuple[str, str], tuple[str, Address | None]] = {}
+        self._cut: dict[str, str] = {}
+
+    def prefix(self, version: int) -> int:
+        """Return how many bits of an address make one client."""
+        return self._prefixes[0 if version == 4 else 1]
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`. If this one trusts no proxy, it cuts the middleware's client to its own prefixes."""
+        if self.trusted:
+            return self.locate(scope)[0]
+        return self._cut.get(client_key) or self._learn_cut(client_key)
+
+    def of(self, address: str | bytes) -> KeyOf:
+        """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
+
+        Raises:
+            InvalidKey: It is no address of a client.
+        """
+        read = parse_address(address) if isinstance(address, str) else None
+        if read is None or is_unspecified(read):
+            expected = 'an address, for example "192.0.2.7"'
+            raise InvalidKey(f"client_ip: expected {expected}, not {quoted(address)}", expected)
+        text = address_key(*read, *self._prefixes)
+        return KeyOf(self.identity, lambda keys: text, (read,))
+
+    def _learn_cut(self, client_key: str) -> str:
+        cut = client_key
+        with suppress(ConfigurationError):
+            version, first, last = parse_network(client_key)
+            wanted = self._prefixes[0 if version == 4 else 1]
+            cut = format_network(version, first, min(prefix_length(version, first, last), wanted))
+        return remember(self._cut, client_key, cut)
+
+    def locate(self, scope: Scope) -> tuple[str, Address | None]:
+        """Return the client's key, and its address or None."""
+        client = scope.get("client")
+        if client is None and is_gone(scope):
+            return GONE, None  # before its headers are read: without a peer they cannot be trusted
+        host = (client[0] if client else None) or ""
+        if self.trusted:
+            return self._through_proxies(scope, host)
+        return self._peers.get(host) or self._learn(host)
+
+    def _through_proxies(self, scope: Scope, host: str) -> tuple[str, Address | None]:
+        value = field_value(scope, self.header)
+        known = self._clients.get((host, value))
+        if known is None:
+            known = remember(self._clients, (host, value), self._walk(host, value))
+        return known
+
+    def _walk(self, host: str, value: str) -> tuple[str, Address | None]:
+        peer = parse_address(host)
+        address = peer
+        if self._hops:
+            address = count_back(self._split(value), self._hops, peer)
+        elif self.networks.covers(*peer) if peer is not None else self._unix:
+            address = walk(self._split(value), self.networks, peer)
+        if address is None or address == peer:
+            return self._peers.get(host) or self._learn(host)
+        return address_key(*address, *self._prefixes), address
+
+    def _learn(self, host: str) -> tuple[str, Address | None]:
+        address = parse_address(host)
+        if address is not None and is_unspecified(address):
+            key, address = UNKNOWN_PEER, None
+        elif address is not None:
+            key = address_key(*address, *self._prefixes)
+        elif host:
+            key = f"peer:{host}"
+            if len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+                key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        else:
+            key = UNKNOWN_PEER
+        return remember(self._peers, host, (key, address))
+
+
+def is_gone(scope: Scope) -> bool:
+    """Return whether the connection was reset before the server asked for its peer.
+
+    uvicorn asks when it accepts a connection; after a reset there is no answer, and it goes on with ``client=None``. A
+    server on TCP names the host and port it listens on, a server on a Unix socket has no port: so a request with a port
+    and no peer is gone. hypercorn drops such a connection, and granian knows the peer from the start.
+    """
+    server = scope.get("server")
+    return scope.get("client") is None and server is not None and server[1] is not None
+
+
+def client_ip(
+    trusted: Networks | Iterable[str] | int = (),
+    *,
+    header: str = "x-forwarded-for",
+    ipv4_prefix: int = 32,
+    ipv6_prefix: int = IPV6_PREFIX,
+    trust_all: bool = False,
+) -> ClientAddress:
+    """Count each client address.
+
+    That is the socket's peer, unless the peer is a trusted proxy; then the header's entries (all lines of it) are
+    walked from the right through trusted networks to the first untrusted one. An entry that is no address ends the walk
+    at the last trusted hop. As the key of a rule, without `trusted`, it means the middleware's `client`, cut to the
+    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is counted by its
+    name.
+
+    Args:
+        trusted: The networks of proxies you run, ``"unix"`` among them for peers on a Unix socket; or how many proxies
+            stand in front, where their addresses are not known: the client is that many entries from the right.
+        header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
+        ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
+        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is the start-up finding SG108.
+        trust_all: Allow networks that cover most addresses: then any client can name itself, so say it aloud.
+
+    Raises:
+        ConfigurationError: A network cannot be read, or they cover most addresses, or a value is out of its range.
+    """
+    networks, unix, hops = _read_trusted(trusted)
+    permissive = networks.covers_most_of() is not None
+    if permissive and not trust_all:
+        raise ConfigurationError(
+            "trusted: these networks cover most addresses, so any client could name itself; list the proxies you run, "
+            f"{_EXAMPLE} (trust_all=True insists)"
+        )
+    check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
+    check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
+    return ClientAddress(networks, unix, hops, permissive, check_header_name(header), (ipv4_prefix, ipv6_prefix))
+
+
+def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:
+    """Return the first untrusted address from the right, else the last one that was trusted."""
+    last = peer
+    for node in nodes:
+        address = read_node(node)
+        if address is None:
+            return last
+        if not trusted.covers(*address):
+            return address
+        last = address
+    return last
+
+
+def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
+    """Return the address `hops` entries from the right; the peer where there are fewer, the hop before garbage."""
+    counted = list(islice(nodes, hops))
+    last = peer
+    if len(counted) == hops:
+        for node in counted:
+            address = read_node(node)
+            if address is None:
+                return last
+            last = address
+    return last
+
+
+def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
+    """Return the networks, whether Unix sockets are trusted, and the number of proxies."""
+    if isinstance(trusted, Networks):
+        return trusted, False, 0
+    if isinstance(trusted, int):
+        if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
+            raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}")
+        return Networks(), False, trusted
+    if isinstance(trusted, (str, bytes)) or not isinstance(trusted, Iterable):
+        raise ConfigurationError(f"trusted: expected a list of networks, {_EXAMPLE}, not {quoted(trusted)}")
+    entries = list(trusted)
+    try:
+        return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trusted: {error}; {_EXAMPLE}") from None
+
+
+def split_list(value: str) -> Iterator[str]:
+    """Yield the entries of a list like X-Forwarded-For from the right, without empty ones (RFC 9110, 5.6.1)."""
+    rest = value
+    more = True
+    while more:
+        head, comma, entry = rest.rpartition(",")
+        more, rest = bool(comma), head
+        if entry := entry.strip(" \t"):
+            yield entry
+
+
+def split_forwarded(value: str) -> Iterator[str]:
+    """Yield the `for` node of each element of a Forwarded field (RFC 7239, section 4), from the right.
+
+    An element that breaks the grammar or has no single `for` yields an empty text.
+    """
+    end = len(value)
+    quoted = False
+    for place in range(len(value) - 1, -2, -1):
+        character = value[place] if place >= 0 else ","
+        if character == '"' and not _escaped(value, place):
+            quoted = not quoted
+        elif character == "," and (not quoted or place < 0):
+            element = value[place + 1 : end]
+            end = place
+            if element.strip(" \t"):
+                yield _for_node(element)
+
+
+def _escaped(value: str, place: int) -> bool:
+    """Return whether a quote is part of the text: an unescaped backslash stands before it."""
+    start = place
+    while start and value[start - 1] == "\\":
+        start -= 1
+    return (place - start) % 2 == 1
+
+
+def _for_node(element: str) -> str:
+    place = 0
+    nodes: list[str] = []
+    while True:
+        pair = _PAIR.match(element, place)
+        if pair is None:
+            return ""
+        if pair[1].lower() == "for":
+            nodes.append(re.sub(r"\\(.)", r"\1", pair[2][1:-1], flags=re.DOTALL) if pair[2][0] == '"' else pair[2])
+        place = pair.end()
+        if place == len(element):
+            return nodes[0] if len(nodes) == 1 else ""
+        if element[place] != ";":
+            return ""
+        place += 1
+
+
+def read_node(text: str) -> Address | None:
+    """Read an address as proxies write it: with a port, in brackets, in quotes; None for anything else.
+
+    ``0.0.0.0`` and ``::`` are nobody's address (RFC 6890), so the answer for them is None too.
+    """
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    found = _NODE.fullmatch(text)
+    if found is None:
+        return None
+    bare = found["v6"] or found["v4"] or found["bare"] or ""
+    address = parse_address(bare) if found["v6"] is None or ":" in bare else None
+    return None if address is None or is_unspecified(address) else address
+
+
+def field_value(scope: Scope, name: bytes) -> str:
+    """Return the lines of a header as one value, in their order (RFC 9110, section 5.3), at most `MAX_FIELD` long."""
+    lines: list[str] = []
+    length = 0
+    for key, value in reversed(scope["headers"]):
+        if key == name:
+            lines.append(value.decode("latin-1"))
+            length += len(value) + 1
+            if length > MAX_FIELD:
+                break
+    return ",".join(reversed(lines))[-MAX_FIELD:]

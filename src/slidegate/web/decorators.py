@@ -1,0 +1,315 @@
+"""Endpoints with a limit around them, those whose limit would never run, and those that take no defaults.
+
+A decorated function takes the parameters that it took before, and FastAPI is told of one more, in which it passes the
+request. A decorated class is a subclass that checks before it dispatches.
+
+Defaults stand for many routes: the `default_limits` of a middleware, and each `RateLimit` that a FastAPI application, a
+router or its inclusion requires of all routes below. Whatever stands further in may take their place::
+
+    default_limits  <-  application  <-  inclusion  <-  router  <-  ...  <-  route, with its endpoint and its parameters
+    outermost                                                           innermost
+
+An exemption or an override at one of these lifts all defaults to its left, and nothing beside it or to its right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from functools import partial, wraps
+from inspect import Parameter, Signature, isclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from weakref import WeakKeyDictionary, WeakSet
+
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message, Receive
+
+from ..core.errors import ConfigurationError, quoted
+from .routes import ResolvedRoute, walk
+
+if TYPE_CHECKING:
+    from .endpoints import RateLimit
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+LIMIT: Final = "__slidegate_limit__"
+"""The attribute of a decorated endpoint that holds its `RateLimit`."""
+IN_PLACE: Final = "__slidegate_in_place__"
+"""The attribute of what takes the place of defaults: an endpoint or a dependency."""
+_INNERMOST: Final = sys.maxsize
+_CONNECTION: Final = "slidegate_connection"
+_LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
+"""Every function and class with a limit around it, and what was made of it."""
+
+
+def decorate(limit: RateLimit, endpoint: Any) -> Any:
+    """Return an endpoint that checks `limit` and then calls `endpoint`.
+
+    Args:
+        limit: The limit.
+        endpoint: A function, or a class with `dispatch`.
+
+    Raises:
+        ConfigurationError: `endpoint` is nothing that can be limited this way.
+    """
+    if not callable(endpoint):
+        raise ConfigurationError(f'RateLimit: expected limits such as RateLimit("5/second"), not on {endpoint!r}')
+    limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
+    setattr(limited, LIMIT, limit)
+    for layer in layers(endpoint):
+        # A decorator further in may have made a route of any of them.
+        if _is_function_or_class(layer):
+            _LIMITED.setdefault(layer, WeakSet()).add(limited)
+    return limited
+
+
+def layers(endpoint: Any) -> Iterator[Any]:
+    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
+    while endpoint is not None:
+        yield endpoint
+        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
+
+
+def limits_of(endpoint: Any) -> Iterator[RateLimit]:
+    """Yield the limits that decorate an endpoint, the outermost first."""
+    for layer in layers(endpoint):
+        if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
+            yield limit
+
+
+def dependencies(route: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
+    return needed_by(getattr(route, "dependant", None))
+
+
+def needed_by(dependant: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before what one of its descriptions is about."""
+    waiting = [dependant]
+    while waiting:
+        for needed in getattr(waiting.pop(), "dependencies", ()):
+            yield getattr(needed, "call", None)
+            waiting.append(needed)
+
+
+def check_places(app: object) -> None:
+    """Check that no limit stands above a route decorator, which has then registered the function without it.
+
+    Raises:
+        ConfigurationError: One does.
+    """
+    places = list(walk(app))
+    used = {id(function) for place in places for function in layers(place.route.endpoint)}
+    for place in places:
+        endpoint = place.route.endpoint
+        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
+        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
+            raise ConfigurationError(
+                f"RateLimit: it stands above the decorator that makes the route {place.label!r}, so it would never "
+                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
+            )
+
+
+def _is_named(endpoint: Any) -> bool:
+    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    found: Any = sys.modules.get(endpoint.__module__)
+    for part in endpoint.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is endpoint
+
+
+def unawaited(app: object) -> list[tuple[str, str]]:
+    """Return (caller, name) of each decorated function that an endpoint or a dependency names that cannot await it.
+
+    A decorated function is a coroutine function, also where it was none. A caller that is not async gets a coroutine,
+    and neither the function nor its limit runs.
+    """
+    found = set()
+    for place in walk(app):
+        for call in (place.route.endpoint, *dependencies(place.route)):
+            *_, core = layers(call) if call is not None else (None,)  # a frontend has no endpoint
+            if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
+                continue
+            with suppress(ValueError):  # a variable of an enclosing function that has no value yet
+                variables = inspect.getclosurevars(core)
+                named = (*variables.nonlocals.values(), *variables.globals.values())
+                found |= {(core.__qualname__, f.__qualname__) for f in named if inspect.isfunction(f) and _was_plain(f)}
+    return sorted(found)
+
+
+def _was_plain(function: Callable[..., Any]) -> bool:
+    return LIMIT in vars(function) and not is_async_callable(vars(function)["__wrapped__"])
+
+
+def _is_function_or_class(endpoint: object) -> bool:
+    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
+
+
+def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    *_, core = layers(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise ConfigurationError(
+            f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
+    signature, own = _signature(endpoint)
+    is_async = is_async_callable(endpoint)
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
+        if connection is None:
+            given = (*args, *options.values())
+            connection = next((value for value in given if isinstance(value, HTTPConnection)), None)
+        if connection is None:
+            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
+        await limit.check(connection, endpoint)
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    vars(limited)["__signature__"] = signature
+    return limited
+
+
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
+    """Return the signature for FastAPI, and the parameter in which the endpoint itself asks for the connection."""
+    try:
+        signature = inspect.signature(endpoint, eval_str=True)
+    except NameError:
+        # A name that only type checkers see; FastAPI copes with it too.
+        signature = inspect.signature(endpoint)
+    parameters = list(signature.parameters.values())
+    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
+    if own is None:
+        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
+        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return signature.replace(parameters=parameters), own
+
+
+def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
+    if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
+        raise ConfigurationError(
+            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
+            "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
+        )
+
+    async def dispatch(self: Any) -> None:
+        if self.scope["type"] == "http":
+            body = _Body(self.receive)
+            await limit.check(Request(self.scope, body.read), endpoint)
+            self.receive = body.read_again
+        else:
+            await limit.check(HTTPConnection(self.scope), endpoint)
+        await endpoint.dispatch(self)
+
+    names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
+
+
+class _Body:
+    """A request's messages, which a key function may read before the endpoint does."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: deque[Message] = deque()
+
+    async def read(self) -> Message:
+        message = await self._receive()
+        self._read.append(message)
+        return message
+
+    async def read_again(self) -> Message:
+        return self._read.popleft() if self._read else await self._receive()
+
+
+class Exemption:
+    """Exempts routes from defaults: ``@RateLimit.exempt`` at an endpoint, or ``Depends(RateLimit.exempt)``.
+
+    Defaults are the middleware's `default_limits`, and a `RateLimit` that FastAPI routers or applications require of
+    all routes below. As a decorator it marks a function or a class and returns it as it was, above or below the
+    decorator that makes the route. As a FastAPI dependency it exempts a route, or all routes of a router or an
+    application from what stands further out. Lists, bans, rules and limits at the endpoint itself apply as before.
+    """
+
+    def __init__(self) -> None:
+        # FastAPI asks the instance for its parameters, and would call a plain function in a thread.
+        vars(self)["__call__"] = self._pass
+        vars(self)["__signature__"] = Signature([])
+        vars(self)[IN_PLACE] = True
+
+    @overload
+    def __call__(self) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def __call__(self, endpoint: _T) -> _T: ...
+
+    def __call__(self, endpoint: Any = None) -> Any:
+        """Mark an endpoint, or pass, as a dependency.
+
+        Raises:
+            ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
+        """
+        if endpoint is None:
+            return self._pass()
+        marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
+        if not callable(endpoint) or not hasattr(marked, "__dict__"):
+            raise ConfigurationError(
+                f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
+                f"async def health(request), not {quoted(endpoint)}"
+            )
+        if hasattr(endpoint, "routes"):
+            raise ConfigurationError(
+                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
+                "dependencies=[Depends(RateLimit.exempt)] at a FastAPI router, or "
+                'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
+            )
+        setattr(marked, IN_PLACE, True)
+        return endpoint
+
+    async def _pass(self) -> None:
+        """Do nothing: the gate finds the dependency at the route."""
+
+
+def takes_no_defaults(route: object, end: object, method: str) -> bool:
+    """Return whether a route is exempt from the `default_limits` of a gate, or has limits that take their place.
+
+    Args:
+        route: The route; None for an application without routes.
+        end: Its endpoint, or that application.
+        method: The method of a request, which a class may answer with a function of its own; empty for a websocket.
+    """
+    if _is_marked(end) or any(map(_is_marked, dependencies(route))):
+        return True
+    if not isclass(end):
+        return False
+    name = "get" if method == "HEAD" and not hasattr(end, "head") else method.lower()
+    return _is_marked(getattr(end, name, None))
+
+
+def is_lifted(limit: object, place: ResolvedRoute) -> bool:
+    """Return whether something further in takes the place of a limit that stands above a route."""
+    asked = list(_asked(place))
+    stands = max((depth for call, depth in asked if call is limit), default=_INNERMOST)
+    return any(depth > stands and _is_marked(call) for call, depth in asked)
+
+
+def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
+    """Yield an endpoint and all that FastAPI asks on the way to it, each with how far in it stands."""
+    yield place.route.endpoint, _INNERMOST
+    depths: dict[int, list[int]] = {}
+    for required in place.above:
+        yield required.dependency, required.depth
+        depths.setdefault(id(required.dependency), []).append(required.depth)
+    for needed in getattr(getattr(place.route, "dependant", None), "dependencies", ()):
+        above = depths.get(id(needed.call))
+        depth = above.pop(0) if above else _INNERMOST
+        yield from ((call, depth) for call in (needed.call, *needed_by(needed)))
+
+
+def _is_marked(call: object) -> bool:
+    return any(getattr(one, "__dict__", {}).get(IN_PLACE) for one in (*layers(call), *limits_of(call)))

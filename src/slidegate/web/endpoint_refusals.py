@@ -1,0 +1,228 @@
+"""What becomes of a request for which a limit at its endpoint has no room: it waits for its turn, or is refused.
+
+To refuse it, the limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of
+the framework would, problem details do, because the limit puts a handler of its own into the table of the application
+that it is in. The middleware answers what nobody has answered, and adds to every answer what one to a refused request
+has to have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import anyio
+from starlette._exception_handler import wrap_app_handling_exceptions
+from starlette.exceptions import HTTPException, WebSocketException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from ..core.bans.in_force import Guarded
+from ..core.decision import Decision, Reason, ceil_s
+from ..core.errors import RateLimitExceeded, SlidegateError
+from ..limiter import Limiter
+from .bans import BanSignals
+from .headers import NOT_STORED, Fields
+from .request import RequestLimits, unless_left
+from .scope_keys import RECORD
+
+_HANDLERS: Final = "starlette.exception_handlers"
+_TRY_AGAIN_LATER: Final = 1013
+_RECEIVE: Final = "_receive"
+"""The attribute by which Starlette's requests and websockets read their messages."""
+
+
+class EndpointRefusal(RateLimitExceeded, HTTPException):
+    """The refusal of a limit at an endpoint, for exception handlers.
+
+    Args:
+        decision: The refusal.
+        status: The status of the answer.
+        detail: One sentence that says why.
+    """
+
+    def __init__(self, decision: Decision, status: int, detail: str) -> None:
+        RateLimitExceeded.__init__(self, decision)
+        fields = {name.decode().title(): value.decode() for name, value in needed_fields(decision)}
+        HTTPException.__init__(self, status, detail, fields)
+
+
+class ClientLeft(SlidegateError, ClientDisconnect):
+    """The client has left while its request waited at an endpoint: nobody is answered.
+
+    Args:
+        scope: The scope of the request.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        _handlers(scope)[ClientLeft] = _answer_nobody
+
+
+async def turn_at_endpoint(
+    request: HTTPConnection, decision: Decision, limiter: Limiter, guarded: Sequence[Guarded]
+) -> Decision:
+    """Wait in line, and return the last decision.
+
+    Messages that come meanwhile are there for whoever reads the request afterwards.
+
+    Raises:
+        ClientLeft: The client left meanwhile.
+    """
+    limits: RequestLimits = request.scope[RECORD]
+    channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    limits.add(decision)
+    limits.waited = True
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
+    if last is None:
+        raise ClientLeft(request.scope)
+    limits.steps.pop()
+    limits.waited = last.allowed
+    if _RECEIVE in vars(request):
+        vars(request)[_RECEIVE] = channel
+    return last
+
+
+async def _nothing() -> Message:
+    """Stand for the messages of a request that was made without them."""
+    await anyio.sleep_forever()
+    raise AssertionError  # sleep_forever never returns
+
+
+async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
+    """Note that a limit at an endpoint has refused a request, and return the exception for it."""
+    scope = connection.scope
+    request: RequestLimits = scope[RECORD]
+    # All or nothing: units charged for this request before go back.
+    await request.hand_back()
+    request.add(decision)
+    if request.answered and scope["type"] == "websocket":
+        return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
+    if not request.answered:
+        if request.refused is None and is_limited(decision):
+            await strike(scope, request)
+        request.refused, request.unfinished = decision, True
+        request.handlers = scope.get(_HANDLERS)
+        _put_handler(scope)
+    return _exception(scope, request, decision)
+
+
+def is_limited(decision: Decision) -> bool:
+    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
+    return bool(decision.readings) or decision.reason is Reason.NOBODY
+
+
+async def strike(scope: Scope, request: RequestLimits) -> None:
+    """Strike for a refusal by a limit, under the policies of all gates on the way."""
+    outer: list[BanSignals] = []
+    for step in request.steps:
+        if step.side.abuse.on_refusal and not step.spared:
+            await step.side.abuse.refused(scope, outer)
+        outer.append(step.side.abuse)
+
+
+def needed_fields(refusal: Decision) -> Fields:
+    """Return the header fields that every answer to a refused request has."""
+    wait_us = refusal.retry_after_us
+    return [NOT_STORED] if wait_us is None else [NOT_STORED, (b"retry-after", b"%d" % ceil_s(wait_us))]
+
+
+def _put_handler(scope: Scope) -> None:
+    """Have problem details answer where only the default of the framework would.
+
+    The routes of an application have taken its table before they call the endpoint: it can be changed, not replaced.
+    """
+    handlers = _handlers(scope)
+    found = next((handlers[kind] for kind in EndpointRefusal.__mro__ if kind in handlers), None)
+    if getattr(found, "__func__", found) is not ExceptionMiddleware.http_exception and not _is_fastapis(found):
+        return
+    # FastAPI's own exception is a subclass of Starlette's, so Starlette does not find its handler for ours.
+    fastapis = getattr(sys.modules.get("fastapi.exceptions"), "HTTPException", None)
+    handlers[EndpointRefusal] = handlers.get(fastapis, _answer)
+
+
+def _handlers(scope: Scope) -> dict[Any, Any]:
+    """Return the exception handlers of the application that calls an endpoint, as it keeps them."""
+    handlers: dict[Any, Any] = scope.get(_HANDLERS, ({},))[0]
+    return handlers
+
+
+def _is_fastapis(handler: object) -> bool:
+    module = sys.modules.get("fastapi.exception_handlers")
+    return module is not None and handler is getattr(module, "http_exception_handler", None)
+
+
+async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
+    """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await connection.scope[RECORD].side.refusals.send(scope, receive, send, refusal.decision)
+
+    return answer
+
+
+async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
+    """Do nothing, as a handler."""
+
+
+async def answer_unanswered(
+    error: Exception | None, request: RequestLimits, scope: Scope, receive: Receive, send: Send
+) -> bool:
+    """Answer a request that a limit at an endpoint has refused, if nobody has.
+
+    Args:
+        error: The exception that has reached the middleware, if one has.
+        request: Its limits.
+        scope: Its scope.
+        receive: Its receive channel.
+        send: Sends to the client, through the middleware.
+
+    Returns:
+        Whether all is done; an exception that is more than the refusal is to be raised on.
+    """
+    if request.refused is None or request.answered:
+        return _is_only(error, ClientLeft)
+    refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
+    bug: Exception | None = None
+    if refused:
+        try:
+            await _ask_handlers(request.refused, request, scope, receive, send)
+        except Exception as failed:
+            bug = failed
+    if not request.answered:
+        await request.side.refusals.send(scope, receive, send, request.refused)
+    if bug is not None:
+        raise bug
+    return refused
+
+
+async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope, receive: Receive, send: Send) -> None:
+    """Ask the exception handlers of the application in which a limit has refused, if it has one for that."""
+    refusal = _exception(scope, request, decision)
+    there = {**scope, _HANDLERS: request.handlers or ({}, {})}
+    connection = Request(there, receive, send) if scope["type"] == "http" else WebSocket(there, receive, send)
+
+    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
+        raise refusal
+
+    try:
+        await wrap_app_handling_exceptions(refused, connection)(there, receive, send)
+    except EndpointRefusal as unanswered:
+        if unanswered is not refusal:
+            raise
+
+
+def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
+    status, body, *_ = request.side.refusals.answer(decision, scope)
+    return EndpointRefusal(decision, status, json.loads(body)["detail"] if body else HTTPStatus(status).phrase)
+
+
+def _is_only(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    """Tell whether an exception is one of some kinds, or a group of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)

@@ -1,0 +1,333 @@
+"""Limits at the endpoint: a FastAPI dependency and a decorator in one object, their buckets, and later charges.
+
+`RateLimit` decides with the limiter and the client address of the middleware above it, and refuses by raising; see
+`endpoint_refusals`. Which bucket that charges follows from the route that the request came by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from copy import copy
+from datetime import timedelta
+from hashlib import blake2b
+from inspect import Parameter, Signature, isclass
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.arguments import names_checked
+from ..core.decision import Decision, Reason, unique_name
+from ..core.errors import ConfigurationError, closest
+from ..core.memo import remember
+from ..limiter import check_cost
+from .callbacks import UserCallbacks
+from .decorators import IN_PLACE, Exemption, decorate, is_lifted, layers
+from .endpoint_refusals import refuse
+from .keys import Key, KeyFunction
+from .options import check_flag
+from .request import RequestLimits, Reservation, Step, charges
+from .routes import ResolvedRoute, RouteIndex
+from .rule_set import BoundRule, buckets_of
+from .rules import (
+    DEFAULT_WAIT_MAX,
+    CostFunction,
+    CountIf,
+    Exceeded,
+    Limits,
+    LimitsFunction,
+    Rule,
+)
+from .scope_keys import OFF, RECORD
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
+
+_ALLOWLISTED: Final = Reason.ALLOWLISTED
+_UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
+_MEMO: Final = 4_096
+_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
+"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
+
+
+class RateLimit:
+    """Holds an endpoint to limits: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` at a function.
+
+    As a dependency it goes on a FastAPI route, router or application, for HTTP and websockets; as a decorator on a
+    Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. `RateLimitMiddleware` must
+    stand above: its limiter, client address, answers and header fields are used.
+
+    Each route has a bucket of its own, by its template and methods; an object on a router or an application has one for
+    all routes below. Objects of one name share a bucket, also with a `Rule` of that name; a request is charged once.
+
+    Args:
+        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
+        fallback_limits: The limits that apply when the `limits` function fails.
+        concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
+        key: By which key to count, as for `Rule`; a function gets the request with its body.
+        cost: Units for one request, or a function of the request (with its body), sync or async.
+        count_if: As for `Rule`: count only requests with such an answer.
+        count_denied: Count refused requests as well.
+        shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
+        on_exceeded: As for `Rule`: only track, and call this function when a key passes the limit.
+        wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
+        wait_max: The largest number of requests of one key that wait at a time.
+        override: Take the place of defaults at this route, or at all routes below: of the middleware's
+            `default_limits`, and of limits that FastAPI routers and applications further out require.
+        name: What the limit is called in headers and logs, and what keeps its counts together.
+
+    Attributes:
+        exempt: Exempts a route from defaults: ``@RateLimit.exempt``, or ``Depends(RateLimit.exempt)``.
+
+    Raises:
+        ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
+    """
+
+    exempt: ClassVar[Exemption] = Exemption()
+
+    @names_checked
+    def __init__(
+        self,
+        limits: Limits | LimitsFunction | None = None,
+        *,
+        fallback_limits: Limits = "60/minute",
+        concurrency: int | str | None = None,
+        key: Key | KeyFunction | None = None,
+        cost: int | CostFunction = 1,
+        count_if: CountIf | None = None,
+        count_denied: bool = False,
+        shadow: bool = False,
+        on_exceeded: Exceeded | None = None,
+        wait: str | float | timedelta | None = None,
+        wait_max: int = DEFAULT_WAIT_MAX,
+        override: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.rule = Rule(
+            "*",
+            limits,
+            fallback_limits=fallback_limits,
+            concurrency=concurrency,
+            key=None if isinstance(key, Key) else key,
+            cost=cost,
+            count_if=count_if,
+            count_denied=count_denied,
+            shadow=shadow,
+            on_exceeded=on_exceeded,
+            wait=wait,
+            wait_max=wait_max,
+            name=name,
+        )
+        # A rule looks for path parameters in its own path; here the router has found them.
+        self.rule.key = key
+        self.override = check_flag("override", override)
+        vars(self)[IN_PLACE] = self.override
+        # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
+        # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
+        vars(self)["__call__"] = self.check
+        vars(self)["__signature__"] = Signature(
+            [Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)]
+        )
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {'; '.join(map(str, self.rule.all_limits))}>"
+
+    @overload
+    def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def __call__(self, connection: _T) -> _T: ...
+
+    def __call__(self, connection: Any) -> Any:
+        """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
+        if callable(connection) or not hasattr(connection, "scope"):  # an `HTTPConnection` is slow to be asked for
+            return decorate(self, connection)
+        return self.check(connection)
+
+    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
+        """Charge a request, once; for use inside an endpoint, before anything is sent.
+
+        Args:
+            connection: The request or websocket.
+            endpoint: The function that is limited, where that is not the route's own endpoint: it has a bucket of its
+                own at each route.
+
+        Raises:
+            RateLimitExceeded: There is no room.
+            ConfigurationError: No middleware stands above.
+        """
+        scope = connection.scope
+        request: RequestLimits | None = scope.get(RECORD)
+        if request is None:
+            if OFF in scope:
+                return
+            raise ConfigurationError(
+                "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
+                "app.add_middleware(RateLimitMiddleware), with rules or without"
+            )
+        side, rule, spared = request.side, self.rule, False
+        bound = side.endpoints.find(self, scope, endpoint)
+        if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
+            bound = side.endpoints.find(self, scope, endpoint, turn)
+        if bound is None or (rule.action != "limit" and request.has_looked(bound.bucket.rule)):
+            return
+        for step in request.steps:
+            if step.decision.reason is _ALLOWLISTED or charges(step, bound.bucket, side.limiter):
+                return
+            spared = spared or (step.spared and step.side is side)
+        answer = side.endpoints.decide(bound, connection)
+        decision = answer if isinstance(answer, Decision) else await answer
+        if decision is None:
+            return
+        if not decision.allowed:
+            raise await refuse(connection, decision)
+        request.steps.append(Step(decision, side, spared))
+        request.waited |= decision.reason is Reason.WAITED
+        request.unfinished |= rule.concurrency is not None
+        if rule.count_if is not None:
+            request.reserve(Reservation(bound.rule, side.limiter, decision, side.endpoints.calls))
+
+
+class EndpointBuckets:
+    """The limits at the endpoints below one middleware, each with its buckets.
+
+    Args:
+        claimed: An identity that no other middleware on the limiter has.
+        decide: Decides about the limit of one bucket for a request.
+        calls: Calls the `count_if` functions.
+        price: Learns what a request costs under each limit.
+    """
+
+    def __init__(
+        self, claimed: str, decide: DecideAt, calls: UserCallbacks, price: Callable[[BoundRule], None]
+    ) -> None:
+        self._claimed = claimed
+        self.decide = decide
+        self.calls = calls
+        self._price = price
+        self._routes = RouteIndex()
+        self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
+        self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
+        self._at_route: dict[tuple[RateLimit, int, int, int], tuple[BoundRule | None, object]] = {}
+
+    def met(self) -> list[BoundRule]:
+        """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
+        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values()) if bound}.values())
+
+    def names(self) -> set[str]:
+        """Return the names that users gave to limits that were met so far."""
+        return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
+
+    def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule | None:
+        """Return what `limit` charges for a request that came by the route of `scope`; None where it is lifted.
+
+        Args:
+            limit: The limit.
+            scope: The request's.
+            function: The function that is limited, if it is not the endpoint of a route.
+            turn: How many other limits that look the same have charged this request before.
+        """
+        route = scope.get("route")
+        asked = limit, id(route), id(function), turn
+        known = self._at_route.get(asked)
+        if known is None:
+            bound = self._resolve(limit, scope, function, turn)
+            if len(self._routes.candidates(scope)) != 1 or not hasattr(route, "endpoint"):
+                return bound  # only the path, or another router, tells by which way the request came
+            # The objects are kept as well: the id of one that is gone may be given to another.
+            known = remember(self._at_route, asked, (bound, (route, function)), _MEMO)
+        return known[0]
+
+    def _resolve(self, limit: RateLimit, scope: Scope, function: object, turn: int) -> BoundRule | None:
+        place = self._routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
+        known = self._bound.get((limit, place, turn, id(function)))
+        if known is None:
+            if len(self._bound) >= _MEMO:
+                # Objects made on the way of a request; the buckets they stand for stay.
+                self._bound.clear()
+                self._names.clear()
+            lifted = function is None and isinstance(place, ResolvedRoute) and is_lifted(limit, place)
+            bound = None if lifted else self._bind(limit, place, scope, function, turn)
+            known = self._bound[limit, place, turn, id(function)] = bound, function
+        return known[0]
+
+    def _bind(
+        self, limit: RateLimit, place: ResolvedRoute | str, scope: Scope, function: object, turn: int
+    ) -> BoundRule:
+        labels = [place] if isinstance(place, str) else self._labels(limit, place, scope, function)
+        rule = copy(limit.rule)
+        rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
+        identity = rule.identity
+        if rule.name is None:
+            digest = blake2b(repr((self._claimed, limit.rule.identity, labels)).encode(), digest_size=8).hexdigest()
+            identity = f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+        # Names have to differ on one response only, where limits are asked in the same order in every process.
+        taken = self._names.setdefault(place, {})
+        others = [name for name, owner in taken.items() if owner != identity]
+        names = [unique_name(name, others) for name in rule.wire_names()]
+        taken.update(dict.fromkeys(names, identity))
+        bound = BoundRule(rule, *buckets_of(rule, identity, names))
+        self._price(bound)
+        return bound
+
+    def _labels(self, limit: RateLimit, route: ResolvedRoute, scope: Scope, function: object) -> list[str]:
+        """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
+        for required in route.above:
+            if required.dependency is limit:
+                return [f"{required.where}/*", *sorted(below.label for below in self._routes.below(scope, limit))]
+        endpoint = route.route.endpoint
+        if function is None or any(layer is function for layer in layers(endpoint)):
+            return [route.label]
+        name = getattr(function, "__name__", type(function).__name__)
+        if isclass(endpoint) and route.connection == "http" and name in _METHODS:
+            return [f"{name.upper()} {route.template}", _name_of(function)]
+        return [f"{route.label} {name}", _name_of(function)]
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
+    """Charge more units for a request that was let through, during or after its response.
+
+    They are recorded even where they go beyond the limit, and then hold the next requests until enough units have left;
+    a debt lasts at most one window.
+
+    Args:
+        request: The request, or the websocket.
+        units: How many, 0 or more.
+        rule: The name of the rule to charge; needed where several apply.
+
+    Returns:
+        Where the key stands now. Where the rule does not count this request (its client is on the allowlist, its plan
+        is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
+
+    Raises:
+        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
+            whole number.
+    """
+    check_cost(units, "units")
+    record: RequestLimits | None = request.scope.get(RECORD)
+    if record is None and OFF not in request.scope:
+        raise ConfigurationError("charge: no RateLimitMiddleware stands above; write app.add_middleware(...)")
+    if record is None:
+        return _UNCOUNTED
+    counted = {
+        bucket.rule: (step.side.limiter, (bucket, key, units))
+        for step in record.steps
+        for bucket, key, _ in step.decision.checks
+        if not bucket.held
+    }
+    if rule is None and len(counted) == 1:
+        (rule,) = counted
+    if rule in counted:
+        limiter, check = counted[rule]
+        return await limiter.charge_all((check,))
+    # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
+    known = record.names()
+    if rule in known or (rule is None and not counted):
+        return _UNCOUNTED
+    names = ", ".join(map(repr, counted)) or "none"
+    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, known)}"
+    raise ConfigurationError(f"charge: the rules counted on this request are: {names}; {problem}")

@@ -1,1 +1,0 @@
-"""Limits at the endpoint: a dependency and a decorator in one object."""

@@ -1,0 +1,464 @@
+"""Keys: a rule counts requests of one key together.
+
+A key is text. The built-in keys read the ASGI scope directly and always find one: where a header is missing, for
+example, they fall back to the client's address, so leaving it out is no way past the gate.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from uuid import UUID
+
+from starlette.convertors import Convertor, IntegerConvertor
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
+from ..core.logs import logger
+from ..limiter import Limiter
+from ..limiter.keys import KeyOf
+from .matching import PathPattern, route_path
+from .request import RequestLimits
+from .scope_keys import RECORD
+
+_VALUE: Final = "text that is not empty"
+_OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
+_NO_HEADER: Final = re.compile(rb"[\r\n\0]")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MOST_DIGITS: Final = 4_300
+"""The longest number that Python and pydantic make of a text: reading a longer one takes time by the square."""
+
+
+@runtime_checkable
+class Key(Protocol):
+    """A key that reads the ASGI scope."""
+
+    @property
+    def identity(self) -> str:
+        """The source of the key, written alike in every process: a part of the identity of a rule without a name."""
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
+
+
+@runtime_checkable
+class MadeOfValue(Protocol):
+    """A key that can be made of a value without a request."""
+
+    def of(self, value: str | bytes, /) -> KeyOf:
+        """Return the key of a value."""
+
+
+KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
+"""A function of the user's own. If it returns None, the rule does not count the request."""
+
+
+class _Everyone:
+    """All requests together."""
+
+    identity = "everyone"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        return "everyone"
+
+    def of(self) -> KeyOf:
+        """Return the key of all requests, for the methods of a limiter."""
+        return KeyOf("everyone", lambda keys: "everyone")
+
+    def __repr__(self) -> str:
+        return "everyone"
+
+
+everyone: Final = _Everyone()
+"""Count all requests together, for a limit on the whole service."""
+
+
+class Value(ABC):
+    """A key by a value that the client sends, digested; where it is missing or empty, the fallback finds the key.
+
+    Attributes:
+        fallback: Another key, None for the client's address.
+    """
+
+    def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
+        if fallback is not None and not isinstance(fallback, Key):
+            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
+        self._kind = kind
+        self.fallback = fallback
+        self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`."""
+        value = self.value(scope)
+        if value:
+            return limiter.digest(self._kind, value)
+        return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
+
+    @abstractmethod
+    def value(self, scope: Scope) -> bytes:
+        """Return the value, empty where there is none."""
+
+    def of(self, value: str | bytes) -> KeyOf:
+        """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
+
+        Args:
+            value: The value as the application reads it in a request: as `request.headers`, `request.cookies`,
+                `request.query_params` or `request.path_params` has it. Of a header, bytes are those on the wire.
+
+        Raises:
+            InvalidKey: No request can have this value.
+        """
+        encoded = self.encoded(value)
+        if not encoded:
+            raise invalid(self._kind, _VALUE, value)
+        return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """Return what `value` returns for a request that has this value."""
+        if not isinstance(value, str):
+            raise invalid(self._kind, _VALUE, value)
+        return value.encode(errors="surrogatepass")
+
+
+class _Header(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        check_header_name(name)
+        super().__init__(f"header:{name}", f"header:{name.lower()}", fallback)
+        self._name = name.lower().encode()
+
+    def value(self, scope: Scope) -> bytes:
+        return next((value for name, value in scope["headers"] if name == self._name), b"")
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """See `Value.encoded`; servers take the spaces around a value away."""
+        try:
+            wire = value.encode("latin-1") if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise invalid(self._kind, _OF_HEADER, value) from None
+        if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
+            raise invalid(self._kind, _OF_HEADER, value)
+        return wire.strip(b" \t")
+
+
+class _Cookie(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
+        super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).cookies.get(self._name, "").encode(errors="surrogatepass")
+
+
+class _Query(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        check_parameter_name("query", name)
+        super().__init__(f"query:{name}", f"query:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
+
+
+class Combined:
+    """Several keys at once; made by `combine`."""
+
+    def __init__(self, keys: tuple[Key, ...]) -> None:
+        self.keys = keys
+        self.identity = "+".join(key.identity for key in keys)
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
+        return limiter.digest("combined", _joined(found))
+
+    def of(self, *values: str | bytes) -> KeyOf:
+        """Return the key of one value for each part, `everyone` left out; see `Value.of`.
+
+        Raises:
+            InvalidKey: There are more or fewer values than parts, or no request can have one of them.
+        """
+        valued = [key for key in self.keys if key is not everyone]
+        if len(values) != len(valued):
+            expected = f"{len(valued)} values, one for each of {', '.join(key.identity for key in valued)}"
+            raise InvalidKey(f"combine: expected {expected}, not {len(values)}", expected)
+        given = iter(values)
+        parts = [everyone.of() if key is everyone else _part(key, next(given)) for key in self.keys]
+        return KeyOf(
+            self.identity,
+            lambda keys: keys.digest(
+                "combined", _joined(part.spell(keys).encode(errors="surrogatepass") for part in parts)
+            ),
+        )
+
+
+def _part(key: Key, value: str | bytes) -> KeyOf:
+    if not isinstance(key, MadeOfValue):
+        raise InvalidKey(f"combine: {key!r} makes no key of a value by itself", "built-in keys in the combination")
+    return key.of(value)
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    """Join parts, each behind its length, or "a" and "bc" would meet "ab" and "c"."""
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+
+
+def invalid(kind: str, expected: str, value: object) -> InvalidKey:
+    """Return the error for a value that no request can have; it does not repeat what may be a secret."""
+    shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, (str, bytes)) else type(value).__name__
+    return InvalidKey(f"{kind}: expected {expected}, not this {shown}", expected)
+
+
+def header(name: str, *, fallback: Key | None = None) -> Value:
+    """Count each value of a request header, for example an API key.
+
+    The value is digested and never stored. Where a header comes several times, its first line counts, which is
+    also what `request.headers[name]` returns. A missing or empty header falls back to the client's address.
+
+    Args:
+        name: The header's name, in any case.
+        fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
+    """
+    return _Header(name, fallback)
+
+
+def cookie(name: str, *, fallback: Key | None = None) -> Value:
+    """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
+
+    Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
+
+    Args:
+        name: The cookie's name.
+        fallback: The key to use where the cookie is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
+    """
+    return _Cookie(name, fallback)
+
+
+def query(name: str, *, fallback: Key | None = None) -> Value:
+    """Count each value of a query parameter, digested: the value that `request.query_params[name]` returns.
+
+    Args:
+        name: The parameter's name.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return _Query(name, fallback)
+
+
+def combine(*keys: Key) -> Combined:
+    """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
+
+    Raises:
+        ConfigurationError: There are fewer than two keys, or one of them is not built in.
+    """
+    if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
+        raise ConfigurationError(
+            f'combine: expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}'
+        )
+    return Combined(keys)
+
+
+def check_header_name(name: object) -> str:
+    """Return `name` if it can be the name of a header: a token of RFC 9110, section 5.6.2.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {quoted(name)}')
+    return name
+
+
+def check_parameter_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
+        )
+
+
+class PathParam(Value):
+    """A parameter of the path; made by `path_param`.
+
+    Attributes:
+        name: The name of the parameter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fallback: Key | None,
+        patterns: Sequence[PathPattern] = (),
+        read: str = "",
+    ) -> None:
+        check_parameter_name("path_param", name)
+        super().__init__(f"path:{name}", f"path:{name}", fallback)
+        self.name = name
+        self._patterns = patterns
+        self._read = read
+
+    def tied(self, patterns: Sequence[PathPattern]) -> PathParam:
+        """Return the same key for a rule, whose patterns find the parameter before any router does."""
+        return PathParam(self.name, self.fallback, patterns)
+
+    def at(self, path: str) -> PathParam:
+        """Return the same key for a request whose path is read as `path`."""
+        return PathParam(self.name, self.fallback, self._patterns, path)
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """See `Value.encoded`; a whole number is that of ``{name:int}``."""
+        return super().encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
+
+    def value(self, scope: Scope) -> bytes:
+        value = scope.get("path_params", {}).get(self.name, "")
+        path = self._read or (route_path(scope) if self._patterns else "")
+        for pattern, convertors in self._patterns:
+            found = pattern.match(path)
+            if found is not None:
+                value = _meaning(convertors[self.name], found[self.name])
+                break
+        return str(value).encode(errors="surrogatepass")
+
+
+def path_param(name: str, *, fallback: Key | None = None) -> Value:
+    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
+
+    The value is the one that the convertor in the path makes: write ``{id:int}`` in the rule and in the route, or 1
+    and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
+
+    Args:
+        name: The parameter's name, as in the rule's path.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return PathParam(name, fallback)
+
+
+def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:
+    """Tie a rule's key to the rule's paths.
+
+    Raises:
+        ConfigurationError: One of the paths does not have the parameter.
+    """
+    if isinstance(key, Combined):
+        return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
+    if not isinstance(key, PathParam):
+        return key
+    of_each_path = [convertors for _, convertors in patterns] or [{}]
+    for path, convertors in zip(paths, of_each_path, strict=True):
+        if key.name not in convertors:
+            raise ConfigurationError(
+                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, convertors)}"
+            )
+    return key.tied(patterns)
+
+
+def read_at(key: Key, path: str) -> Key:
+    """Return a key for a request whose path is read as `path`."""
+    if isinstance(key, Combined):
+        return Combined(tuple(read_at(part, path) for part in key.keys))
+    return key.at(path) if isinstance(key, PathParam) else key
+
+
+def _meaning(convertor: Convertor[Any], text: str) -> str:
+    """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(Exception):  # a convertor of the user's fails in the router too, and not before the count
+        return str(convertor.convert(text))
+    if isinstance(convertor, IntegerConvertor) and len(text.strip()) <= _MOST_DIGITS:
+        # Only a spelling as odd as 1.0 needs this.
+        from decimal import Decimal
+
+        with suppress(ValueError, ArithmeticError):
+            return str(int(Decimal(text)))
+    return text
+
+
+class _User:
+    """The authenticated user; see `user`."""
+
+    identity = "user"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        try:
+            name = _name_of(_person(scope))
+        except Exception:
+            # A user object may ask a database; its failure is neither a way past the gate nor a 500.
+            logger.exception("key `user`: the user cannot be named, so the client's address is counted")
+            name = ""
+        if name:
+            return limiter.key_for(f"user:{name}")
+        request: RequestLimits | None = scope.get(RECORD)
+        if request is not None:
+            request.userless = True
+        return client_key
+
+    def of(self, name: str | bytes | int | UUID) -> KeyOf:
+        """Return the key of a user, for the methods of a limiter: ``limiter.reset(user.of("ann"))``.
+
+        Args:
+            name: The user's name or id, as the gate finds it in a request.
+
+        Raises:
+            InvalidKey: It is empty, or no name.
+        """
+        text = "" if isinstance(name, bytes) else _name_of(name)
+        if not text:
+            raise invalid("user", 'a name or id, for example "ann"', name)
+        return KeyOf("user", lambda keys: keys.learn(f"user:{text}")[0])
+
+    def __repr__(self) -> str:
+        return "user"
+
+
+user: Final = _User()
+"""Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
+gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the
+client's address counts."""
+
+
+def is_known(scope: Scope) -> bool:
+    """Return whether the user of a request is known by now."""
+    try:
+        return _name_of(_person(scope)) != ""
+    except Exception:
+        return False
+
+
+def _person(scope: Scope) -> object:
+    person = scope.get("user")
+    return scope.get("state", {}).get("user") if person is None else person
+
+
+def _name_of(person: object) -> str:
+    """Return the name or id of a user; empty if nobody is logged in."""
+    if person is None or getattr(person, "is_authenticated", True) is False:
+        return ""
+    if isinstance(person, (str, int, UUID)):
+        return str(person)
+    for attribute in ("identity", "id", "display_name", "username", "sub"):
+        try:
+            name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
+        except NotImplementedError:  # Starlette's BaseUser raises this for a property that its subclass leaves out
+            continue
+        if name is not None and name != "":
+            return str(name)
+    return ""

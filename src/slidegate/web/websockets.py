@@ -1,0 +1,401 @@
+"""Accepted websockets: limits on their messages, and their end when the client is banned.
+
+Only ``websocket.receive`` counts. The order and the content of the messages that pass are the client's; a message
+beyond the limit ends the connection, is dropped, or waits for its place, and nothing behind it is read meanwhile, so a
+client that goes on sending is held back by the flow control of its own connection.
+
+The websocket of a banned client ends at its next message in either direction, or before. A connection that says
+nothing asks nothing, so one task for each event loop looks, as long as websockets are open there: it asks for the bans
+of many connections in one question, and looks closer only where the answer is a ban. The server tells the application
+of the close, as of any connection that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Literal, TypeAlias, TypeVar
+from weakref import WeakSet
+
+import anyio
+from starlette.types import Message, Receive, Scope, Send
+
+from ..core.arguments import names_checked
+from ..core.bans.in_force import Ban, Guarded
+from ..core.decide import Place, decide, enter_periods
+from ..core.decision import Bucket, Decision, Reason
+from ..core.errors import ConfigurationError, quoted
+from ..core.limits import AnyLimit, Limit, parse_limits
+from ..core.logs import logger
+from ..core.store import Clock
+from ..limiter import Limiter
+from ..limiter.waiting import may_wait
+from .client_ip import ClientAddress
+from .keys import Key
+from .request import Ahead, unless_left
+
+MessageKey: TypeAlias = Literal["connection", "client"] | Key
+Beyond: TypeAlias = Literal["close", "drop", "wait"]
+T = TypeVar("T")
+
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
+FOR_EVER_US: Final = 10**15
+MOST_WAITING: Final = 2**31
+_BANNED: Final = Decision(False, Reason.BANNED)
+EVERY_S: Final = 5.0
+"""How long after the end of a look the next one begins: with the deadline of a store a ban is seen within 10 s."""
+AT_ONCE: Final = 256
+"""How many connections one question is about."""
+POLICY_VIOLATION: Final = 1008
+"""The close code of a connection whose client was banned after it had begun (RFC 6455, section 7.4.1)."""
+
+
+class MessageLimits:
+    """The limits of messages over an accepted websocket: ``MessageLimits("10/second", beyond="drop")``.
+
+    Args:
+        limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, a `Quota`, or several.
+        key: ``"connection"`` counts the messages of each websocket by itself, in this process; ``"client"`` those of
+            all websockets of a client together, in the limiter; or a key such as `header`, also in the limiter.
+        beyond: The action on a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
+            leaves the message out, ``"wait"`` holds it, and all behind it, until there is room.
+
+    Attributes:
+        limits: The limits.
+        key: The key by which messages are counted.
+        beyond: The action on a message beyond the limit.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    @names_checked
+    def __init__(
+        self,
+        limits: str | AnyLimit | Iterable[str | AnyLimit],
+        *,
+        key: MessageKey = "connection",
+        beyond: Beyond = "close",
+    ) -> None:
+        if key not in ("connection", "client") and not isinstance(key, Key):
+            raise ConfigurationError(
+                f'MessageLimits: key: expected "connection", "client" or a key such as header, not {quoted(key)}'
+            )
+        if beyond not in ("close", "drop", "wait"):
+            raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {quoted(beyond)}')
+        self.limits = parse_limits(limits)
+        if beyond == "wait" and not all(isinstance(limit, Limit) for limit in self.limits):
+            raise ConfigurationError(
+                'MessageLimits: beyond: nobody waits until a quota starts anew; write "close" or "drop" beside a quota'
+            )
+        self.key = key
+        self.beyond = beyond
+
+    def __repr__(self) -> str:
+        return f"<MessageLimits {'; '.join(map(str, self.limits))}, {self.beyond}>"
+
+
+class MessageCounter:
+    """Counts the messages of the websockets of one gate.
+
+    Args:
+        messages: The limits, the key, and the action beyond a limit.
+        limiter: The limiter that counts clients.
+        client: Finds the client's address.
+        claimed: An identity that no other middleware on the limiter has.
+    """
+
+    def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
+        waits = messages.beyond == "wait"
+        self._bucket = Bucket(
+            claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MOST_WAITING if waits else 0
+        )
+        self._key = messages.key
+        self._beyond = messages.beyond
+        self._limiter = limiter
+        self._client = client
+
+    def buckets(self) -> Sequence[Bucket]:
+        """Return the bucket that clients share; a connection by itself counts in a store of its own."""
+        return () if self._key == "connection" else (self._bucket,)
+
+    def attach(self, scope: Scope, socket: GuardedWebSocket) -> Counted:
+        """Return a connection with its messages counted."""
+        engine = self._limiter.engine
+        if self._key == "connection":
+            return Counted(socket, OwnCounts(self._bucket, engine.statistics.now_us).hit, self._beyond)
+        client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
+        key = client_key if find is None else find(scope, self._limiter, client_key)
+        checks = ((self._bucket, key, 1),)
+        return Counted(socket, lambda: engine.lines.decide(checks, ()), self._beyond, self._limiter)
+
+
+class OwnCounts:
+    """The counts of one connection. They live as long as it does, so they need no store that others share.
+
+    Args:
+        bucket: The bucket of its messages.
+        clock: Returns Unix time in microseconds.
+    """
+
+    __slots__ = ("_checks", "_clock", "_places")
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._checks = ((bucket, "connection", 1),)
+        self._clock = clock
+        windows = {limit.same_window: b"" for limit in bucket.limits}
+        self._places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in bucket.limits]
+
+    def hit(self) -> Decision:
+        """Count a message."""
+        now_us = self._clock()
+        enter_periods(self._places, now_us, now_us)
+        return decide(self._checks, self._places, now_us)
+
+
+class Counted:
+    """A connection whose messages are counted.
+
+    Args:
+        socket: The connection.
+        hit: Counts a message.
+        beyond: The action on a message beyond the limit.
+        limiter: The limiter in whose lines messages wait; None where none comes before another, as in one connection.
+    """
+
+    def __init__(
+        self,
+        socket: GuardedWebSocket,
+        hit: Callable[[], Decision | Awaitable[Decision]],
+        beyond: Beyond,
+        limiter: Limiter | None = None,
+    ) -> None:
+        self._socket = socket
+        self._count = hit
+        self._beyond = beyond
+        self._limiter = limiter
+
+    @property
+    def channels(self) -> tuple[Receive, Send]:
+        """The channels for the application."""
+        return self.receive, self._socket.send
+
+    async def receive(self) -> Message:
+        """Return the next message that has room, or a disconnect."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] != "websocket.receive":
+                return message
+            decision = await self._hit()
+            while self._beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
+                later = await unless_left(self._socket, self._limiter, partial(self._wait, decision))
+                if later is None:
+                    return await self._socket.receive()
+                decision = later
+            if decision.allowed:
+                return message
+            if decision.reason is Reason.BANNED:
+                return await self._socket.shut_out()
+            if decision.reason is Reason.LIMITED:
+                await self._socket.struck()
+            if self._beyond == "close":
+                return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
+
+    async def _wait(self, refused: Decision) -> Decision:
+        """Wait for room, and return what the counts say then."""
+        if self._limiter is not None and may_wait(refused):
+            return await self._limiter.engine.lines.wait(refused, self._socket.guarded)
+        await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
+        return _BANNED if await self._socket.banned() else await self._hit()
+
+    async def _hit(self) -> Decision:
+        answer = self._count()
+        return answer if isinstance(answer, Decision) else await answer
+
+
+class GuardedWebSocket:
+    """A connection, seen from the application, that ends when its client is banned: at its next message, or before.
+
+    Args:
+        receive: The server's channel, which is read ahead while a message waits.
+        send: The server's channel.
+        guarded: The keys and addresses whose bans end it.
+        banned: Tells whether a ban refuses the client now.
+        struck: Called for each message that a limit refused.
+        accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
+            it from then on, and may interrupt it.
+
+    Attributes:
+        over: Whether it has ended, by a message of either side.
+    """
+
+    def __init__(
+        self,
+        receive: Ahead,
+        send: Send,
+        guarded: Sequence[Guarded],
+        banned: Callable[[], Awaitable[bool]],
+        struck: Callable[[], Awaitable[None]],
+        accepted: Callable[[GuardedWebSocket], bool],
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self.guarded = guarded
+        self.banned = banned
+        self.struck = struck
+        self._accepted = accepted
+        self._looked_after = False
+        self._waiting: asyncio.Task[object] | None = None
+        self._interrupted = False
+        self.over = False
+        self._last: Message | None = None
+
+    @property
+    def channels(self) -> tuple[Receive, Send]:
+        """The channels for the application."""
+        return self.receive, self.send
+
+    async def receive(self) -> Message:
+        """Return the next message, or a disconnect."""
+        if self._last is not None:
+            return self._last
+        message = await self._unless_interrupted(self._receive())
+        if message is None or self._interrupted:
+            return await self.shut_out()
+        if self._last is not None:
+            return self._last  # it was closed while the application waited
+        if message["type"] == "websocket.disconnect":
+            self.over = True
+        elif message["type"] == "websocket.receive" and await self.banned():
+            return await self.shut_out()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
+        if self._last is None and message["type"] == "websocket.send" and await self.banned():
+            await self.shut_out()
+        if self._last is None:
+            await self._send(message)
+            if message["type"] == "websocket.accept":
+                self._looked_after = self._accepted(self)
+            elif message["type"] == "websocket.close":
+                self.over = True
+        elif message["type"] != "websocket.close":
+            raise OSError(self._last["reason"])
+
+    async def close(self, code: int, reason: str) -> Message:
+        """Close the connection, if it is open, and return what the application is told."""
+        if self._last is None:
+            self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
+            self.over = True
+            self._receive.close()
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        return self._last
+
+    async def shut_out(self) -> Message:
+        """Close the connection of a client that is banned."""
+        return await self.close(POLICY_VIOLATION, "banned")
+
+    async def interrupt(self) -> None:
+        """Close the connection of a client that is banned, whatever the application waits for.
+
+        Its waiting ends first: there are servers that do not close while they are asked for a message. It is told of
+        the end when the close was sent, because its reaction may end the connection in another way.
+        """
+        if self._interrupted:
+            return
+        self._interrupted = self._waiting is not None
+        if self._waiting is not None:
+            self._waiting.cancel()
+        else:
+            await self.shut_out()
+
+    async def _unless_interrupted(self, waiting: Awaitable[T]) -> T | None:
+        """Wait for something, and return None where the connection is to be closed meanwhile."""
+        if not self._looked_after:
+            return await waiting
+        task = self._waiting = asyncio.current_task()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self._interrupted or (task is not None and task.uncancel()):
+                raise
+            return None
+        finally:
+            self._waiting = None
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting, and tell whether the client is still there."""
+        return await self._unless_interrupted(self._receive.while_there(wait)) is True
+
+
+class OpenWebSockets:
+    """Closes open websockets of clients that are banned.
+
+    Args:
+        find: Returns a ban that refuses one of some keys and addresses.
+    """
+
+    def __init__(self, find: Callable[[Sequence[Guarded]], Awaitable[Ban | None]]) -> None:
+        self._find = find
+        self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, socket: GuardedWebSocket) -> bool:
+        """Look after a websocket as long as it is open and somebody holds it.
+
+        Returns:
+            False under trio, where nobody looks: a banned client is shut out at its next message there.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        sockets = self._open.get(loop)
+        if sockets is None:
+            sockets = self._open[loop] = WeakSet()
+            self._start(loop, self._look_after(loop, sockets))
+        sockets.add(socket)
+        return True
+
+    def _start(self, loop: asyncio.AbstractEventLoop, work: Awaitable[object]) -> None:
+        async def run() -> None:
+            with suppress(OSError):  # the client has gone
+                await work
+
+        task = loop.create_task(run())
+        self._tasks.add(task)  # a loop itself does not hold its tasks
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look_after(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
+        try:
+            while sockets:
+                await asyncio.sleep(EVERY_S)
+                try:
+                    await self._look(loop, sockets)
+                except Exception:
+                    logger.exception("open websockets were not looked through for bans; the next look comes soon")
+        finally:
+            del self._open[loop]
+
+    async def _look(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
+        for ended in [socket for socket in sockets if socket.over]:
+            sockets.discard(ended)
+        opened = list(sockets)
+        for first in range(0, len(opened), AT_ONCE):
+            await self._close_banned(loop, opened[first : first + AT_ONCE])
+            await asyncio.sleep(0)
+
+    async def _close_banned(self, loop: asyncio.AbstractEventLoop, sockets: Sequence[GuardedWebSocket]) -> None:
+        if await self._find([guarded for socket in sockets for guarded in socket.guarded]) is None:
+            return
+        if len(sockets) == 1:
+            # A client may take its time over the close, and others are not to wait for that.
+            self._start(loop, sockets[0].interrupt())
+            return
+        middle = len(sockets) // 2
+        await self._close_banned(loop, sockets[:middle])
+        await self._close_banned(loop, sockets[middle:])

@@ -1,1 +1,0 @@
-"""Websockets after the handshake."""

@@ -1,0 +1,165 @@
+"""Bans by the admin API: on every store, by two admins at once and very many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from slidegate import BanPolicy, Limiter, MemoryStore
+from slidegate.limiter.aio import STEP
+from slidegate.stores.lmdb.store import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.player import settle
+
+from ..redis_servers import RedisServer, needs_redis
+from .office import NOW_US, Office, names
+
+Opened = Callable[[Path], AbstractAsyncContextManager[Limiter]]
+
+
+@asynccontextmanager
+async def memory(path: Path) -> AsyncIterator[Limiter]:
+    yield Limiter()
+
+
+@asynccontextmanager
+async def lmdb(path: Path) -> AsyncIterator[Limiter]:
+    async with Limiter(LmdbStore(path), deadline="30s") as limiter:
+        yield limiter
+
+
+@asynccontextmanager
+async def redis(path: Path) -> AsyncIterator[Limiter]:
+    with RedisServer() as server:
+        async with Limiter(RedisStore(server.url), deadline="30s") as limiter:
+            yield limiter
+
+
+every_store = pytest.mark.parametrize("opened", [memory, lmdb, pytest.param(redis, marks=needs_redis)])
+
+
+@every_store
+async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_path: Path) -> None:
+    async with opened(tmp_path) as limiter:
+        office = Office(limiter)
+        operator = office.operator()
+        assert await office.visit(client="203.0.113.7") == [200]
+        made = await operator.ask("POST", "bans", json={"target": "203.0.113.0/24", "duration": "1h", "reason": "why"})
+        ban = made.json()
+        assert made.status_code == 201
+        assert (ban["target"], ban["reason"], ban["rung"]) == ("203.0.113.0/24", "why", 0)
+        assert ban["until_at"] - ban["since_at"] == 3_600
+        assert await office.visit(client="203.0.113.7") == [403]
+        assert (await operator.get("client", key="203.0.113.7"))["ban"] == ban
+        longer = await operator.ask("PATCH", "bans", json={"target": "203.0.113.0/24", "duration": "permanent"})
+        assert (longer.json()["until_at"], longer.json()["reason"]) == (None, "why")
+        assert (await operator.get("bans"))["bans"] == [longer.json()]
+        assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 404
+        assert (await operator.ask("DELETE", "bans", target="203.0.113.0/24")).status_code == 200
+        assert (await operator.get("bans")) == {"bans": [], "next": None, "total": 0}
+        assert (
+            await operator.ask("PATCH", "bans", json={"target": "203.0.113.7", "duration": "1h"})
+        ).status_code == 404
+
+
+@every_store
+async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(opened: Opened, tmp_path: Path) -> None:
+    async with opened(tmp_path) as limiter:
+        office = Office(limiter)
+        ann, bob = office.operator(), office.operator()
+        for number in range(25):
+            target = f"198.51.100.{number}"
+            made = await asyncio.gather(
+                ann.ask("POST", "bans", json={"target": target, "duration": "1h", "reason": "ann"}),
+                bob.ask("POST", "bans", json={"target": target, "duration": "2h", "reason": "bob"}),
+            )
+            assert [answer.status_code for answer in made] == [201, 201]
+            (ban,) = (await ann.get("bans", q=target))["bans"]
+            assert ban in [answer.json() for answer in made]
+            freed = await asyncio.gather(
+                ann.ask("DELETE", "bans", target=target), bob.ask("DELETE", "bans", target=target)
+            )
+            assert sorted(answer.status_code for answer in freed) == [200, 404]
+        assert (await ann.get("bans"))["total"] == 0
+
+
+async def test_bans_are_paged_newest_first_and_filtered() -> None:
+    clock = FakeClock(NOW_US)
+    office = Office(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
+    operator = office.operator()
+    for number in range(25):
+        clock.advance(us=number % 3)  # some begin in the same microsecond
+        await office.limiter.ban(
+            f"user:{number:02}", "1h", reason="odd" if number % 2 else "Even", by=f"policy {number % 5}"
+        )
+    listed = await operator.pages("bans", "bans", limit=4)
+    assert len(listed) == 25
+    assert [ban["since_at"] for ban in listed] == sorted((ban["since_at"] for ban in listed), reverse=True)
+    assert len(set(names(listed, "target"))) == 25
+    assert len(await operator.pages("bans", "bans", limit=4, q="EVEN")) == 13
+    assert names(await operator.pages("bans", "bans", limit=2, policy="policy 3"), "policy") == ["policy 3"] * 5
+    assert (await operator.get("bans", q="user:07"))["total"] == 1
+
+
+async def test_pages_stay_right_while_bans_come_and_go() -> None:
+    clock = FakeClock(NOW_US)
+    office = Office(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
+    operator = office.operator()
+    for number in range(30):
+        clock.advance(us=1)
+        await office.limiter.ban(f"user:{number:02}", "1h")
+    first = await operator.get("bans", limit=10)
+    assert names(first["bans"], "target") == [f"user:{number}" for number in range(29, 19, -1)]
+    clock.advance(us=1)
+    await office.limiter.ban("user:new", "1h")
+    await office.limiter.unban("user:20")  # the one at which the page ended
+    await office.limiter.unban("user:15")
+    second = await operator.get("bans", limit=10, cursor=first["next"])
+    assert names(second["bans"], "target") == [f"user:{n}" for n in (19, 18, 17, 16, 14, 13, 12, 11, 10)] + ["user:09"]
+
+
+async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
+    office = Office(Limiter(MemoryStore(max_bans=40_000)))
+    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 1, "written_us": NOW_US}]
+    rows += [
+        {"ban": f"user:{n}", "reason": "why", "by": "me", "rung": 0, "made_us": NOW_US, "ends_us": None,
+         "since_us": NOW_US, "prolong_us": 0}
+        for n in range(30_000)
+    ]  # fmt: skip
+    office.limiter.store.bans.load(rows)
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.ensure_future(tick())
+    page = await office.operator().get("bans", limit=5)
+    ticking.cancel()
+    assert (len(page["bans"]), page["total"]) == (5, 30_000)
+    assert turns >= 30_000 // STEP
+
+
+@every_store
+async def test_a_client_has_strikes_by_policy_and_loses_them_by_an_unban(opened: Opened, tmp_path: Path) -> None:
+    scanners = BanPolicy("20/10m", "1h", jitter=0, name="scanners")
+    async with opened(tmp_path) as limiter:
+        office = Office(limiter, gate={"bans": scanners})
+        operator = office.operator()
+        assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []
+        await settle(limiter.store.bans.strike(scanners, "203.0.113.7", 3, "why"))
+        (stands,) = (await operator.get("client", key="203.0.113.7"))["strikes"]
+        shown = (stands["policy"], stands["target"], stands["strikes"], stands["needed"], stands["rung"])
+        assert shown == ("scanners", "203.0.113.7", 3, 20, 0)
+        assert abs(stands["clean_since_at"] - time.time()) < 600
+        assert stands["clean_until_at"] is None
+        await limiter.unban("203.0.113.7")
+        assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []

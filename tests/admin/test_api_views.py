@@ -1,0 +1,341 @@
+"""What the API shows: rules of several gates, lists, events, shadow rules, nearness, figures; and never a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    NetworkFiles,
+    Networks,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+)
+from slidegate.admin import AdminRoutes
+from slidegate.admin.onlooker import KEPT_EVENTS, KEPT_REFUSALS, MOST_A_SECOND, Onlooker
+from slidegate.admin.seen_by_all import published
+from slidegate.core.store import Event
+from slidegate.stores.lmdb.store import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
+
+from ..asgi import call
+from ..redis_servers import needs_redis
+from .office import NOW_US, TOKEN, Office, Operator, names
+
+
+@RateLimit("3/second", name="there")
+async def there(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hi")
+
+
+async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> None:
+    clock = FakeClock(NOW_US)
+    limiter = Limiter(MemoryStore(clock=clock))
+    path = tmp_path / "slidegate.toml"
+    path.write_text('[[rules]]\npath = "/from/file"\nlimits = "4/s"\nname = "file"\n')
+    routes = [Mount("/admin", AdminRoutes(limiter, token=TOKEN)), Route("/there", there)]
+    inner = RateLimitMiddleware(
+        Starlette(routes=routes),
+        limiter=limiter,
+        default_limits="9/minute",
+        rules=[
+            Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", cost=2, wait="1s"),
+            Rule("/plans", lambda request: "7/minute", name="plans"),
+            Rule("/quota", Quota("10/day"), name="daily", key=everyone),
+            Rule("/few", concurrency=4, name="few"),
+            Rule("/old", block=True, status=410, name="old"),
+            Rule("/free", exempt=True),
+            Rule("/admin/{rest:path}", exempt=True),
+        ],
+        bans=BanPolicy("20/10m", "1h", signals={"refused": 1, 401: 2, "/.env": "ban"}, name="abuse"),
+        blocklist=Networks(["203.0.113.128/25", "198.51.100.0/24"]),
+    )
+    app = RateLimitMiddleware.from_file(inner, path, limiter=limiter)
+    RateLimitMiddleware(Starlette(), limits="1/s")  # on a limiter of its own
+    operator = Operator(app, TOKEN)
+    first, second = (await operator.get("rules"))["gates"]
+    assert (first["name"], names(first["rules"], "name")) == ("gate 2 (slidegate.toml)", ["file"]) or (
+        second["name"] == "gate 2 (slidegate.toml)"
+    )
+    gate = first if len(first["rules"]) == 7 else second
+    rules = {rule["name"]: rule for rule in gate["rules"]}
+    forms = rules["forms"]
+    assert (forms["paths"], forms["methods"], forms["cost"], forms["wait_s"]) == (["/a", "/b"], ["POST"], 2, 1.0)
+    assert names(forms["limits"], "text") == ["5/1m", "50/1h"]
+    assert names(forms["limits"], "window_s") == [60.0, 3600.0]
+    assert rules["plans"]["by_request"]
+    assert (rules["daily"]["key"], names(rules["daily"]["limits"], "kind")) == ("everyone", ["quota"])
+    assert names(rules["few"]["limits"], "kind") == ["concurrency"]
+    assert (rules["old"]["action"], rules["old"]["status"]) == ("block", 410)
+    assert rules["/free"]["exempt"]
+    (policy,) = gate["policies"]
+    assert (policy["name"], policy["signals"]) == ("abuse", {"refused": "1", "401": "2", "/.env": "ban"})
+    (listed,) = gate["lists"]
+    assert (listed["kind"], listed["entries"], listed["status"]) == ("blocklist", 2, "fixed")
+    assert gate["default_limits"] == ["9/1m"]
+    assert gate["endpoints"] == []
+    await call(app, "/there")
+    gates = (await operator.get("rules"))["gates"]
+    assert sorted(rule["name"] for gate in gates for rule in gate["endpoints"]) == ["per-route GET /there", "there"]
+
+
+async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tmp_path: Path) -> None:
+    now_s = 0.0
+    good, bad = tmp_path / "good.netset", tmp_path / "bad.netset"
+    for path in (good, bad):
+        path.write_text("203.0.113.128/25\n198.51.100.0/24\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    files = NetworkFiles([good, bad], clock=lambda: now_s)
+    office = Office(gate={"blocklist": files})
+    operator = office.operator()
+    await office.visit()
+    before = (await operator.get("lists"))["lists"]
+    assert [(one["name"], one["entries"], one["changed_at"], one["status"]) for one in before] == [
+        ("good", 2, 1_700_000_000.0, "loaded"), ("bad", 2, 1_700_000_000.0, "loaded"),
+    ]  # fmt: skip
+    for path, text in ((good, "203.0.113.128/25\n198.51.100.0/24\n2001:db8::/32\n"), (bad, "no address\n")):
+        new = tmp_path / "new"
+        new.write_text(text)
+        os.utime(new, (1_700_000_900, 1_700_000_900))
+        new.rename(path)
+    for _ in range(2):
+        now_s += 1
+        await files.look()
+    office.hear()
+    after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}
+    assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
+    assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
+    assert "line 1" in after["bad"]["message"]
+
+
+async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> None:
+    office = Office()
+    operator = office.operator()
+    await office.limiter.ban("user:1", "1h", reason="<b>")
+    office.hear()
+    first = await operator.get("events")
+    assert names(first["events"], "kind") == ["banned"]
+    assert first["events"][0]["details"]["reason"] == "<b>"
+    assert (await operator.get("events", after=first["next"])) == {"events": [], "next": first["next"]}
+    await office.limiter.unban("user:1")
+    await office.limiter.ban("user:2", "1h")
+    office.hear()
+    second = await operator.get("events", after=first["next"])
+    assert names(second["events"], "kind") == ["banned", "unbanned"]
+    assert names((await operator.get("events", kind="unbanned"))["events"], "kind") == ["unbanned"]
+    assert len({event["seq"] for event in (await operator.get("events"))["events"]}) == 3
+
+
+async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
+    office = Office()
+    operator = office.operator()
+    assert (await office.visit("/x", times=22)).count(429) == 2
+    await office.limiter.ban("203.0.113.9", "1h")
+    assert await office.visit("/x") == [403]
+    office.hear()
+    last, *others = (await operator.get("refusals"))["refusals"]
+    assert (last["reason"], last["status"], last["client"]) == ("banned", 403, "203.0.113.9")
+    assert [(one["rule"], one["reason"], one["limit"], one["status"]) for one in others] == [
+        ("all", "limited", "20/1m", 429)
+    ] * 2
+    assert (await operator.get("client", key="203.0.113.9"))["refusals"] == [last, *others]
+    assert (await operator.get("client", key="203.0.113.10"))["refusals"] == []
+    assert len((await operator.get("refusals", limit=1))["refusals"]) == 1
+
+
+async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted() -> None:
+    office = Office()
+    operator = office.operator()
+    hub = office.limiter.engine.events
+    for second in range(3):
+        assert hub.hears("refused")
+        await office.visit(times=MOST_A_SECOND + 130)
+        assert not hub.hears("refused")
+        refusals = (await operator.get("refusals", limit=500))["refusals"]
+        assert len(refusals) == (second + 1) * MOST_A_SECOND
+        office.clock.advance("1s")
+        await operator.get("refusals")  # whoever looks has further ones taken
+    await office.limiter.ban("203.0.113.9", "1h")
+    await office.visit()
+    assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
+    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MOST_A_SECOND + 130) - 20 + 1
+
+
+async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to() -> None:
+    office = Office()
+    operator = office.operator()
+    for client, times in (("198.51.100.1", 30), ("198.51.100.2", 25), ("198.51.100.3", 4)):
+        await office.visit(times=times, client=client)
+    await office.visit("/api/a", times=4, client="198.51.100.4", **{"X-API-Key": "k"})
+    by_requests = (await operator.get("clients", sort="requests"))["clients"]
+    assert names(by_requests, "requests") == [30, 25, 4, 4, 4]
+    busiest = by_requests[0]
+    assert busiest["nearest"] == {"rule": "all", "limit": "20/1m", "used": 20, "amount": 20, "share": 1.0}
+    assert (busiest["refused"], busiest["banned"]) == (10, False)
+    assert names((await operator.get("clients", sort="refused"))["clients"], "refused") == [10, 5]
+    near = (await operator.get("clients", sort="nearness"))["clients"]
+    assert [one["nearest"]["share"] for one in near] == [1.0, 1.0, 0.8, 0.2, 0.2]
+    assert near[2]["nearest"]["rule"] == "api"
+    for sort in ("requests", "refused", "nearness"):
+        whole = (await operator.get("clients", sort=sort))["clients"]
+        assert await operator.pages("clients", "clients", sort=sort, limit=2) == whole
+    await office.limiter.ban("198.51.100.1", "1h")
+    assert names((await operator.get("clients"))["clients"], "banned")[0]
+
+
+async def test_clients_leave_when_their_window_has_passed() -> None:
+    office = Office()
+    operator = office.operator()
+    await operator.get("clients")
+    await office.visit()
+    await operator.get("clients")
+    office.clock.advance("5m")
+    assert names((await operator.get("clients"))["clients"], "key") == ["203.0.113.9"]
+    office.clock.advance("1m")
+    assert (await operator.get("clients"))["clients"] == []
+
+
+async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
+    office = Office()
+    operator = office.operator()
+    for turn in range(60):
+        for number in range(200):
+            await office.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
+        for _ in range(100):
+            await office.limiter.hit("busy", "9/minute; 50/hour", rule="all")
+        busiest = (await operator.get("clients"))["clients"][0]
+    assert (busiest["key"], busiest["nearest"]["rule"]) == ("busy", "all")
+    assert busiest["requests"] > 5_500
+
+
+async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
+    chance = random.Random(1)
+    onlooker = Onlooker(FakeClock(10**12))
+    for number in range(KEPT_REFUSALS + 5):
+        long = "".join(chance.choices('a\x00\u202e\U0001f600<"\\\ud800', k=64 * 1024 if number % 100 == 0 else 300))
+        onlooker.hear(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
+        details = dict.fromkeys(("key", "client", "rule", "route", "method", "limit"), long)
+        onlooker.hear_refusal(Event("refused", "refused", {**details, "reason": "limited"}))
+        onlooker.hear_shadow(Event("shadow_refused", "", {"rule": long, "key": long}))
+    section = published(onlooker)
+    assert len(json.dumps(section)) < 32 * 1024
+    assert all(section[part] for part in ("refusals", "events", "shadowed"))
+    assert len(onlooker.refusals()) == KEPT_REFUSALS
+    for _ in range(KEPT_EVENTS):
+        onlooker.hear(Event("unbanned", "", {"key": "k"}))
+    assert len(onlooker.events()) == KEPT_EVENTS
+
+
+async def test_looking_at_clients_changes_nothing() -> None:
+    office = Office()
+    operator = office.operator()
+    await office.visit(times=5)
+    (before,) = (await operator.get("client", key="203.0.113.9"))["windows"]
+    for sort in ("requests", "nearness"):
+        await operator.get("clients", sort=sort)
+    (window,) = (await operator.get("client", key="203.0.113.9"))["windows"]
+    assert {**window, "slices": None} == {**before, "slices": None}
+    assert (window["rule"], window["used"], window["remaining"]) == ("all", 5, 15)
+    assert sum(part["count"] for part in window["slices"]) == 5
+    assert (await operator.get("clients"))["clients"][0]["requests"] == 5
+
+
+async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
+    office = Office()
+    operator = office.operator()
+    assert (await operator.get("shadow"))["rules"] == [
+        {"name": "tighter", "limits": ["2/1m"], "passed": 0, "would_refuse": 0, "share": 0.0, "clients": []}
+    ]
+    assert await office.visit("/shadow", times=8) == [200] * 8
+    await office.visit("/shadow", times=2, client="203.0.113.10")
+    office.hear()
+    (rule,) = (await operator.get("shadow"))["rules"]
+    assert (rule["passed"], rule["would_refuse"], rule["share"]) == (11, 6, 6 / 11), "the operator's look among them"
+    assert rule["clients"] == [{"key": "203.0.113.9", "count": 6}]
+    client = (await operator.get("clients"))["clients"][0]
+    assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 8), "a shadow rule is no limit"
+
+
+async def test_figures_count_the_looks_of_operators_as_requests_that_no_rule_counts() -> None:
+    office = Office()
+    operator = office.operator()
+    await office.visit(times=23)
+    for _ in range(9):
+        stats = await operator.get("stats", window="5m")
+    assert (stats["total"]["passed"], stats["total"]["refused"]) == (20 + 8, 3)
+    assert stats["rules"]["all"]["passed"] == 20
+    assert sum(one["passed"] for one in stats["routes"].values()) == 20 + 8
+    (worker,) = stats["workers"]
+    assert worker["pid"] == os.getpid()
+    chart = await operator.get("history", window="5m")
+    assert (sum(chart["passed"]), sum(chart["refused"])) == (20 + 9, 3)
+    assert len(chart["passed"]) * chart["step_s"] >= 300
+    assert sum((await operator.get("history", window="5m", rule="all"))["passed"]) == 20
+    assert sum((await operator.get("history", window="5m", rule="none"))["passed"]) == 0
+
+
+async def test_the_configuration_is_shown_without_a_secret() -> None:
+    secret = "0123456789abcdef-s3cret"
+    clock = FakeClock(NOW_US)
+    office = Office(Limiter(MemoryStore(clock=clock), secret=secret))
+    config = await office.operator().get("config")
+    assert (config["per_process"], config["on_error"]) == (True, None)
+    assert config["gates"] == [{"name": "gate 1", "rules": 4}]
+    for path in ("config", "rules", "stats", "events", "lists", "clients"):
+        text = (await office.operator().ask("GET", path)).text
+        assert "s3cret" not in text
+        assert TOKEN not in text
+
+
+@pytest.mark.parametrize("kind", ["lmdb", pytest.param("redis", marks=needs_redis)])
+async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "redis":
+        server = request.getfixturevalue("server")
+        server.command("FLUSHALL")
+        stores: list[RedisStore] | list[LmdbStore] = [RedisStore(server.url) for _ in range(2)]
+    else:
+        stores = [LmdbStore(tmp_path) for _ in range(2)]
+    async with Limiter(stores[0], deadline="30s") as one, Limiter(stores[1], deadline="30s") as other:
+        offices = Office(one), Office(other)
+        for office, client in zip(offices, ("198.51.100.1", "198.51.100.2"), strict=True):
+            await office.visit("/shadow", times=24, client=client)
+        await one.ban("user:1", "1h")
+        await other.ban("user:2", "1h")
+        for office in offices:
+            office.hear()
+            await office.limiter.engine.figures.publish()
+        for office in offices:
+            operator = office.operator()
+            stats = await operator.get("stats")
+            assert len(stats["workers"]) == 2
+            assert (stats["total"]["passed"], stats["total"]["refused"]) == (40, 8)
+            clients = (await operator.get("clients"))["clients"]
+            assert [(found["key"], found["requests"], found["refused"]) for found in clients] == [
+                ("198.51.100.1", 24, 4), ("198.51.100.2", 24, 4),
+            ]  # fmt: skip
+            assert [found["nearest"]["used"] for found in clients] == [20, 20]
+            refusals = (await operator.get("refusals"))["refusals"]
+            assert sorted(names(refusals, "client")) == ["198.51.100.1"] * 4 + ["198.51.100.2"] * 4
+            assert len(set(names(refusals, "worker"))) == 2
+            events = await operator.get("events", kind="banned")
+            assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
+            assert (await operator.get("events", after=events["next"]))["events"] == []
+            (rule,) = (await operator.get("shadow"))["rules"]
+            assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
+            config = await operator.get("config")
+            assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")

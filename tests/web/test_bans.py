@@ -1,0 +1,610 @@
+"""Who keeps abusing is shut out, by what they do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    everyone,
+    header,
+    path_param,
+    strike,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..asgi import PEER, Answer, hello, page, scope_of, send_scope
+from .test_message_limits import BYE, Listener, Socket, texts
+
+
+class House:
+    """An application that answers with the status that the path names, behind a gate on a clock of its own."""
+
+    def __init__(self, app: ASGIApp | None = None, **options: Any) -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.calls: Counter[str] = Counter()
+        self.gate = RateLimitMiddleware(app or self.answer, limiter=self.limiter, **options)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.calls[scope["path"]] += 1
+        name = scope["path"].rpartition("/")[2]
+        await PlainTextResponse("x", int(name) if name.isdigit() else 200)(scope, receive, send)
+
+    async def ask(self, path: str = "/", **more: Any) -> Answer:
+        return await send_scope(self.gate, scope_of(path, **more))
+
+    async def status(self, path: str = "/", **more: Any) -> int:
+        return (await self.ask(path, **more)).status
+
+    async def banned(self) -> dict[str, int]:
+        return {ban.key: ban.rung async for ban in self.limiter.bans()}
+
+
+def policy(after: str = "3/10m", duration: str = "1h", **more: Any) -> BanPolicy:
+    return BanPolicy(after, duration, jitter=0, **more)
+
+
+def peer(address: str) -> dict[str, Any]:
+    return {"client": (address, 1)}
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+
+async def test_refusals_by_limit_ban_and_the_ban_ends_by_itself() -> None:
+    house = House(limits="1/day", bans=policy("3/10m", "10m"))
+    assert [await house.status() for _ in range(5)] == [200, 429, 429, 429, 403]
+    house.clock.advance(us=600_000_000 - 1)
+    last = await house.ask()
+    assert (last.status, last.headers["retry-after"]) == (403, "1")
+    house.clock.advance(us=1)
+    after = await house.ask()
+    assert after.status == 429  # the day's limit holds
+    assert await house.status(**peer("198.51.100.1")) == 200
+
+
+async def test_a_banned_client_costs_nothing_more_and_prolongs_nothing() -> None:
+    house = House(limits="100/day", bans=policy())
+    ban = await house.limiter.ban(PEER, "10m")
+    assert {await house.status() for _ in range(1000)} == {403}
+    assert await house.limiter.banned(PEER) == ban
+    assert house.calls == Counter()
+    house.clock.advance("10m")
+    assert (await house.ask()).headers["ratelimit"].startswith('"default";r=99')
+
+
+@pytest.mark.parametrize(("signal", "path"), [(404, "/404"), ("4xx", "/418"), ("401", "/401"), ("5xx", "/503")])
+async def test_statuses_of_the_application_strike(signal: str | int, path: str) -> None:
+    house = House(rules=[], bans=policy(signals={signal: 1}))
+    assert [await house.status("/200") for _ in range(5)] == [200] * 5
+    assert [await house.status(path) for _ in range(4)] == [int(path[1:])] * 3 + [403]
+    assert house.calls[path] == 3
+
+
+async def test_a_status_by_itself_weighs_more_than_its_class() -> None:
+    house = House(bans=policy("6/10m", signals={"4xx": 1, 401: 3}))
+    assert [await house.status("/401") for _ in range(3)] == [401, 401, 403]
+
+
+async def test_the_gates_own_answers_are_no_statuses_of_the_application() -> None:
+    inner = Starlette(
+        routes=[
+            Mount(
+                "/inner",
+                app=Starlette(routes=[Route("/404", lambda _: PlainTextResponse("", 404))]),
+                middleware=[Middleware(RateLimitMiddleware, limits="2/day")],
+            ),
+            Route("/limited", RateLimit("1/day")(lambda request: PlainTextResponse("ok"))),
+        ]
+    )
+    house = House(inner, rules=[Rule("/first", "1/day")], bans=policy("4/10m", signals={429: 1, 403: 1, 404: 1}))
+    for path in ("/first", "/limited"):  # their 404 and their 200 first, then 429s of each kind of gate
+        assert {await house.status(path) for _ in range(9)} >= {429}
+    assert await house.banned() == {}
+    assert [await house.status("/inner/404") for _ in range(6)] == [404, 404, 429, 429, 429, 429]
+    assert await house.status("/nowhere") == 404  # the fourth of its own: one was at /first
+    assert await house.status("/nowhere") == 403
+
+
+async def test_refusals_further_in_strike_under_the_policies_further_out_and_once_each() -> None:
+    limiter = Limiter(MemoryStore())
+    shared = policy(name="shared")
+
+    def wrapped(app: ASGIApp) -> ASGIApp:
+        return RateLimitMiddleware(app, limits="1/day", limiter=limiter, bans=shared)
+
+    outer = RateLimitMiddleware(wrapped(hello), rules=[], limiter=limiter, bans=[shared, policy("5/10m", name="own")])
+    seen = [(await send_scope(outer, scope_of())).status for _ in range(5)]
+    assert seen == [200, 429, 429, 429, 403]
+
+
+async def test_a_refusal_at_an_endpoint_strikes() -> None:
+    limited = RateLimit("1/day")(page)
+
+    house = House(Starlette(routes=[Route("/", limited)]), rules=[], bans=policy())
+    assert [await house.status() for _ in range(5)] == [200, 429, 429, 429, 403]
+
+
+@pytest.mark.parametrize("path", ["/wp-login.php", "/.env", "/old/any/thing"])
+async def test_a_honeypot_bans_at_once(path: str) -> None:
+    signals = {"/wp-login.php": "ban", "/.env": "ban", "/old/{rest:path}": "ban"}
+    house = House(limits="100/day", bans=policy("20/10m", signals=signals))
+    assert await house.status("/wp-login") == 200
+    assert await house.status(path) == 403
+    assert house.calls[path] == 0
+    assert await house.banned() == {PEER: 1}
+
+
+async def test_several_policies_stand_side_by_side() -> None:
+    login = policy("2/10m", name="login", signals={401: 1})
+    scan = policy("3/10m", "1d", name="scan", signals={404: 1})
+    house = House(rules=[], bans=[login, scan])
+    assert [await house.status(path) for path in ("/401", "/404", "/404", "/401")] == [401, 404, 404, 401]
+    refused = await house.ask()
+    assert (refused.status, refused.headers["retry-after"]) == (403, "3600")
+    assert json.loads(refused.body)["violated-policies"] == ["login"]
+
+
+async def test_the_application_strikes() -> None:
+    async def login(request: Request) -> Response:
+        ban = await strike(request, 2, "wrong password\nagain", policy="login")
+        return PlainTextResponse("banned" if ban else "wrong", 401)
+
+    app = Starlette(routes=[Route("/login", login)])
+    house = House(app, rules=[], bans=[policy("4/10m", name="login", signals={}), policy(name="other")])
+    assert [(await house.ask("/login")).body for _ in range(2)] == [b"wrong", b"banned"]
+    assert await house.status("/login") == 403
+    (ban,) = [ban async for ban in house.limiter.bans()]
+    assert (ban.by, ban.reason) == ("login", r"wrong password\nagain")
+
+
+async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
+    asked: list[Callable[[Request], Awaitable[object]]] = []
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return PlainTextResponse(str(await asked[-1](request)))
+        except ConfigurationError as error:
+            return PlainTextResponse(str(error))
+
+    house = House(Starlette(routes=[Route("/", endpoint)]), rules=[], bans=[policy(name="a"), policy(name="bee")])
+    for call, expected in (
+        (lambda request: strike(request), "'a', 'bee'; name one of them"),
+        (lambda request: strike(request, policy="be"), "'be' is none; did you mean 'bee'?"),
+        (lambda request: strike(request, 0, policy="a"), "strike: weight"),
+        (lambda request: strike(request, "ban", policy="a"), "Ban("),
+    ):
+        asked.append(call)
+        assert expected in (await house.ask()).body.decode()
+    nobody = House(Starlette(routes=[Route("/", endpoint)]), rules=[])
+    asked.append(lambda request: strike(request))
+    assert "none; write RateLimitMiddleware(..., bans=BanPolicy())" in (await nobody.ask()).body.decode()
+    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
+        await strike(Request(scope_of()))
+    off = House(Starlette(routes=[Route("/", endpoint)]), rules=[], enabled=False)
+    assert (await off.ask()).body == b"None"
+
+
+# -- whom ------------------------------------------------------------------------------------------------------------
+
+
+async def test_bans_on_an_account_key_and_on_an_address_are_separate() -> None:
+    house = House(rules=[], bans=policy(signals={401: 1}, key=header("X-API-Key")))
+    mine, yours = {"headers": {"x-api-key": "mine"}}, {"headers": {"x-api-key": "yours"}}
+    assert [await house.status("/401", **mine) for _ in range(4)] == [401, 401, 401, 403]
+    assert await house.status(**mine, **peer("198.51.100.7")) == 403
+    assert (await house.status(**yours), await house.status()) == (200, 200)
+    (key,) = await house.banned()
+    assert key.startswith("header:X-API-Key#")
+    await house.limiter.ban(PEER, "1h")
+    assert (await house.status(**yours), await house.status(**yours, **peer("198.51.100.7"))) == (403, 200)
+
+
+async def test_a_key_that_only_a_rule_uses_can_be_banned_as_it_is_shown() -> None:
+    house = House(rules=[Rule("*", "1/day", key=header("X-API-Key"))])
+    mine = {"headers": {"x-api-key": "mine"}}
+    await house.status(**mine)
+    await house.limiter.ban(house.limiter.digest("header:X-API-Key", b"mine"), "permanent")
+    refused = await house.ask(**mine)
+    assert refused.status == 403
+    assert "retry-after" not in refused.headers
+    assert await house.status() == 200
+
+
+async def test_an_ipv6_client_that_rotates_within_its_64_is_one_client_banned_once() -> None:
+    house = House(limits="1/day", bans=policy())
+    seen = [await house.status(**peer(f"2001:db8:1:2::{value:x}")) for value in range(2**12)]
+    assert seen[:4] == [200, 429, 429, 429]
+    assert set(seen[4:]) == {403}
+    assert await house.banned() == {"2001:db8:1:2::/64": 1}
+    assert house.heard.kinds == ["banned"]
+    assert await house.status(**peer("2001:db8:1:3::1")) == 200
+
+
+async def test_through_a_48_it_climbs_the_prefix_rung() -> None:
+    house = House(limits="1/day", bans=policy("1/10m", prefix_after="4/1h", ipv6_prefix=48))
+    for line in range(4):
+        assert [await house.status(**peer(f"2001:db8:1:{line:x}::1")) for _ in range(3)] == [200, 429, 403]
+    assert {await house.status(**peer(f"2001:db8:1:{line:x}::1")) for line in range(4, 2**9)} == {403}
+    assert (await house.banned())["2001:db8:1::/48"] == 1
+    assert await house.status(**peer("2001:db8:2::1")) == 200
+
+
+async def test_a_manual_ban_of_a_network_refuses_the_real_address_whatever_the_key() -> None:
+    house = House(rules=[Rule("*", "100/day", key=everyone)], client=client_ip(ipv4_prefix=24))
+    await house.limiter.ban("203.0.113.0/28", "1h")
+    assert (await house.status(**peer("203.0.113.9")), await house.status(**peer("203.0.113.99"))) == (403, 200)
+    assert await house.status(**peer("::ffff:203.0.113.9")) == 403
+
+
+async def test_a_policy_may_say_that_its_clients_are_wide() -> None:
+    wide = client_ip(ipv4_prefix=16, ipv6_prefix=32)
+    house = House(rules=[], client=wide, bans=policy("1/10m", signals={404: 1}, ipv4_prefix=16, ipv6_prefix=32))
+    assert await house.status("/404", **peer("198.51.100.1")) == 404
+    assert await house.status("/404", **peer("198.51.7.7")) == 403
+
+
+async def test_requests_without_a_known_peer_are_never_struck() -> None:
+    house = House(limits="1/day", bans=policy("1/10m"))
+    assert [await house.status(client=None, server=None) for _ in range(4)] == [200, 429, 429, 429]
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.1.2.3", "192.168.0.9", "172.16.5.4", "169.254.1.1", "100.64.0.1", "::1", "fe80::1"]
+)
+async def test_private_peers_are_not_banned_unless_asked(address: str) -> None:
+    spared = House(limits="1/day", bans=policy("1/10m"))
+    assert [await spared.status(**peer(address)) for _ in range(4)] == [200, 429, 429, 429]
+    meant = House(limits="1/day", bans=policy("1/10m", ban_private=True))
+    assert [await meant.status(**peer(address)) for _ in range(3)] == [200, 429, 403]
+
+
+async def test_trusted_proxies_and_the_allowlist_are_not_banned_nor_the_prefix_around_them() -> None:
+    house = House(
+        rules=[],
+        client=client_ip(trusted=["198.51.100.7"]),
+        allowlist=Networks(["203.0.113.200"]),
+        bans=policy("1/10m", signals={404: 1}, prefix_after="2/1h"),
+    )
+    assert [await house.status("/404", **peer("198.51.100.7")) for _ in range(3)] == [404] * 3
+    assert [await house.status("/404", **peer("203.0.113.200")) for _ in range(3)] == [404] * 3
+    for host in range(1, 5):
+        await house.status("/404", **peer(f"203.0.113.{host}"))
+        await house.status("/404", **peer(f"198.51.100.{host}"))
+        await house.status("/404", **peer(f"192.0.2.{host}"))
+    assert {key for key in await house.banned() if "/" in key} == {"192.0.2.0/24"}
+
+
+async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_the_same() -> None:
+    house = House(
+        rules=[Rule("/health/{x:path}", exempt=True), Rule("*", "100/day")],
+        bans=policy("1/10m", signals={404: 1, "/health/.env": "ban", "/x": "ban"}),
+    )
+    for path in ("/health/404", "/health/.env"):
+        assert await house.status(path) in (200, 404)
+    assert await house.banned() == {}
+    assert await house.status("/health/../x") == 403, "for some this is /x, which nothing exempts"
+    assert await house.status("/health/200") == 403
+
+
+# -- order and answers -----------------------------------------------------------------------------------------------
+
+
+async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
+    both, blocked = "192.0.2.1", "192.0.2.2"
+    house = House(limits="1/day", allowlist=Networks([both]), blocklist=Networks([both, blocked]))
+    for address in (both, blocked, PEER):
+        await house.limiter.ban(address, "1h")
+    assert await house.status(**peer(both)) == 200
+    listed = await house.ask(**peer(blocked))
+    assert (listed.status, json.loads(listed.body)["type"], "retry-after" in listed.headers) == (
+        403,
+        "about:blank",
+        False,
+    )
+    banned = await house.ask()
+    assert (banned.status, banned.headers["retry-after"]) == (403, "3600")
+    assert "ratelimit" not in banned.headers
+
+
+async def test_a_preflight_of_a_banned_client_is_refused() -> None:
+    asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
+    house = House(limits="1/day")
+    assert await house.status(**asked) == 200
+    await house.limiter.ban(PEER, "1h")
+    assert await house.status(**asked) == 403
+
+
+@pytest.mark.parametrize("status", [403, 429])
+async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status: int) -> None:
+    house = House(limits="1/day", bans=policy("1/10m", status=status, name="abuse"))
+    await house.status()
+    await house.status()
+    refused = await house.ask()
+    problem = json.loads(refused.body)
+    assert problem == {
+        "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+        "title": "Request not satisfied due to detection of abnormal request pattern",
+        "status": status,
+        "detail": "This client is shut out for now; Retry-After says when to try again.",
+        "violated-policies": ["abuse"],
+    }
+    assert (refused.status, refused.headers["retry-after"], refused.headers["cache-control"]) == (
+        status,
+        "3600",
+        "no-store",
+    )
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert int(refused.headers["content-length"]) == len(refused.body)
+
+
+async def test_a_permanent_ban_by_hand_says_neither_why_nor_when() -> None:
+    house = House(limits="1/day")
+    await house.limiter.ban(PEER, "permanent", reason="sold our data", by="ann")
+    refused = await house.ask()
+    assert b"sold" not in refused.body
+    assert b"ann" not in refused.body
+    assert "violated-policies" not in json.loads(refused.body)
+    assert "retry-after" not in refused.headers
+
+
+async def test_an_answer_is_that_of_its_own_ban_whoever_was_refused_before() -> None:
+    house = House(limits="1/day", bans=policy("1/10m", signals={404: 1}))
+    clients = ("198.51.100.1", "198.51.100.2", "203.0.113.7")
+    await house.limiter.ban(clients[0], "permanent", by="abuse")
+    await house.limiter.ban(clients[1], "1h", by="abuse")
+    await house.status("/404", **peer(clients[2]))
+    answers = [await house.ask(**peer(client)) for client in clients]
+    assert [b"Retry-After says" in answer.body for answer in answers] == [False, True, True]
+    assert [json.loads(answer.body).get("violated-policies") for answer in answers] == [None, None, ["abuse"]]
+
+
+async def test_the_users_own_answer_is_given_to_banned_clients_too() -> None:
+    def teapot(request: object, decision: Any) -> Response:
+        return PlainTextResponse(f"{decision.reason} {decision.by}", 418)
+
+    house = House(limits="1/day", bans=policy("1/10m"), on_refused=teapot)
+    answers = [await house.ask() for _ in range(3)]
+    assert [answer.body for answer in answers[1:]] == [b"limited ", b"banned abuse"]
+    assert answers[2].headers["retry-after"] == "3600"
+
+
+@pytest.mark.parametrize(("version", "closes"), [("1.1", True), ("1.0", True), ("2", False)])
+async def test_a_dropped_client_gets_no_body_and_its_connection_is_closed(version: str, closes: bool) -> None:
+    house = House(limits="1/day", bans=policy("1/10m", answer="drop"))
+    await house.status()
+    await house.status()
+    refused = await house.ask(http_version=version)
+    assert (refused.status, refused.body, refused.headers["content-length"]) == (403, b"", "0")
+    assert ("connection" in refused.headers) is closes
+
+
+async def test_preflights_neither_strike_nor_are_struck() -> None:
+    asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
+    house = House(limits="2/day", bans=policy("3/10m", signals={405: 1, "refused": 1, "/405": 1}))
+    assert [await house.status("/405", **asked) for _ in range(9)] == [405] * 2 + [429] * 7
+    assert await house.banned() == {}
+
+
+async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for() -> None:
+    limited = RateLimit("1/day")(page)
+
+    async def struck(request: Request) -> Response:
+        return PlainTextResponse(str(await strike(request, "ban")))
+
+    below = Starlette(
+        routes=[Route("/health", struck), Route("/x", lambda _: PlainTextResponse("", 404))],
+        middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/x", "1/day")])],
+    )
+    inner = Starlette(routes=[Route("/limited", limited), Mount("/hooks", app=below), Mount("/other", app=below)])
+    exempt = [Rule("/limited", exempt=True), Rule("/hooks/{rest:path}", exempt=True), Rule("/health", exempt=True)]
+    house = House(inner, rules=exempt, bans=policy("1/10m", signals={"refused": 1, 404: 1}))
+    for path in ("/limited", "/hooks/x"):
+        assert [await house.status(path) for _ in range(3)][1:] == [429, 429]
+    assert (await house.ask("/hooks/health")).body == b"None"
+    assert await house.banned() == {}
+    # A rule of the outer gate says /health, and means the path that it sees.
+    assert (await house.ask("/other/health")).body != b"None"
+
+
+async def test_the_allowlist_of_a_gate_further_in_counts_for_the_policies_further_out() -> None:
+    inner = RateLimitMiddleware(House(rules=[]).answer, rules=[], allowlist=Networks([PEER]))
+    house = House(inner, rules=[], bans=policy("1/10m", signals={404: 1}))
+    assert [await house.status("/404") for _ in range(3)] == [404] * 3
+
+
+async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
+    limiter = Limiter(MemoryStore())
+    inner = RateLimitMiddleware(
+        House(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
+    )
+    outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
+    seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]
+    assert seen == [404, 404, 404, 403]  # and one signal is one strike
+    assert (await send_scope(outer, scope_of("/.env", client=("198.51.100.1", 1)))).status == 403
+
+
+async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_of_it() -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/late":
+            await PlainTextResponse("x")(scope, receive, send)
+        raise ClientDisconnect if scope["path"] == "/left" else RuntimeError("no")
+
+    house = House(broken, rules=[], bans=policy(signals={"5xx": 1}))
+    for path, error in (("/late", RuntimeError), ("/left", ClientDisconnect)):
+        for _ in range(5):
+            with pytest.raises(error):
+                await house.ask(path)
+    assert await house.banned() == {}
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            await house.ask("/")
+    assert await house.status("/") == 403
+
+
+async def test_a_key_made_of_the_address_and_more_spares_whom_the_address_spares() -> None:
+    both = combine(client_ip(), header("X-Tenant"))
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=both))
+    for more in ({"client": None, "server": None}, {"client": ("127.0.0.1", 1)}):
+        assert [await house.status("/404", **more) for _ in range(3)] == [404] * 3
+    assert [await house.status("/404") for _ in range(2)] == [404, 403]
+
+
+async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> None:
+    class Named:
+        identity = "named"
+
+        def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+            return "1.2.3"
+
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
+    assert [await house.status("/404") for _ in range(3)] == [404] * 3
+
+
+async def test_a_client_that_leaves_while_it_is_struck_is_struck() -> None:
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}))
+    strike_now = house.limiter.store.bans.strike
+
+    async def slowly(*arguments: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return strike_now(*arguments)
+
+    house.limiter.store.bans.strike = slowly  # type: ignore[method-assign,assignment]
+    with anyio.move_on_after(0):
+        await house.ask("/404")
+    with anyio.fail_after(20):
+        while await house.banned() != {PEER: 1}:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_a_banned_key_is_told_to_nobody_as_hot_or_shadowed() -> None:
+    told: list[str] = []
+    rules = [
+        Rule("*", "5/day", key=header("X-Key"), on_exceeded=lambda key, _: told.append(key)),
+        Rule("*", "5/hour", shadow=True, key=header("X-Key"), name="shadow"),
+    ]
+    house = House(rules=rules)
+    await house.limiter.ban(house.limiter.digest("header:X-Key", b"a"), "1h")
+    assert await house.status(headers={"x-key": "a"}) == 200  # nothing that refuses counts by this key
+    assert (told, house.heard.kinds) == ([], ["banned"])
+
+
+# -- websockets ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_handshake_of_a_banned_client_is_refused() -> None:
+    house = House(Listener(), rules=[])
+    await house.limiter.ban(PEER, "1h")
+    closed = await Socket([]).run(house.gate)
+    assert [message["type"] for message in closed.came] == ["websocket.close"]
+    scope = scope_of("/", type="websocket", extensions={"websocket.http.response": {}})
+    full = await send_scope(house.gate, scope)
+    assert (full.status, full.headers["retry-after"]) == (403, "3600")
+
+
+async def test_a_ban_ends_an_open_websocket_with_1008_at_the_next_message() -> None:
+    listener = Listener()
+    house = House(listener, rules=[])
+
+    class Abuser(Socket):
+        async def receive(self) -> Message:
+            if len(self.waiting) == 2:
+                await house.limiter.ban(PEER, "1h")
+            return await super().receive()
+
+    abuser = await Abuser([*texts(3), BYE]).run(house.gate)
+    assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
+    assert listener.heard[-1]["code"] == 1008
+    assert abuser.came[1:] == [{"type": "websocket.close", "code": 1008, "reason": "banned"}]
+
+
+async def test_messages_beyond_their_limit_strike() -> None:
+    listener = Listener()
+    house = House(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
+    flood = await Socket([*texts(9), BYE]).run(house.gate)
+    assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
+    assert flood.came[-1]["code"] == 1008
+    assert await house.banned() == {PEER: 1}
+
+
+async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
+    async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.close", "code": 1000})
+
+    house = House(closed, rules=[], bans=policy("2/10m", signals={403: 1}))
+    for _ in range(2):
+        await Socket([]).run(house.gate)
+    assert await house.banned() == {PEER: 1}
+
+
+# -- safety ----------------------------------------------------------------------------------------------------------
+
+
+async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothing() -> None:
+    started, go = anyio.Event(), anyio.Event()
+    waiting_now = 0
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal waiting_now
+        waiting_now += 1
+        if waiting_now == 50:
+            started.set()
+        await go.wait()
+        await PlainTextResponse("", 404)(scope, receive, send)
+
+    house = House(slow, rules=[], bans=policy("5/10m", signals={404: 1}))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(house.status)
+        await started.wait()
+        go.set()
+    assert house.heard.kinds == ["banned"]
+    house.clock.advance("1h")
+    assert await house.status() == 404  # no strike is left over
+
+
+@pytest.mark.parametrize(
+    ("bans", "message"),
+    [
+        ("20/10m", "bans: expected BanPolicy"),
+        ([BanPolicy, 3], "not <class"),
+        ([policy(), policy()], "two policies are called 'abuse'"),
+        (policy(key="x"), "expected a built-in key such as header, not 'x'"),
+        (policy(key=everyone), "does not say who it is"),
+        (policy(key=path_param("id")), "does not say who it is"),
+        (policy(key=header("X-Key", fallback=everyone)), "does not say who it is"),
+        (policy(key=combine(client_ip(), path_param("id"))), "does not say who it is"),
+        (policy(signals={"/{a}/{a}": 1}), "cannot be used"),
+        (policy(key=client_ip(ipv4_prefix=16)), r"its clients are of ipv4_prefix=16, .* wider than /24"),
+        (policy(key=client_ip(ipv6_prefix=32)), r"its clients are of ipv6_prefix=32, .* wider than /48"),
+        (policy(signals={"/a*": 1}), "is not in Starlette's syntax"),
+    ],
+)
+def test_policies_that_cannot_work_are_refused_at_construction(bans: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("(", r"\(")):
+        House(bans=bans, rules=[])

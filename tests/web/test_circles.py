@@ -1,0 +1,103 @@
+"""An application that is mounted in itself: whoever looks at all routes looks at each once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Host, Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate.admin import AdminRoutes
+
+from ..asgi import hello, page, statuses
+
+CALLS = 1_000_000
+
+
+class EndlessError(BaseException):
+    """Is not caught on the way."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """End what would never end: one million calls of functions are enough for anything here."""
+    left = CALLS
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.setprofile(None)
+            raise EndlessError
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def circle(framework: Any, *places: str) -> Any:
+    """Return an application that is mounted in itself at each of some places."""
+    app = framework()
+    app.router.routes.append(Route("/x", RateLimit("900/minute")(page)))
+    app.router.routes += [Mount(place, app) for place in places]
+    app.router.routes.append(Host("{name}.example.org", app))
+    return app
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+@pytest.mark.parametrize("places", [("/a", "/b"), ("/{a}", "/{b}")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": "3/minute"},
+        {"rules": [Rule("/a/b/x", "3/minute"), Rule("/x", "90/minute")]},
+        {"default_limits": "3/minute"},
+        {"rules": [Rule("/a/b/x", "3/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
+    ],
+    ids=lambda options: next(reversed(options)),
+)
+async def test_an_application_mounted_twice_in_itself_is_served_and_counted(
+    framework: Any, places: tuple[str, ...], options: Any
+) -> None:
+    with bounded():
+        gate = RateLimitMiddleware(circle(framework, *places), **options)
+        assert await statuses(gate, 5, "/a/b/x") == [200] * 3 + [429] * 2
+
+
+class Still(Starlette):
+    """Shows its routes, and answers without asking them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.parametrize("places", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
+@pytest.mark.parametrize("options", [{"default_limits": "2/minute"}, {"rules": [Rule("/{rest:path}", "2/minute")]}])
+async def test_no_way_through_a_circle_is_followed_twice(places: tuple[str, ...], options: Any) -> None:
+    gate = RateLimitMiddleware(circle(Still, *places), **options)
+    with bounded():
+        assert await statuses(gate, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+async def test_a_dashboard_in_a_circle_is_found_once() -> None:
+    app = circle(Starlette, "/a", "/b")
+    app.mount("/admin", AdminRoutes(Limiter(), token="a-token-of-this-test-alone"))
+    with bounded():
+        gate = RateLimitMiddleware(app, rules=[Rule("/admin/{rest:path}", "9/minute")])
+        await statuses(gate, 1, "/x")
+    found = [finding.message for finding in gate.findings if finding.code == "SG122"]
+    assert len(found) == 1
+    assert "'/admin'" in found[0]

@@ -1,0 +1,289 @@
+"""Whose request it is, when proxies stand in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
+from slidegate.core import parse_address
+from slidegate.web.client_ip import MAX_FIELD
+
+from ..asgi import call, hello, scope_of
+
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+VECTORS = DATA / "vectors"
+
+
+def located(peer: str | None, headers: list[tuple[str, str]], **options: Any) -> str | None:
+    """Return the whole address of the client, or None where it has none."""
+    client = client_ip(**options, ipv6_prefix=128)
+    server = ("127.0.0.1", 80) if peer is not None else ("/run/app.sock", None)
+    pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
+    key, address = client.locate(scope_of(client=(peer, 1) if peer is not None else None, server=server, headers=pairs))
+    return None if address is None else key.removesuffix("/128")
+
+
+def behind(*entries: str, peer: str | None = "10.0.0.1", name: str = "x-forwarded-for", **options: Any) -> str | None:
+    """Return the client of a request whose peer is a trusted proxy, one header line an entry."""
+    options.setdefault("trusted", ["10.0.0.0/8"])
+    return located(peer, [(name, entry) for entry in entries], header=name, **options)
+
+
+@pytest.mark.parametrize("peer", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
+def test_a_server_that_names_nobodys_address_names_no_peer(peer: str) -> None:
+    assert client_ip().locate(scope_of(client=(peer, 1))) == ("unknown-peer", None)
+
+
+async def test_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
+    app = RateLimitMiddleware(hello, limits="10/hour", client=client_ip(trusted=["10.0.0.0/8"]))
+    answers = [await call(app, headers={"X-Forwarded-For": f"192.0.2.{n % 256}"}) for n in range(1_000)]
+    assert [answer.status for answer in answers].count(200) == 10
+
+
+@pytest.mark.parametrize(
+    ("entries", "client"),
+    [
+        pytest.param(["6.6.6.6, 203.0.113.9"], "203.0.113.9", id="one proxy"),
+        pytest.param(["6.6.6.6, 203.0.113.9, 10.0.0.7"], "203.0.113.9", id="two proxies"),
+        pytest.param(["6.6.6.6", "203.0.113.9"], "203.0.113.9", id="two lines of the header"),
+        pytest.param(["203.0.113.9:4711"], "203.0.113.9", id="a port"),
+        pytest.param(["[2001:db8::1]:443"], "2001:db8::1", id="brackets and a port"),
+        pytest.param(['"[2001:db8::1]"'], "2001:db8::1", id="quotes"),
+        pytest.param(["203.0.113.9:"], "203.0.113.9", id="an empty port"),
+        pytest.param(["fe80::1%eth0"], "fe80::1", id="a zone"),
+        pytest.param(["::ffff:203.0.113.9"], "203.0.113.9", id="mapped"),
+        pytest.param(["10.1.1.1, 10.2.2.2"], "10.1.1.1", id="only trusted proxies"),
+        pytest.param([""], "10.0.0.1", id="empty"),
+        pytest.param([",,,"], "10.0.0.1", id="commas"),
+        pytest.param([" , "], "10.0.0.1", id="blanks"),
+        pytest.param([], "10.0.0.1", id="no header"),
+        pytest.param(["\xff\xfe\x80"], "10.0.0.1", id="bytes that are no text"),
+        pytest.param(
+            ["203.0.113.9, unknown, 10.0.0.7"], "10.0.0.7", id="garbage ends the walk at the last trusted hop"
+        ),
+        pytest.param(["010.8.8.8"], "10.0.0.1", id="leading zero"),
+        pytest.param(["1.2.3"], "10.0.0.1", id="short"),
+        pytest.param(["2130706433"], "10.0.0.1", id="a number"),
+        pytest.param(["[203.0.113.9]"], "10.0.0.1", id="IPv4 in brackets"),
+        pytest.param(["203.0.113.9, [[::1]]"], "10.0.0.1", id="brackets in brackets"),
+        pytest.param(["203.0.113.9, 0.0.0.0, 10.0.0.7"], "10.0.0.7", id="nobody's address"),
+        pytest.param(["203.0.113.9, ::"], "10.0.0.1", id="nobody's address, IPv6"),
+        pytest.param(["203.0.113.9, ::ffff:0.0.0.0"], "10.0.0.1", id="nobody's address, mapped"),
+    ],
+)
+def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> None:
+    assert behind(*entries) == client
+
+
+@pytest.mark.parametrize(
+    ("value", "client"),
+    [
+        ('for=6.6.6.6, for="[2001:db8::1]:443";proto=https;by=_x', "2001:db8::1"),
+        ("for=_hidden", "10.0.0.1"),
+        ("for=unknown", "10.0.0.1"),
+        ("FOR=203.0.113.9", "203.0.113.9"),
+        ('for="203.0.113.9', "10.0.0.1"),
+        ('for="203.0.113.9:80"', "203.0.113.9"),
+        ('proto=http;for="203.0.113.9" ; by="a,b;c"', "203.0.113.9"),
+        ('for="\\203.0.113.9"', "203.0.113.9"),
+        ("for=203.0.113.9;for=6.6.6.6", "10.0.0.1"),
+        ("proto=https", "10.0.0.1"),
+        ("for=203.0.113.9;", "10.0.0.1"),
+        ("for", "10.0.0.1"),
+        (", ,for=203.0.113.9,,", "203.0.113.9"),
+        (r'for=203.0.113.9;host="a\\"', "203.0.113.9"),
+        (r'for=6.6.6.6, host="a\"\\";for=203.0.113.9, for="10.0.0.7";host="\\\\"', "203.0.113.9"),
+        (r'for=203.0.113.9;host="a\"', "10.0.0.1"),
+        ("for=0.0.0.0", "10.0.0.1"),
+        ('for="[::]:443"', "10.0.0.1"),
+    ],
+)
+def test_forwarded_is_read_by_its_grammar(value: str, client: str) -> None:
+    assert behind(value, name="forwarded") == client
+
+
+def test_look_alike_headers_are_ignored() -> None:
+    headers = [("x_forwarded_for", "9.9.9.9"), ("x-forwarded-for ", "9.9.9.9"), ("x-real-ip", "9.9.9.9")]
+    assert located("10.0.0.1", headers, trusted=["10.0.0.0/8"]) == "10.0.0.1"
+
+
+def test_a_header_of_ones_own_is_read_like_a_list() -> None:
+    assert behind("203.0.113.9", name="cf-connecting-ip") == "203.0.113.9"
+
+
+def test_a_unix_socket_is_believed_only_when_it_is_said() -> None:
+    assert behind("203.0.113.9", peer=None) is None
+    assert behind("203.0.113.9", peer="") is None
+    assert behind("203.0.113.9", peer=None, trusted=["unix"]) == "203.0.113.9"
+    assert behind("203.0.113.9, 10.0.0.7", peer=None, trusted=["unix", "10.0.0.0/8"]) == "203.0.113.9"
+    assert behind("203.0.113.9", peer="192.0.2.1", trusted=["unix"]) == "192.0.2.1"
+
+
+@pytest.mark.parametrize(("hops", "client"), [(1, "192.0.2.3"), (2, "192.0.2.2"), (3, "192.0.2.1"), (4, "10.0.0.1")])
+def test_a_number_of_proxies_counts_from_the_right(hops: int, client: str) -> None:
+    assert behind("192.0.2.1, 192.0.2.2", "192.0.2.3", trusted=hops) == client
+
+
+def test_garbage_among_the_counted_hops_ends_the_count_before_it() -> None:
+    assert behind("192.0.2.1, nobody, 192.0.2.3", trusted=3) == "192.0.2.3"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "part"),
+    [
+        ("*", "list of networks"),
+        (["*"], "'*'"),
+        (["0.0.0.0/0"], "trust_all"),
+        (["::/0"], "trust_all"),
+        (["0.0.0.0/1", "128.0.0.0/1"], "trust_all"),
+        (["10.0.0.0/33"], "10.0.0.0/33"),
+        (["proxy.example"], "proxy.example"),
+        (["10.0.0.1/8"], "host bits"),
+        ("10.0.0.0/8", "list of networks"),
+        (0, "1 to 64"),
+        (-1, "1 to 64"),
+        (65, "1 to 64"),
+        (True, "1 to 64"),
+        (1.5, "list of networks"),
+        (None, "list of networks"),
+    ],
+)
+def test_trust_that_cannot_be_meant_is_an_error(trusted: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        client_ip(trusted=trusted)
+    assert "trusted" in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_trusting_everybody_has_to_be_spelled_out() -> None:
+    client = client_ip(trusted=["0.0.0.0/0", "::/0"], trust_all=True)
+    assert client.permissive
+    assert behind("6.6.6.6, 7.7.7.7", trusted=["0.0.0.0/0"], trust_all=True) == "6.6.6.6"
+
+
+def test_networks_from_a_file_are_trusted_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "cdn.txt").write_text("10.0.0.0/8\n2001:db8::/32\n")
+    networks = Networks.from_file(tmp_path / "cdn.txt")
+    assert behind("203.0.113.9", trusted=networks) == "203.0.113.9"
+
+
+def test_the_lists_look_at_the_client_and_not_at_the_proxy(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_ip(trusted=["10.0.0.0/8"])
+    with caplog.at_level(logging.WARNING):
+        found = client.locate(scope_of(client=("10.0.0.1", 1), headers={"X-Forwarded-For": "198.51.100.7"}))
+    assert found == ("198.51.100.7", parse_address("198.51.100.7"))
+    assert caplog.text == ""
+
+
+def test_a_huge_header_costs_no_more_than_its_right_end() -> None:
+    for name, honest in (("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")):
+        for flood in ("1.2.3.4," * 10_000, '"' * 65_536, ";" * 65_536, "\\" * 65_536, "," * 65_536):
+            assert behind(flood + "," + honest, name=name) == "203.0.113.9"
+        many = [*["6.6.6.6"] * 10_000, honest]
+        assert behind(*many, name=name) == "203.0.113.9"
+    assert behind("x" * MAX_FIELD + "203.0.113.9") == "10.0.0.1"
+
+
+HOPS = st.lists(st.integers(1, 254).map(lambda n: f"10.0.0.{n}"), max_size=3)
+ATTACK = st.lists(
+    st.text(alphabet=st.characters(min_codepoint=1, max_codepoint=255), max_size=40)
+    | st.sampled_from(['for="', "for=10.0.0.9", '",', "for=6.6.6.6;", "\\", '"\\"', "10.0.0.9", "[::1", ";,;"]),
+    max_size=6,
+)
+
+
+# What a proxy copies from the request into its own element, as a quoted string: RFC 9110, section 5.6.4.
+COPIED = st.text(alphabet='a\\",;= \t', max_size=6).map(lambda text: re.sub(r'([\\"])', r"\\\1", text))
+
+
+@given(attack=ATTACK, hops=HOPS, own_line=st.booleans(), forwarded=st.booleans(), data=st.data())
+def test_whatever_an_attacker_writes_left_of_the_trusted_hops_the_client_is_the_same(
+    attack: list[str], hops: list[str], own_line: bool, forwarded: bool, data: st.DataObject
+) -> None:
+    appended = ["203.0.113.9", *hops]
+    if forwarded:
+        appended = [f'for="{node}";proto=https;host="{data.draw(COPIED)}"' for node in appended]
+    written = ",".join(attack)
+    lines = [written, ", ".join(appended)] if own_line else [f"{written}, {', '.join(appended)}"]
+    assert behind(*lines, name="forwarded" if forwarded else "x-forwarded-for") == "203.0.113.9"
+
+
+@given(attack=ATTACK, hops=st.lists(st.integers(1, 254).map(lambda n: f"192.0.2.{n}"), max_size=3))
+def test_nor_can_an_attacker_move_the_client_where_proxies_are_counted(attack: list[str], hops: list[str]) -> None:
+    appended = ["203.0.113.9", *hops]
+    assert behind(",".join(attack), ", ".join(appended), trusted=len(appended)) == "203.0.113.9"
+
+
+# -- cases of other projects ---------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = (
+    json.loads((VECTORS / "client_ip.json").read_text("utf-8"))["cases"] if VECTORS.is_dir() else []
+)
+needs_data = pytest.mark.skipif(not CASES, reason="no client-address cases here; SLIDEGATE_DATA names their folder")
+
+POLICY = {
+    **dict.fromkeys(("d010",), "10.0.0.1"),  # an empty entry is no entry, so all are trusted: the leftmost
+    **dict.fromkeys(("d011", "d012"), "9.9.9.9"),  # an empty entry is no entry
+    **dict.fromkeys(("d024", "d027", "d029", "d035"), "error"),  # host bits in a trusted network
+    "d025": "10.0.0.1",  # what is no address ends the walk at the last trusted hop; so do all of the following
+    **dict.fromkeys(("d026", "d028", "d050", "d073"), "127.0.0.1"),
+    "d034": "169.254.0.101",
+    "d049": "192.168.0.1",
+    "d071": "2.2.2.2",
+    **dict.fromkeys(("d066", "d067", "d074", "d075", "d076", "d077", "d080"), "10.255.0.1"),
+    "d100": "::1",
+    **dict.fromkeys(("d068", "d072", "d079"), "2607:f8b0:4004:83f::200e"),  # quotes or brackets may be missing
+    "d069": None,  # a peer that has nobody's address is no client
+    "d070": "fe80::abcd",  # a zone is dropped
+    "d078": "2.2.2.2",  # all trusted: the leftmost
+}
+
+
+def answer(case: dict[str, Any]) -> str | None:
+    trusted: Any = case["hops"] or [entry for entry in case["trusted"] if entry != "*"]
+    if case["trusted"] == ["*"]:
+        trusted = ["0.0.0.0/0", "::/0"]
+    if case["peer"] is None and not case["hops"]:
+        trusted = [*trusted, "unix"]
+    options = {"trusted": trusted, "trust_all": True, "header": case["field"]}
+    try:
+        return located(case["peer"], case["headers"], **options)
+    except ConfigurationError:
+        return "error"
+
+
+@needs_data
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_the_cases_of_other_projects_get_the_same_or_a_documented_answer(case: dict[str, Any]) -> None:
+    found = answer(case)
+    if case["class"] == "policy":
+        assert found == POLICY[case["id"]]
+    elif case["expect"] is None:
+        # No usable client: the last trusted hop before the garbage, or the peer; never what stands left of it.
+        assert found in (case["peer"], "6.6.6.6")
+    else:
+        assert parse_address(found or "") == parse_address(case["expect"])
+
+
+@needs_data
+def test_the_ipv6_cases_of_another_project_get_the_same_keys() -> None:
+    cases = json.loads((VECTORS / "ip_key.json").read_text("utf-8"))["cases"]
+    assert cases
+    # The old IPv4-compatible form is no IPv4 address to us: nobody gets one, and RFC 4291 retired it.
+    ours = {"::1.2.3.4": "::/56", "::": "unknown-peer"}
+    for case in cases:
+        if case["ipv6_prefix"] == 16:
+            with pytest.raises(ConfigurationError, match="ipv6_prefix"):
+                client_ip(ipv6_prefix=16)
+            continue
+        client = client_ip(ipv6_prefix=case["ipv6_prefix"] or 128)
+        assert client.locate(scope_of(client=(case["ip"], 1)))[0] == ours.get(case["ip"], case["key"])

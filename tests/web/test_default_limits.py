@@ -1,0 +1,398 @@
+"""`default_limits`: each route by itself; exemptions and limits at the endpoint take the place of defaults."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock
+
+from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from .gates import charged
+
+
+async def other(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("other")
+
+
+@RateLimit.exempt
+async def health(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("well")
+
+
+async def socket(websocket: Any) -> None:
+    await websocket.accept()
+    await websocket.close()
+
+
+def gated(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(
+        app, default_limits=default_limits, limiter=Limiter(MemoryStore(clock=FakeClock())), **options
+    )
+
+
+def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
+    return gated(Starlette(routes=list(routes)), **options)
+
+
+async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
+    """Send one request; return the labels of the buckets that it was counted on."""
+    scope = scope_of(path, method, **more)
+    await send_scope(app, scope)
+    return charged(scope)
+
+
+async def test_each_route_counts_by_itself() -> None:
+    app = site(Route("/a", page), Route("/b", other))
+    assert await statuses(app, 3, "/a") == [200, 200, 429]
+    assert await statuses(app, 3, "/b") == [200, 200, 429]
+
+
+async def test_paths_that_no_route_serves_share_one_bucket() -> None:
+    app = site(Route("/a", page))
+    answers = [(await call(app, f"/wp-{number}.php")).status for number in range(3)]
+    assert answers == [404, 404, 429]
+    assert await statuses(app, 1, "/a") == [200]
+
+
+async def test_methods_of_one_route_share_a_bucket_and_two_routes_of_one_template_do_not() -> None:
+    app = site(Route("/a", page, methods=["GET", "PUT"]), Route("/a", other, methods=["POST"]))
+    assert [(await call(app, "/a", method)).status for method in ("GET", "HEAD", "PUT")] == [200, 200, 429]
+    assert await statuses(app, 3, "/a", "POST") == [200, 200, 429]
+
+
+async def test_a_method_that_no_route_takes_counts_at_the_route_of_its_path() -> None:
+    app = site(Route("/a", page, methods=["POST"]))
+    assert await statuses(app, 3, "/a", "DELETE") == [405, 405, 429]
+    assert await statuses(app, 1, "/a", "POST") == [429]
+
+
+async def test_a_redirect_to_the_path_with_a_slash_counts_at_the_route_where_it_leads() -> None:
+    app = site(Route("/a/", page), Route("/b", other))
+    assert [await counted(app, "/a"), await counted(app, "/b/")] == [["per-route GET /a/"], ["per-route GET /b"]]
+    assert (await call(app, "/a")).status == 307
+
+
+async def test_it_stands_beside_rules_and_limits() -> None:
+    app = site(Route("/a", page), Route("/b", page), limits="3/minute")
+    assert await statuses(app, 3, "/a") == [200, 200, 429]
+    assert await statuses(app, 2, "/b") == [200, 429]
+    ruled = site(Route("/a", page), Route("/b", other), rules=[Rule("/a", "1/minute")])
+    assert await statuses(ruled, 2, "/a") == [200, 429]
+    assert await statuses(ruled, 3, "/b") == [200, 200, 429]
+
+
+async def test_rules_that_end_the_list_end_it_before_the_defaults() -> None:
+    rules = [Rule("/a", exempt=True), Rule("/b", "3/minute", final=True)]
+    app = site(Route("/a", page), Route("/b", other), rules=rules)
+    assert await statuses(app, 4, "/a") == [200] * 4
+    assert await statuses(app, 4, "/b") == [200, 200, 200, 429]
+
+
+async def test_an_exempt_endpoint_is_not_counted() -> None:
+    app = site(Route("/health", health), Route("/a", page))
+    assert await statuses(app, 4, "/health") == [200] * 4
+    assert await statuses(app, 3, "/a") == [200, 200, 429]
+
+
+async def test_an_exemption_leaves_rules_and_limits_at_the_endpoint_as_they_are() -> None:
+    limited = RateLimit.exempt(RateLimit("3/minute")(page))
+
+    app = site(Route("/a", limited), Route("/health", health), rules=[Rule("/health", "1/minute")])
+    assert await statuses(app, 4, "/a") == [200, 200, 200, 429]
+    assert await statuses(app, 2, "/health") == [200, 429]
+
+
+async def test_a_405_of_an_exempt_route_is_counted() -> None:
+    app = site(Route("/health", health))
+    assert await statuses(app, 3, "/health", "DELETE") == [405, 405, 429]
+
+
+async def test_a_limit_with_override_takes_the_place_of_the_defaults_and_another_stands_beside_them() -> None:
+    more = RateLimit("3/minute", override=True)(page)
+
+    beside = RateLimit("3/minute")(page)
+
+    app = site(Route("/more", more), Route("/beside", beside))
+    assert await statuses(app, 4, "/more") == [200, 200, 200, 429]
+    assert await statuses(app, 3, "/beside") == [200, 200, 429]
+
+
+async def test_the_mark_of_a_class_is_not_inherited_and_its_methods_may_have_marks_of_their_own() -> None:
+    @RateLimit.exempt
+    class Base(HTTPEndpoint):
+        async def get(self, request: Any) -> PlainTextResponse:
+            return PlainTextResponse("hi")
+
+    class Child(Base):
+        pass
+
+    class Mixed(HTTPEndpoint):
+        @RateLimit.exempt
+        async def get(self, request: Any) -> PlainTextResponse:
+            return PlainTextResponse("hi")
+
+        @RateLimit("3/minute", override=True)
+        async def put(self, request: Any) -> PlainTextResponse:
+            return PlainTextResponse("hi")
+
+        async def post(self, request: Any) -> PlainTextResponse:
+            return PlainTextResponse("hi")
+
+    app = site(Route("/base", Base), Route("/child", Child), Route("/mixed", Mixed))
+    assert await statuses(app, 4, "/base") == [200] * 4
+    assert await statuses(app, 3, "/child") == [200, 200, 429]
+    assert await statuses(app, 4, "/mixed") == [200] * 4
+    assert await statuses(app, 3, "/mixed", "HEAD") == [200] * 3
+    assert await statuses(app, 4, "/mixed", "PUT") == [200, 200, 200, 429]
+    assert await statuses(app, 3, "/mixed", "POST") == [200, 200, 429]
+
+
+async def test_dependencies_of_routes_routers_and_applications_take_the_place_of_the_defaults() -> None:
+    app = FastAPI()
+    free = APIRouter(prefix="/free", dependencies=[Depends(RateLimit.exempt)])
+    priced = APIRouter(prefix="/priced", dependencies=[Depends(RateLimit("3/minute", override=True))])
+    inner = APIRouter(prefix="/inner")
+
+    @free.get("/one")
+    @inner.get("/one")
+    def one() -> str:
+        return "1"
+
+    @priced.get("/two")
+    def two() -> str:
+        return "2"
+
+    @app.get("/single", dependencies=[Depends(RateLimit.exempt)])
+    def single() -> str:
+        return "3"
+
+    @app.get("/plain/{number}")
+    def plain(number: int) -> int:
+        return number
+
+    free.include_router(inner)
+    app.include_router(free)
+    app.include_router(priced)
+    below = FastAPI(dependencies=[Depends(RateLimit.exempt)])
+    below.get("/one")(one)
+    app.mount("/below", below)
+    gate = gated(app)
+    for path in ("/free/one", "/free/inner/one", "/single", "/below/one"):
+        assert await statuses(gate, 4, path) == [200] * 4, path
+    assert await statuses(gate, 4, "/priced/two") == [200, 200, 200, 429]
+    assert [(await call(gate, f"/plain/{number}")).status for number in range(3)] == [200, 200, 429]
+    assert [(await call(gate, f"/free/{number}")).status for number in range(3)] == [404, 404, 429]
+
+
+async def test_an_exemption_needs_every_reading_of_the_path() -> None:
+    app = site(Route("/files/{rest:path}", health), Route("/admin", page))
+    assert await counted(app, "/files/a;b//c") == []
+    assert await counted(app, "/files/x/../../admin") == ["per-route GET /admin"]
+    assert await counted(app, "/files/x/../../nothing") == ["per-route *"]
+    assert await counted(app, f"/files/{'a/' * 3_000}../b") == ["per-route *"]
+
+
+async def test_all_routes_that_the_readings_of_an_odd_path_lead_to_are_charged() -> None:
+    app = site(Route("/login", page), Route("/{rest:path}", other))
+    assert await counted(app, "//login") == ["per-route GET /{rest}", "per-route GET /login"]
+    assert await statuses(app, 1, "/login") == [200]
+    assert await statuses(app, 2, "/x/../login") == [429, 429]
+
+
+async def test_the_oddest_path_costs_a_bounded_number_of_looks_at_the_routes_and_is_never_exempt() -> None:
+    looks: list[str] = []
+
+    class Watched(Route):
+        def matches(self, scope: Scope) -> Any:
+            looks.append(scope["path"])
+            return super().matches(scope)
+
+    app = site(Watched("/{rest:path}", health))
+    path = "/../;x/a/../a/.;x///a///../.\n"
+    assert await counted(app, path) == ["per-route *"]
+    assert len(looks) < 20
+    assert await counted(app, "/a//b") == []
+
+
+async def test_mounts_files_and_applications_without_routes_have_one_bucket_each(tmp_path: Any) -> None:
+    (tmp_path / "a.js").write_text("1")
+    (tmp_path / "b.js").write_text("1")
+    app = site(
+        Mount("/v1/{tenant}", Router([Route("/items/{item:int}", page)])),
+        Mount("/static", StaticFiles(directory=tmp_path)),
+        Mount("/raw", hello),
+        Mount("/free", RateLimit.exempt(StaticFiles(directory=tmp_path))),
+    )
+    assert await counted(app, "/v1/a/items/1") == ["per-route GET /v1/{tenant}/items/{item}"]
+    assert await counted(app, "/static/a.js") == await counted(app, "/static/b.js") == ["per-route * /static/{path}"]
+    assert await counted(app, "/raw/anything") == ["per-route * /raw/{path}"]
+    assert await statuses(app, 4, "/free/a.js") == [200] * 4
+
+
+async def test_an_application_under_several_hosts_has_one_bucket_and_other_hosts_have_their_own() -> None:
+    api, www = Router([Route("/a", page)]), Router([Route("/a", page)])
+    app = site(Host("api.example.org", api), Host("{sub}.example.net", api), Host("www.example.org", www))
+    names = {"api.example.org": "GET /a", "x.example.net": "GET /a", "www.example.org": "GET //www.example.org/a"}
+    for host, name in names.items():
+        found = await counted(app, "/a", headers={"host": host})
+        assert found == [f"per-route {name}".replace(":", "|")]
+
+
+async def test_handshakes_of_websockets_count_at_their_route() -> None:
+    app = site(WebSocketRoute("/ws", socket), Route("/ws", page))
+    client = TestClient(app)
+    for _ in range(2):
+        with client.websocket_connect("/ws") as connection:
+            assert connection.receive()["type"] == "websocket.close"
+    with pytest.raises(WebSocketDenialResponse) as refusal, client.websocket_connect("/ws"):
+        pass
+    assert refusal.value.status_code == 429
+    assert await statuses(app, 3, "/ws") == [200, 200, 429]
+
+
+async def test_routes_added_later_count_at_once_also_below_a_mount_and_in_an_included_router() -> None:
+    app, below, included = FastAPI(), FastAPI(), APIRouter()
+    app.mount("/below", below)
+
+    @included.get("/first")
+    def first() -> str:
+        return "1"
+
+    app.include_router(included, prefix="/in")
+    gate = gated(app, "20/minute")
+    for path in ("/late", "/below/late"):
+        assert await counted(gate, path) == ["per-route *"]
+    for router in (app, below):
+        router.add_api_route("/late", first)
+    assert await counted(gate, "/late") == ["per-route GET /late"]
+    assert await counted(gate, "/below/late") == ["per-route GET /below/late"]
+    included.add_api_route("/late", first)
+    answered = (await call(gate, "/in/late")).status
+    assert await counted(gate, "/in/late") == ["per-route *" if answered == 404 else "per-route GET /in/late"]
+
+
+async def test_names_in_the_header_fields_say_the_route_in_printable_text() -> None:
+    app = site(Route("/items/{item:int}", page), Route("/h\u00e9llo", page), default_limits="2/minute; 20/hour")
+    first = (await call(app, "/items/5")).headers["ratelimit-policy"]
+    assert '"per-route GET /items/{item}-60"' in first
+    assert '"per-route GET /items/{item}-3600"' in first
+    assert (await call(app, "/h\u00e9llo")).headers["ratelimit"].isascii()
+    long = site(*(Route(f"/{'a' * 80}/{name}", page) for name in "xy"))
+    names = [(await counted(long, f"/{'a' * 80}/{name}"))[0] for name in "xy"]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 72
+
+
+async def test_a_root_path_changes_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
+        app = FastAPI(root_path="/api")
+
+    @app.get("/a")
+    def a() -> str:
+        return "a"
+
+    gate = gated(app)
+    assert await counted(gate, "/a") == await counted(gate, "/api/a") == ["per-route GET /a"]
+    assert await counted(gate, "/api/a", root_path="/api") == ["per-route GET /a"]
+
+
+async def test_an_application_whose_routes_are_hidden_has_one_bucket_and_a_finding() -> None:
+    inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
+
+    async def hidden(scope: Scope, receive: Receive, send: Send) -> None:
+        await inner(scope, receive, send)
+
+    app = gated(hidden)
+    assert [(await call(app, path)).status for path in ("/a", "/health", "/health")] == [200, 200, 429]
+    assert await counted(app, "/a") == ["per-route *"]
+
+
+async def test_the_application_tells_its_routes_where_something_between_hides_them() -> None:
+    def hiding(app: ASGIApp) -> ASGIApp:
+        async def between(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+
+        return between
+
+    gates: list[RateLimitMiddleware] = []
+
+    def gate(app: ASGIApp) -> ASGIApp:
+        gates.append(gated(app))
+        return gates[-1]
+
+    inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
+    inner.add_middleware(hiding)
+    inner.add_middleware(gate)
+    assert await statuses(inner, 3, "/a") == [200, 200, 429]
+    assert await statuses(inner, 4, "/health") == [200] * 4
+    assert gates[0].findings == []
+
+
+async def test_preflights_count_apart_at_each_route() -> None:
+    app = site(Route("/a", page, methods=["OPTIONS"]), Route("/b", page))
+    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
+    assert await statuses(app, 3, "/a", "OPTIONS", headers=preflight) == [200, 200, 429]
+    assert await statuses(app, 3, "/b", "OPTIONS", headers=preflight) == [405, 405, 429]
+    assert await statuses(app, 3, "/b") == [200, 200, 429]
+
+
+async def test_a_gate_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
+    routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, default_limits="2/minute")])]
+    app = Starlette(routes=routes)
+    assert [(await call(app, f"/a/{number}")).status for number in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("default_limits", ["x", "", 5, lambda request: "1/minute", [], b"1/minute"])
+def test_bad_limits_are_errors_of_the_construction(default_limits: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^default_limits: .*(expected|a correct example is)"):
+        gated(hello, default_limits)
+
+
+@pytest.mark.parametrize("endpoint", [5, "page", Starlette()])
+def test_what_cannot_be_exempt_is_an_error(endpoint: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"RateLimit\.exempt: expected"):
+        RateLimit.exempt(endpoint)
+
+
+def test_override_is_true_or_false() -> None:
+    with pytest.raises(ConfigurationError, match="override"):
+        RateLimit("1/minute", override="yes")  # type: ignore[arg-type]
+
+
+def test_limits_may_be_objects() -> None:
+    assert [str(limit) for limit in gated(hello, [Limit(5, "1m")]).default_limits] == ["5/1m"]
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/health/", "/v1/"])
+@pytest.mark.parametrize("between", [True, False])
+async def test_an_exempt_route_that_ends_in_a_slash_is_exempt_behind_any_middleware(path: str, between: bool) -> None:
+    class Own:
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await self.app(scope, receive, send)
+
+    inner = [Route("/health/", health), Route("/", health), Route("/other/", page)]
+    own = [Middleware(Own)] if between else []
+    app = Starlette(
+        routes=[Route("/health/", health), Mount("/v1", routes=inner)],
+        middleware=[Middleware(RateLimitMiddleware, default_limits="1/minute"), *own],
+    )
+    assert await statuses(app, 3, path) == [200] * 3
+    assert await statuses(app, 2, "/v1/other/") == [200, 429]
+    assert await statuses(app, 2, "/nothing/") == [404, 429]

@@ -1,0 +1,136 @@
+"""With limits for each route no mix of spellings gets more requests to a route than one spelling does."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
+from slidegate.testing import FakeClock
+
+from .route_trees import Tree
+from .test_route_trees import ask, directory
+
+__all__ = ["directory"]
+
+AMOUNT = 3
+REQUESTS = 40
+"""How many requests fall into one window."""
+
+
+@dataclass
+class MarkedTree(Tree):
+    """A tree in which some endpoints are exempt.
+
+    Attributes:
+        exempt: Their names.
+    """
+
+    exempt: set[str] = field(default_factory=set)
+
+    def _marked(self, name: str, endpoint: Any) -> Any:
+        self.exempt.discard(name)
+        if self.random.random() < 0.25:
+            self.exempt.add(name)
+            RateLimit.exempt(endpoint)
+        return endpoint
+
+    def _page(self, name: str) -> Any:
+        return self._marked(name, super()._page(name))
+
+    def _api(self, name: str) -> Any:
+        return self._marked(name, super()._api(name))
+
+    def _class(self, name: str) -> Any:
+        return self._marked(name, super()._class(name))
+
+
+class Lenient:
+    """A middleware of somebody's that takes several spellings for one path; which ones, is chosen at random."""
+
+    def __init__(self, app: ASGIApp, random: Random) -> None:
+        self.app = app
+        steps = [
+            lambda path: re.sub("//+", "/", path),
+            lambda path: re.sub(";[^/]*", "", path),
+            lambda path: path.rstrip("\n"),
+            lambda path: path.rstrip("/") or "/",
+        ]
+        self._steps = [step for step in steps if random.random() < 0.6]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        for step in self._steps:
+            path = step(path)
+        # What a gate further in noted, and what routers found, stands in the scope that came in.
+        scope["path"] = path
+        await self.app(scope, receive, send)
+
+
+async def found_paths(tree: MarkedTree, random: Random, app: ASGIApp) -> list[str]:
+    """Return ordinary paths that reach a route which is not exempt."""
+    open_gate = RateLimitMiddleware(app, rules=[], statistics=False, headers=None)
+    paths = []
+    for _ in range(60):
+        path = tree.spelling(0)
+        await ask(open_gate, tree, random, path, "", ["GET"])
+        if any(name not in tree.exempt for name, _ in tree.served):
+            paths.append(path)
+    return paths
+
+
+async def search(seed: int, directory: Path, windows: int, *, lenient: bool) -> int:
+    """Look for a window in which a route served more requests than its limit; say how often routes were full."""
+    random = Random(seed)
+    tree = MarkedTree(random, directory)
+    clock = FakeClock()
+    below = Lenient(tree.app, random) if lenient else tree.app
+    paths = await found_paths(tree, random, below)
+    app = RateLimitMiddleware(
+        below,
+        default_limits=f"{AMOUNT}/minute",
+        limiter=Limiter(MemoryStore(clock=clock)),
+        statistics=False,
+        headers=None,
+    )
+    full = 0
+    for _ in range(windows if paths else 0):
+        served: Counter[str] = Counter()
+        # Few paths in a window, or no route would be asked for more often than its limit.
+        some = random.choices(paths, k=2)
+        for _ in range(REQUESTS):
+            path = random.choice(some)
+            for _ in range(random.choice([0, 0, 0, 1, 1, 1, 2])):
+                path = tree._changed(path)
+            root_path = random.choice(["", "", "", "", "", "", "/api", "/v1"])
+            if root_path and random.random() < 0.6:
+                path = root_path + path
+            await ask(app, tree, random, path, root_path, ["GET", "GET", "POST", "HEAD", "post"])
+            served.update({name for name, _ in tree.served})
+            over = [name for name in served if served[name] > AMOUNT and name not in tree.exempt]
+            where = f"seed {seed}, lenient {lenient}, path {path!r}, root {root_path!r}"
+            assert not over, f"{where}: {[tree.handlers[name] for name in over]}"
+        full += sum(count == AMOUNT for count in served.values())
+        clock.advance("61s")
+    return full
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+async def test_no_mix_of_spellings_gets_more_requests_to_a_route(lenient: bool, directory: Path) -> None:
+    assert sum([await search(seed, directory, 8, lenient=lenient) for seed in range(8)]) > 12
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("seed", range(1_000, 1_060))
+async def test_no_mix_of_spellings_gets_more_requests_to_a_route_in_many_trees(
+    seed: int, lenient: bool, directory: Path
+) -> None:
+    await search(seed, directory, 200, lenient=lenient)

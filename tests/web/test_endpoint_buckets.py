@@ -1,0 +1,202 @@
+"""Limits at endpoints that look alike, wherever they stand: each place is one bucket, and no two places share one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import Limiter, RateLimit, RateLimitMiddleware
+
+from ..asgi import scope_of, send_scope
+from .gates import checks
+
+pytest.importorskip("fastapi", "0.160")
+
+GATE = Middleware(RateLimitMiddleware, rules=[])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "index.html").write_text("hi")
+    (tmp_path / "a.js").write_text("hi")
+    return tmp_path
+
+
+async def buckets(app: Any, path: str, method: str = "GET") -> dict[str, str]:
+    """Return the buckets that one request is charged in, with what each is called on the wire."""
+    scope = scope_of(path, method)
+    answer = await send_scope(app, scope)
+    assert answer.status < 400, (path, method, answer)
+    return {state.rule: state.name for state in scope["slidegate"].decision.states} | {
+        bucket.rule: bucket.names[0] for bucket, _, _ in checks(scope)
+    }
+
+
+class Page(HTTPEndpoint):
+    @RateLimit("900/hour")
+    async def get(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    @RateLimit("900/hour")
+    async def post(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    both = RateLimit("900/hour")
+
+    @both
+    def put(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    @both
+    async def delete(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+
+async def test_limits_on_the_methods_of_a_class_count_apart_and_head_counts_as_get() -> None:
+    app = Starlette(routes=[Route("/p/{n}", Page), Route("/q", Page)], middleware=[GATE])
+    found: dict[str, str] = {}
+    for path in ("/p/1", "/q"):
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            found |= await buckets(app, path, method)
+    assert sorted(found.values()) == sorted(
+        f"{method} {path}" for path in ("/p/{n}", "/q") for method in ("GET", "POST", "PUT", "DELETE")
+    )
+    assert await buckets(app, "/q", "HEAD") == await buckets(app, "/q")
+
+
+async def test_a_limit_of_the_application_or_of_a_router_holds_its_frontend_in_the_same_bucket(files: Path) -> None:
+    app = FastAPI(middleware=[GATE], dependencies=[Depends(RateLimit("900/hour"))])
+    app.get("/api")(lambda: 1)
+    app.frontend("/", directory=files)
+    for letter in "ab":
+        router = APIRouter(prefix=f"/{letter}", dependencies=[Depends(RateLimit("900/hour"))])
+        router.get("/api")(lambda: 1)
+        router.frontend("/app", directory=files)
+        app.include_router(router)
+    found = {path: await buckets(app, path) for path in ("/api", "/a.js", "/a/api", "/a/app/a.js", "/b/api", "/b/app/")}
+    assert found["/api"] == found["/a.js"]
+    assert found["/a/api"] == found["/a/app/a.js"]
+    assert found["/b/api"] == found["/b/app/"]
+    assert sorted(found["/a/api"].values()) == ["/*", "/a/*"]
+    assert sorted(found["/b/api"].values()) == ["/*", "/b/*"]
+
+
+async def test_files_of_a_frontend_are_unrouted_in_the_figures_admitted_or_refused(files: Path) -> None:
+    limiter = Limiter()
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=limiter)])
+    app.frontend("/app", directory=files)
+    for path in ("/app/a.js", "/none", "/app/a.js", "/app/a.js"):
+        await send_scope(app, scope_of(path))
+    assert {(route, seen.passed, seen.refused) for route, seen in limiter.stats().routes.items()} == {
+        ("(no route)", 3, 1)
+    }
+
+
+class Trees:
+    """Makes applications with limits that look alike at random places, and says which places a request is held to."""
+
+    def __init__(self, seed: int, files: Path) -> None:
+        self.random = random.Random(seed)
+        self.files = files
+        self.count = 0
+        self.asked: list[tuple[str, str, frozenset[str]]] = []
+        self.app = FastAPI(middleware=[GATE], **self.maybe("application", ()))
+        self.fill(self.app, "", self.spots, 0)
+
+    def maybe(self, spot: str, above: tuple[str, ...]) -> dict[str, Any]:
+        self.spots = above
+        if self.random.random() < 0.5:
+            return {}
+        self.spots = *above, spot
+        return {"dependencies": [Depends(RateLimit("900/hour"))]}
+
+    def fill(self, router: Any, path: str, above: tuple[str, ...], depth: int) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            self.count += 1
+            name = f"/n{self.count}"
+            add: Callable[..., None] = self.random.choice(
+                [self.add_route, self.add_helped, self.add_class, self.add_router][: 4 if depth < 3 else 3]
+            )
+            add(router, path, name, above, depth)
+        if self.random.random() < 0.5:
+            self.count += 1
+            router.frontend(f"/f{self.count}", directory=self.files)
+            self.asked.append(("GET", f"{path}/f{self.count}/a.js", frozenset(above)))
+
+    def add_route(self, router: Any, path: str, name: str, above: tuple[str, ...], depth: int) -> None:
+        methods = self.random.sample(["GET", "POST", "PUT"], k=2)
+        for method in methods:
+            options = self.maybe(f"{method} {path}{name}", above)
+            router.add_api_route(name + "/{n}", lambda: 1, methods=[method], **options)
+            self.asked.append((method, f"{path}{name}/{self.random.randint(0, 9)}", frozenset(self.spots)))
+
+    def add_helped(self, router: Any, path: str, name: str, above: tuple[str, ...], depth: int) -> None:
+        """Add a route with two limited functions beside it, of which a request needs one or both."""
+
+        async def one(request: Request) -> None: ...
+        async def other(request: Request) -> None: ...
+
+        helpers = RateLimit("900/hour")(one), RateLimit("9/hour")(other)
+
+        async def page(request: Request, which: str) -> None:
+            for letter in which:
+                await helpers[int(letter)](request)
+
+        router.add_api_route(name, page)
+        for which in ("0", "1", "01", "10"):
+            own = {f"{path}{name} {letter}" for letter in which}
+            self.asked.append(("GET", f"{path}{name}?which={which}", frozenset(above) | own))
+
+    def add_class(self, router: Any, path: str, name: str, above: tuple[str, ...], depth: int) -> None:
+        # FastAPI leaves a router's own prefix out of what is Starlette's.
+        methods = self.random.choice([None, ["GET", "POST"]])
+        router.add_route(getattr(router, "prefix", "") + name, Page, methods=methods)
+        for method in ("GET", "POST"):
+            # What a router requires is FastAPI's, which leaves a route of Starlette alone.
+            self.asked.append((method, f"{path}{name}", frozenset({f"{method} {path}{name}"})))
+
+    def add_router(self, router: Any, path: str, name: str, above: tuple[str, ...], depth: int) -> None:
+        prefixes = self.random.choice([(name, ""), ("", name)])
+        inner = APIRouter(prefix=prefixes[0], **self.maybe(f"router {path}{name}", above))
+        self.fill(inner, path + name, self.spots, depth + 1)
+        router.include_router(inner, prefix=prefixes[1])
+
+
+async def check_trees(seeds: range, files: Path) -> None:
+    for seed in seeds:
+        trees = Trees(seed, files)
+        bucket_of: dict[str, str] = {}
+        trees.random.shuffle(trees.asked)
+        for method, target, spots in trees.asked:
+            path, _, query = target.partition("?")
+            scope = scope_of(path, method, query_string=query.encode())
+            await send_scope(trees.app, scope)
+            charged = {bucket.rule for bucket, _, _ in checks(scope)}
+            assert len(charged) == len(spots), f"seed {seed}: {method} {target}: {charged}, expected {sorted(spots)}"
+            # Whoever is met with others is told apart by what is known already; a lone stranger is learned.
+            unknown = [spot for spot in sorted(spots) if spot not in bucket_of]
+            left = charged - {bucket_of[spot] for spot in spots if spot in bucket_of}
+            assert len(left) == len(unknown), f"seed {seed}: {method} {target}: {charged}, {bucket_of}"
+            if len(unknown) == 1:
+                assert left.isdisjoint(bucket_of.values()), f"seed {seed}: {method} {target} shares {left}"
+                bucket_of[unknown[0]] = left.pop()
+
+
+async def test_in_random_trees_every_place_is_one_bucket_and_no_two_share_one(files: Path) -> None:
+    await check_trees(range(60), files)
+
+
+@pytest.mark.deep
+async def test_in_many_random_trees_every_place_is_one_bucket_and_no_two_share_one(files: Path) -> None:
+    await check_trees(range(1_000, 4_000), files)

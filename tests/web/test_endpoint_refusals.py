@@ -1,0 +1,637 @@
+"""What a client gets that a limit at an endpoint refuses: wherever the limit stands, whatever answers exceptions there.
+
+`WHERE` are the places of a limit, `HANDLERS` the exception handlers of its application. Every pair is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import anyio
+import fastapi
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from fastapi.exception_handlers import http_exception_handler
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
+
+from ..asgi import Answer, call, scope_of, send_scope
+
+GATE = Middleware(RateLimitMiddleware, rules=[])
+LIMITS = "1/hour"
+PROBLEM, THEIRS, DETAIL, SWALLOWED = "problem details", "the user's answer", "FastAPI's answer", "swallowed"
+
+
+# -- exception handlers ------------------------------------------------------------------------------------------------
+
+
+async def theirs(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(THEIRS, 418)
+
+
+def theirs_sync(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(THEIRS, 418)
+
+
+async def delegating(request: Request, error: Any) -> Response:
+    return await http_exception_handler(request, error)
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    raise ZeroDivisionError
+
+
+HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
+    "none": ({}, PROBLEM),
+    "Exception": ({Exception: theirs}, PROBLEM),
+    "RateLimitExceeded": ({RateLimitExceeded: theirs}, THEIRS),
+    "SlidegateError": ({SlidegateError: theirs}, THEIRS),
+    "Starlette's HTTPException": ({HTTPException: theirs}, THEIRS),
+    "FastAPI's HTTPException": ({fastapi.HTTPException: theirs_sync}, THEIRS),
+    "429": ({429: theirs_sync}, THEIRS),
+    "delegating": ({HTTPException: delegating}, DETAIL),
+    "broken": ({HTTPException: broken}, PROBLEM),
+}
+"""Handlers of an application, and which answer a client gets that is refused there."""
+
+
+# -- where a limit stands ----------------------------------------------------------------------------------------------
+# Each makes an application whose limited endpoint at / appends to `ran`.
+
+
+class Site:
+    """What a place is made of: the limit, the endpoint that it holds, and the handlers of its application."""
+
+    def __init__(self, handlers: dict[Any, Any], sync: bool = False) -> None:
+        self.limit = RateLimit(LIMITS)
+        self.depends = [Depends(self.limit)]
+        self.options: dict[str, Any] = {"exception_handlers": handlers, "middleware": [GATE]}
+        self.handlers = handlers
+        self.ran: list[int] = []
+        self.sync = sync
+        self.page: Any = self.page_sync if sync else self.page_async
+
+    async def page_async(self, request: Request) -> Response:
+        self.ran.append(1)
+        return PlainTextResponse("page")
+
+    def page_sync(self, request: Request) -> Response:
+        self.ran.append(1)
+        return PlainTextResponse("page")
+
+    async def check(self, request: HTTPConnection) -> None:
+        await self.limit.check(request)
+
+    def starlette(self, endpoint: Any) -> ASGIApp:
+        return Starlette(routes=[Route("/", endpoint)], **self.options)
+
+    def fastapi(self, endpoint: Any, **options: Any) -> FastAPI:
+        app = FastAPI(**self.options)
+        app.get("/", **options)(endpoint)
+        return app
+
+
+def dependency(site: Site) -> ASGIApp:
+    return site.fastapi(site.page, dependencies=site.depends)
+
+
+def dependency_of_a_router(site: Site) -> ASGIApp:
+    app, router = FastAPI(**site.options), APIRouter(dependencies=site.depends)
+    router.get("/")(site.page)
+    app.include_router(router)
+    return app
+
+
+def dependency_of_an_inclusion(site: Site) -> ASGIApp:
+    app, router = FastAPI(**site.options), APIRouter()
+    router.get("/")(site.page)
+    app.include_router(router, dependencies=site.depends)
+    return app
+
+
+def dependency_of_the_application(site: Site) -> ASGIApp:
+    app = FastAPI(dependencies=site.depends, **site.options)
+    app.get("/")(site.page)
+    return app
+
+
+def decorator(site: Site) -> ASGIApp:
+    return site.fastapi(site.limit(site.page))
+
+
+def decorator_in_starlette(site: Site) -> ASGIApp:
+    return site.starlette(site.limit(site.page))
+
+
+def page_class(site: Site, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
+    class Page(HTTPEndpoint):
+        @decorate
+        async def get(self, request: Request) -> Response:
+            return await site.page_async(request)
+
+    class SyncPage(HTTPEndpoint):
+        @decorate
+        def get(self, request: Request) -> Response:
+            return site.page_sync(request)
+
+    return SyncPage if site.sync else Page
+
+
+def endpoint_class(site: Site) -> ASGIApp:
+    return site.starlette(site.limit(page_class(site, lambda method: method)))
+
+
+def method_of_an_endpoint_class(site: Site) -> ASGIApp:
+    return site.starlette(page_class(site, site.limit))
+
+
+def check_in_the_endpoint(site: Site) -> ASGIApp:
+    async def page(request: Request) -> Response:
+        await site.check(request)
+        return await site.page_async(request)
+
+    return site.starlette(page)
+
+
+def plain(site: Site, checking: Callable[[HTTPConnection], Any] | None = None) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await (checking or site.check)(request)
+        await (await site.page_async(request))(scope, receive, send)
+
+    return app
+
+
+def mounted_plain_asgi(site: Site) -> ASGIApp:
+    return Starlette(routes=[Mount("/", plain(site))], **site.options)
+
+
+def gate_at_the_route(site: Site) -> ASGIApp:
+    return Starlette(
+        routes=[Route("/", site.limit(site.page), middleware=[GATE])],
+        exception_handlers=site.handlers,
+    )
+
+
+async def passing(request: Request, call_next: Any) -> Response:
+    response: Response = await call_next(request)
+    return response
+
+
+def below_a_middleware_with_a_task_group(site: Site) -> ASGIApp:
+    site.options["middleware"] = [GATE, Middleware(BaseHTTPMiddleware, dispatch=passing)]
+    return dependency(site)
+
+
+def below_such_a_middleware_at_the_route(site: Site) -> ASGIApp:
+    route = Route("/", site.limit(site.page), middleware=[Middleware(BaseHTTPMiddleware, dispatch=passing)])
+    return Starlette(routes=[route], **site.options)
+
+
+def below_a_middleware_that_copies_the_scope(site: Site) -> ASGIApp:
+    def copying(app: ASGIApp) -> ASGIApp:
+        async def copied(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope}, receive, send)
+
+        return copied
+
+    site.options["middleware"] = [GATE, Middleware(copying)]
+    return dependency(site)
+
+
+def mounted_application(site: Site) -> ASGIApp:
+    inner = FastAPI(exception_handlers=site.handlers)
+    inner.get("/", dependencies=site.depends)(site.page)
+    return Starlette(routes=[Mount("/", inner)], middleware=[GATE])
+
+
+def task_group_in_a_dependency(site: Site) -> ASGIApp:
+    async def needed(request: Request) -> None:
+        await in_a_task_group(site, request)
+
+    return site.fastapi(site.page, dependencies=[Depends(needed)])
+
+
+def task_group_around_a_decorated_endpoint(site: Site) -> ASGIApp:
+    limited = site.limit(site.page)
+
+    async def page(request: Request) -> Response:
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(limited(request))
+        return await answer
+
+    return site.starlette(page)
+
+
+def task_groups_in_plain_asgi(site: Site) -> ASGIApp:
+    async def nested(request: HTTPConnection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(in_a_task_group(site, request))
+
+    return Starlette(routes=[Mount("/", plain(site, nested))], **site.options)
+
+
+async def in_a_task_group(site: Site, request: HTTPConnection) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(site.check, request)
+        tasks.start_soon(anyio.sleep, 0)
+
+
+ORDINARY = [
+    dependency,
+    dependency_of_a_router,
+    dependency_of_an_inclusion,
+    dependency_of_the_application,
+    decorator,
+    decorator_in_starlette,
+    endpoint_class,
+    method_of_an_endpoint_class,
+    check_in_the_endpoint,
+    mounted_plain_asgi,
+    gate_at_the_route,
+    below_a_middleware_with_a_task_group,
+    below_such_a_middleware_at_the_route,
+    below_a_middleware_that_copies_the_scope,
+    task_group_in_a_dependency,
+    task_group_around_a_decorated_endpoint,
+    task_groups_in_plain_asgi,
+]
+"""Where the handlers of the application answer."""
+ASYNC_ONLY = (check_in_the_endpoint, mounted_plain_asgi, task_groups_in_plain_asgi)
+KINDS = [(where, sync) for where in ORDINARY for sync in (False, True) if not (sync and where in ASYNC_ONLY)]
+
+
+def handlers_of_the_outer_application(site: Site) -> ASGIApp:
+    inner = FastAPI()
+    inner.get("/", dependencies=site.depends)(site.page)
+    return FastAPI(routes=[Mount("/", inner)], **site.options)
+
+
+def check_in_a_middleware(site: Site) -> ASGIApp:
+    async def checking(request: Request, call_next: Any) -> Response:
+        await site.check(request)
+        return await passing(request, call_next)
+
+    site.options["middleware"] = [GATE, Middleware(BaseHTTPMiddleware, dispatch=checking)]
+    return site.fastapi(site.page)
+
+
+def bare_router(site: Site) -> ASGIApp:
+    return RateLimitMiddleware(Router([Route("/", site.limit(site.page))]), rules=[])
+
+
+def no_framework(site: Site) -> ASGIApp:
+    return RateLimitMiddleware(plain(site), rules=[])
+
+
+UNASKED = [handlers_of_the_outer_application, check_in_a_middleware, bare_router, no_framework]
+"""Where Starlette asks no handler of the application for any `HTTPException`, so none is asked for a refusal."""
+
+
+async def ask(app: ASGIApp, **more: Any) -> tuple[Answer, BaseException | None]:
+    """Send a request, and return its answer and what the server is told to log."""
+    sent, answer = [], Answer()
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    try:
+        await app(scope_of(**more), receive, send)
+    except Exception as error:
+        answer.messages = sent
+        return answer, error
+    answer.messages = sent
+    return answer, None
+
+
+def kind_of(answer: Answer) -> str:
+    if answer.headers["content-type"] == "application/problem+json":
+        assert answer.status == json.loads(answer.body)["status"] == 429
+        return PROBLEM
+    if answer.body == THEIRS.encode():
+        assert answer.status == 418
+        return THEIRS
+    assert answer.status == 429
+    assert list(json.loads(answer.body)) == ["detail"]
+    return DETAIL
+
+
+def check_fields(answer: Answer) -> None:
+    """Check the fields that every answer to a refused request has; `Answer.headers` fails if one comes twice."""
+    assert answer.headers["retry-after"] in ("3599", "3600")
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["ratelimit"].startswith('"')
+
+
+async def refused(where: Callable[[Site], ASGIApp], site: Site) -> tuple[Answer, BaseException | None]:
+    """Return the answer to the second request of two."""
+    app = where(site)
+    first, error = await ask(app)
+    assert (first.status, error, len(site.ran)) == (200, None, 1)
+    answer, error = await ask(app)
+    assert len(site.ran) == 1, "a limited endpoint never runs after a refusal"
+    check_fields(answer)
+    return answer, error
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize(("where", "sync"), KINDS, ids=lambda given: getattr(given, "__name__", f"sync={given}"))
+async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: Any, sync: bool, name: str) -> None:
+    handlers, expected = HANDLERS[name]
+    answer, error = await refused(where, Site(handlers, sync))
+    assert kind_of(answer) == expected
+    assert type(error) is (ZeroDivisionError if name == "broken" else type(None)), "no bug is hidden"
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize("where", UNASKED, ids=lambda where: where.__name__)
+async def test_problem_details_answer_where_starlette_asks_no_handler(where: Any, name: str) -> None:
+    answer, error = await refused(where, Site(HANDLERS[name][0]))
+    assert (kind_of(answer), error) == (PROBLEM, None)
+
+
+async def test_a_bug_in_a_handler_of_a_mounted_application_is_answered_by_its_own_500() -> None:
+    answer, error = await refused(mounted_application, Site(HANDLERS["broken"][0]))
+    assert (answer.status, type(error)) == (500, ZeroDivisionError)
+    for name in ("none", "RateLimitExceeded", "429", "delegating"):
+        handlers, expected = HANDLERS[name]
+        answer, error = await refused(mounted_application, Site(handlers))
+        assert (kind_of(answer), error) == (expected, None)
+
+
+async def test_the_exception_says_all_that_a_handler_may_want() -> None:
+    caught: list[Any] = []
+
+    async def handler(request: Request, error: Any) -> Response:
+        caught.append(error)
+        return JSONResponse({"mine": error.detail}, error.status_code, headers=error.headers)
+
+    answer, _ = await refused(dependency, Site({RateLimitExceeded: handler}))
+    (error,) = caught
+    assert isinstance(error, (RateLimitExceeded, SlidegateError))
+    assert isinstance(error, HTTPException)
+    assert (error.decision.allowed, error.decision.checks[0][0].limits) == (False, RateLimit(LIMITS).rule.limits)
+    assert (answer.status, error.retry_after_s) == (429, pytest.approx(3_600, abs=2))
+    assert json.loads(answer.body)["mine"] == "No more than 1 per 1h; Retry-After says when to try again."
+
+
+async def test_an_application_keeps_its_table_and_others_theirs() -> None:
+    sites = [Site({}), Site({RateLimitExceeded: theirs})]
+    given = [dict(site.handlers) for site in sites]
+    apps = [dependency(site) for site in sites]
+    for _ in range(3):
+        answers = [(await ask(app))[0] for app in apps]
+    assert [kind_of(answer) for answer in answers] == [PROBLEM, THEIRS]
+    assert [site.handlers for site in sites] == given
+
+
+# -- what users do with the exception on its way -------------------------------------------------------------------
+
+
+def swallowing(site: Site, sync: bool, after: type[Exception] | None) -> Any:
+    def give() -> Exception:
+        assert after is not None
+        return after(503) if issubclass(after, HTTPException) else after()
+
+    async def needed() -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception:
+            if after:
+                raise give() from None
+
+    def needed_sync() -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if after:
+                raise give() from None
+
+    return site.fastapi(site.page, dependencies=[Depends(needed_sync if sync else needed), *site.depends])
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("name", HANDLERS)
+async def test_a_dependency_that_swallows_the_exception_gives_way_to_the_refusal(name: str, sync: bool) -> None:
+    answer, error = await refused(lambda site: swallowing(site, sync, None), Site(HANDLERS[name][0]))
+    assert (kind_of(answer), type(error).__name__) == (PROBLEM, "FastAPIError")
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_dependency_that_makes_another_answer_of_it_has_its_way(sync: bool) -> None:
+    answer, error = await refused(lambda site: swallowing(site, sync, fastapi.HTTPException), Site({}))
+    assert (answer.status, error) == (503, None)
+    answer, error = await refused(lambda site: swallowing(site, sync, ZeroDivisionError), Site({}))
+    assert (kind_of(answer), type(error)) == (PROBLEM, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+async def test_a_decorator_that_swallows_it_and_answers_has_its_way(name: str) -> None:
+    def forgiving(endpoint: Any) -> Any:
+        @wraps(endpoint)
+        async def forgiven(*args: Any, **options: Any) -> Response:
+            try:
+                response: Response = await endpoint(*args, **options)
+            except RateLimitExceeded:
+                return PlainTextResponse(SWALLOWED)
+            return response
+
+        return forgiven
+
+    answer, error = await refused(lambda site: site.fastapi(forgiving(site.limit(site.page))), Site(HANDLERS[name][0]))
+    assert (answer.status, answer.body, error) == (200, SWALLOWED.encode(), None)
+
+
+async def test_an_application_that_swallows_it_and_says_nothing_is_answered_for() -> None:
+    site = Site({})
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(RateLimitExceeded):
+            await plain(site)(scope, receive, send)
+
+    answer, error = await refused(lambda site: RateLimitMiddleware(app, rules=[]), site)
+    assert (kind_of(answer), error) == (PROBLEM, None)
+
+
+async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_the_refusal() -> None:
+    async def raised(request: HTTPConnection) -> None:
+        try:
+            await site.check(request)
+        except Exception as error:
+            raise LookupError("wrapped") from error
+
+    async def beside(request: HTTPConnection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(site.check(request))
+            if len(site.ran) == 1:
+                tasks.create_task(fail())
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    for way, kind in ((raised, LookupError), (beside, ExceptionGroup)):
+        site = Site({})
+        answer, error = await refused(lambda site, way=way: RateLimitMiddleware(plain(site, way), rules=[]), site)
+        assert (kind_of(answer), type(error)) == (PROBLEM, kind)
+
+
+# -- the rest of a refusal -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
+async def test_strikes_and_figures_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
+    limiter = Limiter()
+    site = Site(HANDLERS[name][0])
+    policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 500: 1, 418: "ban"})
+    site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], limiter=limiter, bans=policy)]
+    app = dependency(site)
+    await ask(app)
+    await ask(app)
+    assert await limiter.banned("203.0.113.9") is None
+    await ask(app)
+    assert await limiter.banned("203.0.113.9") is not None
+    total = limiter.stats().total
+    assert (total.passed, total.refused) == (1, 2)
+
+
+async def test_a_refusal_is_nothing_that_a_log_warns_of(caplog: Any) -> None:
+    for where in (dependency, task_groups_in_plain_asgi, no_framework):
+        await refused(where, Site({}))
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_on_refused_answers_where_no_handler_does() -> None:
+    def refuse(request: HTTPConnection, decision: Any) -> Response:
+        return PlainTextResponse(THEIRS, 418)
+
+    for where in (dependency, mounted_application, task_groups_in_plain_asgi):
+        site = Site({})
+        site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], on_refused=refuse)]
+        if where is not mounted_application:
+            answer, error = await refused(where, site)
+            assert (kind_of(answer), error) == (THEIRS, None)
+
+
+async def test_a_limit_that_refuses_after_the_answer_has_begun_is_the_applications_failure() -> None:
+    site = Site({})
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await in_a_task_group(site, Request(scope, receive))
+
+    app = RateLimitMiddleware(late, rules=[])
+    await ask(app)
+    _, error = await ask(app)
+    assert isinstance(error, ExceptionGroup)
+    assert error.subgroup(RateLimitExceeded) is not None
+
+
+async def test_a_cancelled_request_is_not_answered() -> None:
+    site = Site({})
+
+    async def page(request: Request) -> Response:
+        with suppress(RateLimitExceeded):
+            await site.check(request)
+        raise asyncio.CancelledError
+
+    app = site.starlette(page)
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError):
+            await call(app)
+
+
+async def test_a_client_that_has_left_is_no_refusal() -> None:
+    async def page(request: Request) -> Response:
+        raise ClientDisconnect
+
+    with pytest.raises(ClientDisconnect):
+        await call(Site({}).starlette(page))
+
+
+# -- websockets ----------------------------------------------------------------------------------------------------
+
+
+async def talk(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.close()
+
+
+def socket_dependency(site: Site) -> ASGIApp:
+    app = FastAPI(**site.options)
+    app.websocket("/", dependencies=site.depends)(talk)
+    return app
+
+
+def socket_decorator(site: Site) -> ASGIApp:
+    app = FastAPI(**site.options)
+    app.websocket("/")(site.limit(talk))
+    return app
+
+
+def socket_decorator_in_starlette(site: Site) -> ASGIApp:
+    return Starlette(routes=[WebSocketRoute("/", site.limit(talk))], **site.options)
+
+
+def socket_task_group(site: Site) -> ASGIApp:
+    async def needed(connection: HTTPConnection) -> None:
+        await in_a_task_group(site, connection)
+
+    app = FastAPI(**site.options)
+    app.websocket("/", dependencies=[Depends(needed)])(talk)
+    return app
+
+
+SOCKETS = [socket_dependency, socket_decorator, socket_decorator_in_starlette, socket_task_group]
+
+
+@pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "429"])
+@pytest.mark.parametrize("where", SOCKETS, ids=lambda where: where.__name__)
+async def test_a_handshake_is_refused_with_the_same_answer_or_by_a_close(where: Any, name: str) -> None:
+    handlers, expected = HANDLERS[name]
+    app = where(Site(handlers))
+    denial = {"extensions": {"websocket.http.response": {}}}
+    messages = (await send_scope(app, scope_of(type="websocket", **denial))).messages
+    assert [message["type"] for message in messages] == ["websocket.accept", "websocket.close"]
+    answer, error = await ask(app, type="websocket", **denial)
+    assert (kind_of(answer), error) == (expected, None)
+    check_fields(answer)
+    if expected == PROBLEM:
+        answer, error = await ask(app, type="websocket")
+        assert (answer.messages, error) == ([{"type": "websocket.close", "code": 1008}], None)
+
+
+async def test_an_accepted_websocket_is_closed_to_try_again_later() -> None:
+    site = Site({RateLimitExceeded: theirs})
+
+    async def late(websocket: WebSocket) -> None:
+        await websocket.accept()
+        for _ in range(2):
+            await site.check(websocket)
+            site.limit = RateLimit(LIMITS, name="other")
+        await websocket.close()
+
+    app = Starlette(routes=[WebSocketRoute("/", late)], **site.options)
+    await send_scope(app, scope_of(type="websocket"))
+    messages = (await send_scope(app, scope_of(type="websocket"))).messages
+    assert [(message["type"], message.get("code")) for message in messages] == [
+        ("websocket.accept", None),
+        ("websocket.close", 1013),
+    ]

@@ -1,0 +1,178 @@
+"""A request waits for its turn, wherever its limit stands: in a rule, or at an endpoint in any form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, Request, Response, WebSocket
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message
+
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware
+from slidegate.testing import FakeClock
+
+from ..asgi import PEER, call, scope_of, send_scope, statuses
+from .limited import AT, as_dependency, gate_of, limited
+from .test_waiting import channel
+
+everywhere = pytest.mark.parametrize("at", AT)
+
+
+async def _status(gate: ASGIApp) -> int:
+    return (await call(gate)).status
+
+
+@everywhere
+async def test_a_request_waits_for_its_turn(at: str) -> None:
+    # However slow the machine is, all four come at one moment.
+    gate = limited(at, "2/50ms", limiter=Limiter(), wait="10s")
+    assert await asyncio.gather(*(_status(gate) for _ in range(4))) == [200] * 4
+    figures = gate.limiter.stats()
+    assert sum(series.seen.count("occupied_pass") for series in figures.rules.values()) == 2
+
+
+@everywhere
+async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
+    gate = limited(at, "1/hour", wait="10s")
+    assert await statuses(gate, 2) == [200, 429]
+    short = limited(at, "1/100ms", limiter=Limiter(), wait="10s", wait_max=1)
+    assert sorted(await asyncio.gather(*(_status(short) for _ in range(3)))) == [200, 200, 429]
+
+
+class Leaving:
+    """A client that sends its request, and leaves when it is told to."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.gone = asyncio.Event()
+        self.body = body
+        self.asked = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        self.asked += 1
+        if self.asked == 1:
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@everywhere
+async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, cancelled: bool) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    gate = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
+    assert await statuses(gate, 1) == [200]
+    client = Leaving()
+    waiting = asyncio.ensure_future(gate(scope_of(), client.receive, client.send))
+    while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    if cancelled:
+        waiting.cancel()
+    else:
+        client.gone.set()
+    await asyncio.wait([waiting], timeout=60)
+    assert waiting.done()
+    assert waiting.cancelled() == cancelled
+    assert cancelled or waiting.exception() is None
+    assert limiter.engine.waits.waiting == 0
+    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
+    assert client.sent == []
+    figures = limiter.stats()
+    assert sum(series.seen.count("cancelled") for series in figures.routes.values()) == 1
+    assert sum(series.refused for series in figures.routes.values()) == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_is_not_struck() -> None:
+    policy = BanPolicy("1/minute", signals={"refused": 1, "4xx": 1, "5xx": 1}, ban_private=True)
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    gate = RateLimitMiddleware(
+        as_dependency(RateLimit("1/10s", wait="1h", name="slow")), rules=[], limiter=limiter, bans=policy
+    )
+    assert await statuses(gate, 1) == [200]
+    client = Leaving()
+    client.gone.set()
+    await gate(scope_of(), client.receive, client.send)
+    assert client.sent == []
+    assert [ban async for ban in limiter.bans()] == []
+
+
+async def test_a_body_that_came_while_waiting_is_there_afterwards() -> None:
+    app = FastAPI()
+
+    @app.post("/")
+    @RateLimit("1/50ms", wait="10s")
+    async def page(request: Request) -> str:
+        return (await request.body()).decode()
+
+    gate = gate_of(app, Limiter())
+
+    async def post(body: bytes) -> bytes:
+        client = Leaving(body)
+        await gate(scope_of(method="POST"), client.receive, client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
+
+    assert await asyncio.gather(post(b"one"), post(b"two")) == [b'"one"', b'"two"']
+
+
+async def test_a_streamed_body_is_whole_for_an_endpoint_that_waited() -> None:
+    @RateLimit("1/50ms", wait="10s")
+    class Page(HTTPEndpoint):
+        async def post(self, request: Any) -> Response:
+            pieces: AsyncIterator[bytes] = request.stream()
+            return PlainTextResponse(b"".join([piece async for piece in pieces]))
+
+    gate = gate_of(Starlette(routes=[Route("/", Page)]), Limiter())
+
+    async def post() -> bytes:
+        pieces: list[Message] = [
+            {"type": "http.request", "body": b"a", "more_body": True},
+            {"type": "http.request", "body": b"b", "more_body": False},
+        ]
+        client = Leaving()
+        await gate(scope_of(method="POST"), channel(*pieces), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
+
+    assert await asyncio.gather(post(), post()) == [b"ab", b"ab"]
+
+
+async def test_a_websocket_waits_for_its_turn_too() -> None:
+    app = FastAPI()
+
+    @app.websocket("/", dependencies=[Depends(RateLimit("1/50ms", wait="10s"))])
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    gate = gate_of(app, Limiter())
+
+    async def connect() -> list[str]:
+        return [message["type"] for message in (await send_scope(gate, scope_of(type="websocket"))).messages]
+
+    assert await asyncio.gather(connect(), connect()) == [["websocket.accept", "websocket.close"]] * 2
+
+
+async def test_places_are_waited_for_at_an_endpoint() -> None:
+    app = FastAPI()
+    under_way, most = 0, 0
+
+    @app.get("/", dependencies=[Depends(RateLimit(concurrency=1, wait="10s"))])
+    async def page() -> str:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return "page"
+
+    gate = gate_of(app, Limiter())
+    assert await asyncio.gather(*(_status(gate) for _ in range(5))) == [200] * 5
+    assert most == 1

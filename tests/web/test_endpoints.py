@@ -1,0 +1,714 @@
+"""Limits at the endpoint: every way to put one there, each shown by a real refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial, wraps
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, Body, Depends, FastAPI, WebSocket
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute, request_response
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+    path_param,
+)
+from slidegate.testing import FakeClock
+
+from ..asgi import PEER, call, page, scope_of, send_scope, statuses
+
+GATE = Middleware(RateLimitMiddleware, rules=[])
+Limited = Annotated[None, Depends(RateLimit("2/hour"))]
+
+
+def limiter() -> Limiter:
+    return Limiter(MemoryStore(clock=FakeClock()))
+
+
+def starlette(*routes: Any) -> Starlette:
+    return Starlette(routes=routes, middleware=[GATE])
+
+
+def fastapi(**options: Any) -> FastAPI:
+    return FastAPI(middleware=[GATE], **options)
+
+
+def sync_page(request: Request) -> Response:
+    return PlainTextResponse("hi")
+
+
+# -- every way -----------------------------------------------------------------------------------------------------
+# Each builds an application whose /x/{n} lets two requests an hour through, whatever n is.
+
+
+def on_an_async_function() -> ASGIApp:
+    return starlette(Route("/x/{n}", RateLimit("2/hour")(page)))
+
+
+def on_a_sync_function() -> ASGIApp:
+    return starlette(Route("/x/{n}", RateLimit("2/hour")(sync_page)))
+
+
+def on_a_partial() -> ASGIApp:
+    async def more(word: str, request: Request) -> Response:
+        return PlainTextResponse(word)
+
+    return starlette(Route("/x/{n}", RateLimit("2/hour")(partial(more, "hi"))))
+
+
+def on_a_method_of_a_class() -> ASGIApp:
+    class Page(HTTPEndpoint):
+        @RateLimit("2/hour")
+        def get(self, request: Request) -> Response:
+            return PlainTextResponse("hi")
+
+    return starlette(Route("/x/{n}", Page))
+
+
+def under_another_decorator() -> ASGIApp:
+    def shouting(endpoint: Any) -> Any:
+        @wraps(endpoint)
+        async def shout(request: Request) -> Response:
+            return PlainTextResponse((await endpoint(request)).body.upper())
+
+        return shout
+
+    return starlette(Route("/x/{n}", shouting(RateLimit("2/hour")(page))))
+
+
+def as_a_middleware_of_the_route() -> ASGIApp:
+    return Starlette(routes=[Route("/x/{n}", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour")])])
+
+
+def in_a_mount() -> ASGIApp:
+    return starlette(Mount("/x", routes=[Route("/{n}", RateLimit("2/hour")(page))]))
+
+
+def around_a_bare_router() -> ASGIApp:
+    return RateLimitMiddleware(Router([Route("/x/{n}", RateLimit("2/hour")(page))]), rules=[])
+
+
+def as_an_annotated_parameter() -> ASGIApp:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    async def get(n: int, _: Limited) -> int:
+        return n
+
+    return app
+
+
+def in_nested_routers() -> ASGIApp:
+    app, outer, inner = fastapi(), APIRouter(), APIRouter()
+
+    @inner.get("/{n}", dependencies=[Depends(RateLimit("2/hour"))])
+    async def get(n: int) -> int:
+        return n
+
+    outer.include_router(inner, prefix="/x")
+    app.include_router(outer)
+    return app
+
+
+def as_a_dependency_of_the_application() -> ASGIApp:
+    app = fastapi(dependencies=[Depends(RateLimit("2/hour"))])
+
+    @app.get("/x/{n}")
+    async def get(n: int) -> int:
+        return n
+
+    return app
+
+
+def as_a_dependency_of_a_dependency() -> ASGIApp:
+    limit = RateLimit("2/hour")
+    app = fastapi()
+
+    async def user(_: None = Depends(limit)) -> str:
+        return "ann"
+
+    @app.get("/x/{n}")
+    async def get(n: int, name: str = Depends(user)) -> str:
+        return name
+
+    return app
+
+
+def on_a_sync_endpoint_without_a_request() -> ASGIApp:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    @RateLimit("2/hour")
+    def get(n: int) -> int:
+        return n + 1
+
+    return app
+
+
+def on_an_endpoint_with_a_connection() -> ASGIApp:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    @RateLimit("2/hour")
+    async def get(n: int, connection: HTTPConnection, request: Request) -> str:
+        assert connection is request
+        return connection.url.path
+
+    return app
+
+
+def on_an_endpoint_twice() -> ASGIApp:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    @RateLimit("9/hour", key=everyone)
+    @RateLimit("2/hour")
+    async def get(n: int) -> int:
+        return n
+
+    return app
+
+
+def in_a_mounted_fastapi() -> ASGIApp:
+    app, inner = fastapi(), FastAPI()
+
+    @inner.get("/{n}", dependencies=[Depends(RateLimit("2/hour"))])
+    async def get(n: int) -> int:
+        return n
+
+    app.mount("/x", inner)
+    return app
+
+
+WAYS = [
+    on_an_async_function,
+    on_a_sync_function,
+    on_a_partial,
+    on_a_method_of_a_class,
+    under_another_decorator,
+    as_a_middleware_of_the_route,
+    in_a_mount,
+    around_a_bare_router,
+    as_an_annotated_parameter,
+    in_nested_routers,
+    as_a_dependency_of_the_application,
+    as_a_dependency_of_a_dependency,
+    on_a_sync_endpoint_without_a_request,
+    on_an_endpoint_with_a_connection,
+    on_an_endpoint_twice,
+    in_a_mounted_fastapi,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_third_request_is_refused_whatever_the_path_parameter(way: Callable[[], ASGIApp]) -> None:
+    client = TestClient(way())
+    answers = [client.get(f"/x/{n}") for n in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    refused = answers[2]
+    wait_s = refused.headers["retry-after"]
+    assert wait_s in ("3599", "3600")  # the clock is that of the machine
+    assert refused.headers["cache-control"] == "no-store"
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["status"] == 429
+    assert refused.headers["ratelimit"].endswith(f";r=0;t={wait_s}")
+    assert answers[0].headers["ratelimit"].endswith(";r=1;t=3600")
+
+
+async def chat(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_text("hi")
+    await socket.close()
+
+
+class Chat(WebSocketEndpoint):
+    async def on_connect(self, websocket: Any) -> None:
+        await chat(websocket)
+
+
+def websocket_of_fastapi() -> ASGIApp:
+    app, router = fastapi(), APIRouter()
+    router.websocket("/{n}", dependencies=[Depends(RateLimit("2/hour"))])(chat)
+    app.include_router(router, prefix="/x")
+    return app
+
+
+def decorated_websocket_of_fastapi() -> ASGIApp:
+    app = fastapi()
+
+    @app.websocket("/x/{n}")
+    @RateLimit("2/hour")
+    async def talk(n: int, socket: WebSocket) -> None:
+        await chat(socket)
+
+    return app
+
+
+WEBSOCKETS = {
+    "function": lambda: starlette(WebSocketRoute("/x/{n}", RateLimit("2/hour")(chat))),
+    "class": lambda: starlette(WebSocketRoute("/x/{n}", RateLimit("2/hour")(Chat))),
+    "router": lambda: RateLimitMiddleware(Router([WebSocketRoute("/x/{n}", RateLimit("2/hour")(chat))]), rules=[]),
+    "dependency": websocket_of_fastapi,
+    "decorator": decorated_websocket_of_fastapi,
+}
+
+
+@pytest.mark.parametrize("way", WEBSOCKETS)
+async def test_the_third_handshake_is_refused_with_the_whole_answer_or_a_close(way: str) -> None:
+    app = WEBSOCKETS[way]()
+    client = TestClient(app)
+    for n in range(2):
+        with client.websocket_connect(f"/x/{n}") as socket:
+            assert socket.receive_text() == "hi"
+    with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect("/x/3"):
+        pass
+    assert denied.value.status_code == 429
+    assert denied.value.headers["retry-after"] in ("3599", "3600")
+    assert denied.value.json()["status"] == 429
+    answer = await send_scope(app, scope_of("/x/4", type="websocket", client=("testclient", 50000), extensions={}))
+    assert answer.messages == [{"type": "websocket.close", "code": 1008}]
+
+
+# -- whose bucket --------------------------------------------------------------------------------------------------
+
+
+def test_a_name_joins_endpoints_and_rules_and_a_request_is_charged_once() -> None:
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/c", "3/hour", name="api")])])
+
+    @app.get("/a")
+    @app.get("/c")
+    @RateLimit("3/hour", name="api")
+    async def get(_: None = Depends(RateLimit("3/hour", name="api"))) -> str:
+        return "hi"
+
+    client = TestClient(app)
+    assert [client.get(path).status_code for path in ("/a", "/c", "/a", "/c", "/a")] == [200, 200, 200, 429, 429]
+    assert client.get("/a").headers["ratelimit-policy"] == '"api";q=3;w=3600'
+
+
+@pytest.mark.parametrize("template", ["/{tenant}/x/{n}", "/{tenant}/{n}"])
+async def test_parameters_of_mounts_are_one_bucket_too(template: str) -> None:
+    inner = Starlette(routes=[Route(template.removeprefix("/{tenant}"), RateLimit("2/hour")(page))])
+    app = starlette(Mount("/{tenant}", inner))
+    paths = [template.replace("{tenant}", tenant).replace("{n}", n) for tenant, n in ("ax", "xx", "nx", "tx")]
+    assert [(await call(app, path)).status for path in paths] == [200, 200, 429, 429]
+    assert json.loads((await call(app, paths[0])).body)["violated-policies"] == [f"GET {template}"]
+
+
+async def test_an_application_mounted_twice_has_two_buckets() -> None:
+    inner = Starlette(routes=[Route("/x", RateLimit("1/hour")(page))])
+    app = starlette(Mount("/a", inner), Mount("/b", inner))
+    assert [(await call(app, path)).status for path in ("/a/x", "/b/x", "/a/x", "/b/x")] == [200, 200, 429, 429]
+
+
+async def test_both_conventions_for_root_path_are_one_bucket() -> None:
+    app = starlette(Route("/login", RateLimit("2/hour")(page)))
+    asked = [("/app/login", "/app"), ("/login", "/app"), ("/login", ""), ("/app/login", "/app")]
+    answers = [await call(app, path, root_path=root) for path, root in asked]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429]
+    assert json.loads(answers[2].body)["violated-policies"] == ["GET /login"]
+
+
+async def test_mounts_are_told_apart_under_a_root_path() -> None:
+    inner = Starlette(routes=[Route("/login", RateLimit("1/hour")(page))])
+    app = starlette(Mount("/v1", inner), Mount("/v2", inner))
+    asked = [("/app/v1/login", "/app"), ("/v2/login", ""), ("/v1/login", ""), ("/app/v2/login", "/app")]
+    answers = [await call(app, path, root_path=root) for path, root in asked]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429]
+    assert json.loads(answers[3].body)["violated-policies"] == ["GET /v2/login"]
+
+
+async def test_two_limits_on_one_endpoint_have_two_names() -> None:
+    app = starlette(Route("/", RateLimit("9/hour", key=everyone)(RateLimit("1/hour")(page))))
+    answers = [await call(app) for _ in range(2)]
+    assert answers[1].headers["ratelimit-policy"] == '"GET /";q=9;w=3600, "GET /-2";q=1;w=3600'
+    assert json.loads(answers[1].body)["violated-policies"] == ["GET /-2"]
+
+
+async def test_two_applications_on_one_limiter_are_two_buckets() -> None:
+    gate = limiter()
+    apps = [
+        RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), limiter=gate, rules=[]) for _ in range(2)
+    ]
+    assert [(await call(app)).status for app in apps * 2] == [200, 200, 429, 429]
+
+
+async def test_buckets_and_names_are_the_same_in_every_process_whatever_comes_first() -> None:
+    seen: list[dict[str, tuple[str, str]]] = []
+    for paths in (["/a", "/b", "/c/1"], ["/c/1", "/b", "/a"]):
+        app, found = fastapi(), {}
+        for letter in "ab":
+            router = APIRouter(dependencies=[Depends(RateLimit("9/hour"))])
+            router.get(f"/{letter}")(lambda: "hi")
+            app.include_router(router)
+        app.get("/c/{n}", dependencies=[Depends(RateLimit("9/hour"))])(lambda: "hi")
+        for path in paths:
+            scope = scope_of(path)
+            await send_scope(app, scope)
+            state = scope["slidegate"].decision.binding
+            found[path] = state.rule, state.name
+        seen.append(found)
+    assert seen[0] == seen[1]
+    assert len({rule for rule, _ in seen[0].values()}) == 3
+    assert {path: name for path, (_, name) in seen[0].items()} == {"/a": "/*", "/b": "/*", "/c/1": "GET /c/{n}"}
+
+
+async def test_hosts_are_told_apart() -> None:
+    inner = Router([Route("/x", RateLimit("1/hour")(page))])
+    other = Router([Route("/x", RateLimit("1/hour")(page))])
+    app = starlette(Host("a.example", inner), Host("b.example", other))
+    hosts = [{"Host": f"{letter}.example"} for letter in "abab"]
+    assert [(await call(app, "/x", headers=host)).status for host in hosts] == [200, 200, 429, 429]
+
+
+async def test_one_application_on_two_hosts_is_one_bucket() -> None:
+    inner = Router([Route("/x", RateLimit("1/hour")(page))])
+    app = starlette(Host("a.example", inner), Host("b.example", inner))
+    assert [(await call(app, "/x", headers={"Host": f"{one}.example"})).status for one in "ab"] == [200, 429]
+
+
+async def test_where_no_router_says_the_function_is_the_bucket() -> None:
+    limit = RateLimit("1/hour")
+    one, two = request_response(limit(page)), request_response(limit(sync_page))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (two if scope["path"] == "/two" else one)(scope, receive, send)
+
+    gate = RateLimitMiddleware(app, rules=[])
+    paths = ["/one/1", "/two", "/one/2", "/two"]
+    answers = [await call(gate, path) for path in paths]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429]
+    assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
+
+
+async def test_unknown_paths_are_the_middlewares_to_count() -> None:
+    app = FastAPI(
+        middleware=[Middleware(RateLimitMiddleware, limits="3/hour")], dependencies=[Depends(RateLimit("1/hour"))]
+    )
+    assert await statuses(app, 4, "/nowhere") == [404, 404, 404, 429]
+
+
+# -- what the client gets ------------------------------------------------------------------------------------------
+
+
+def test_a_mounted_application_with_error_pages_of_its_own_shows_the_refusal() -> None:
+    async def oops(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("oops", 500)
+
+    inner = Starlette(routes=[Route("/", RateLimit("1/hour")(page))], exception_handlers={Exception: oops, 500: oops})
+    client = TestClient(starlette(Mount("/sub", inner)))
+    assert [client.get("/sub/").status_code for _ in range(3)] == [200, 429, 429]
+
+
+def test_other_middlewares_in_between_neither_break_the_refusal_nor_lose_their_fields() -> None:
+    async def stamp(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        response.headers["x-stamp"] = "yes"
+        return response
+
+    app = Starlette(
+        routes=[Route("/", RateLimit("1/hour")(page))],
+        middleware=[
+            GATE,
+            Middleware(BaseHTTPMiddleware, dispatch=stamp),
+            Middleware(CORSMiddleware, allow_origins=["https://example.org"]),
+            Middleware(GZipMiddleware, minimum_size=1),
+        ],
+    )
+    client = TestClient(app, headers={"Origin": "https://example.org", "Accept-Encoding": "gzip"})
+    assert client.get("/").headers["content-encoding"] == "gzip"
+    refused = client.get("/")
+    assert refused.json()["status"] == 429
+    assert refused.headers["content-encoding"] == "gzip"
+    assert refused.headers["access-control-allow-origin"] == "https://example.org"
+    assert refused.headers["x-stamp"] == "yes"
+
+
+@pytest.mark.parametrize("way", ["function", "router"])
+async def test_without_header_fields_the_refusal_is_still_the_middlewares(way: str) -> None:
+    routes = [Route("/", RateLimit("1/hour")(page))]
+    inner = Starlette(routes=routes) if way == "function" else Router(routes)
+    app = RateLimitMiddleware(inner, rules=[], headers=None)
+    answers = [await call(app), await call(app)]
+    assert "ratelimit" not in answers[0].headers
+    assert (answers[1].status, answers[1].headers["retry-after"]) == (429, "3600")
+    assert "ratelimit" not in answers[1].headers
+
+
+async def test_the_tightest_of_all_is_shown_and_the_fields_are_written_once() -> None:
+    app = Starlette(
+        routes=[Route("/", RateLimit("50/hour; 3/minute")(page))],
+        middleware=[Middleware(RateLimitMiddleware, limits="100/hour")],
+    )
+    answer = await call(app)
+    assert answer.headers["ratelimit"] == '"GET /-60";r=2;t=60'
+    assert answer.headers["ratelimit-policy"] == (
+        '"default";q=100;w=3600, "GET /-3600";q=50;w=3600, "GET /-60";q=3;w=60'
+    )
+
+
+# -- charging ------------------------------------------------------------------------------------------------------
+
+
+async def test_of_many_requests_at_once_exactly_n_reach_the_endpoint() -> None:
+    ran: list[int] = []
+
+    @RateLimit("5/hour")
+    async def count(request: Request) -> Response:
+        ran.append(1)
+        return PlainTextResponse("hi")
+
+    app = starlette(Route("/", count))
+    answers = await asyncio.gather(*(call(app) for _ in range(200)))
+    assert sorted(answer.status for answer in answers) == [200] * 5 + [429] * 195
+    assert len(ran) == 5
+
+
+async def test_a_request_that_an_endpoint_refuses_is_charged_nowhere() -> None:
+    gate, inner_gate = limiter(), limiter()
+    inner = Middleware(RateLimitMiddleware, limiter=inner_gate, rules=[Rule("*", "10/hour", name="inner")])
+    limited = RateLimit("5/hour", key=everyone, name="all")(RateLimit("1/hour")(page))
+    app = RateLimitMiddleware(
+        Starlette(routes=[Route("/", limited)], middleware=[inner]),
+        limiter=gate,
+        rules=[Rule("*", "10/hour", name="outer")],
+    )
+    assert await statuses(app, 4) == [200, 429, 429, 429]
+    assert (await gate.peek(PEER, "10/hour", rule="outer")).remaining == 8  # after the peek's own unit
+    assert (await inner_gate.peek(PEER, "10/hour", rule="inner")).remaining == 8
+    assert (await inner_gate.peek("everyone", "5/hour", rule="all")).remaining == 3
+
+
+async def test_the_nearest_middleware_is_the_one_whose_limiter_and_client_are_used() -> None:
+    gate = limiter()
+    inner = Middleware(RateLimitMiddleware, limiter=gate, rules=[])
+    app = starlette(
+        Mount("/sub", Starlette(routes=[Route("/", RateLimit("3/hour", name="r")(page))], middleware=[inner]))
+    )
+    await call(app, "/sub/")
+    assert (await gate.peek(PEER, "3/hour", rule="r")).remaining == 1
+
+
+async def test_clients_on_the_allowlist_are_not_counted_and_what_looks_like_a_preflight_and_gets_here_is() -> None:
+    app = Starlette(
+        routes=[Route("/", RateLimit("1/hour")(page), methods=["GET", "OPTIONS"])],
+        middleware=[Middleware(RateLimitMiddleware, rules=[], allowlist=Networks(["192.0.2.0/24"]))],
+    )
+    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
+    assert await statuses(app, 3, client=("192.0.2.1", 1)) == [200] * 3
+    assert await statuses(app, 2, method="OPTIONS", headers=preflight) == [200, 429]
+    assert await statuses(app, 1, method="OPTIONS") == [429]
+
+
+# -- keys and costs ------------------------------------------------------------------------------------------------
+
+
+async def by_name(request: Any) -> str:
+    return str((await request.json())["name"])
+
+
+def body_of_a_function() -> ASGIApp:
+    async def echo(request: Request) -> Response:
+        return JSONResponse(await request.json())
+
+    return starlette(Route("/", RateLimit("1/hour", key=by_name)(echo), methods=["POST"]))
+
+
+def body_of_a_class() -> ASGIApp:
+    @RateLimit("1/hour", key=by_name)
+    class Echo(HTTPEndpoint):
+        async def post(self, request: Request) -> Response:
+            return JSONResponse(await request.json())
+
+    return starlette(Route("/", Echo))
+
+
+def body_of_a_dependency() -> ASGIApp:
+    app = fastapi()
+
+    @app.post("/", dependencies=[Depends(RateLimit("1/hour", key=by_name))])
+    async def echo(name: str = Body(embed=True)) -> dict[str, str]:
+        return {"name": name}
+
+    return app
+
+
+@pytest.mark.parametrize("way", [body_of_a_function, body_of_a_class, body_of_a_dependency])
+def test_a_key_function_may_read_the_body_and_the_endpoint_reads_it_again(way: Callable[[], ASGIApp]) -> None:
+    client = TestClient(way())
+    asked = [{"name": name} for name in ("ann", "bob", "ann")]
+    answers = [client.post("/", json=body) for body in asked]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.json() for answer in answers[:2]] == asked[:2]
+
+
+async def test_built_in_keys_count_what_they_count_in_rules() -> None:
+    limits = [RateLimit("1/hour", key=header("X-API-Key")), RateLimit("1/hour", key=path_param("n"))]
+    app = starlette(*(Route(f"/{place}/{{n}}", limit(page)) for place, limit in enumerate(limits)))
+    by_header = [await call(app, "/0/1", headers={"X-API-Key": key}) for key in ("a", "b", "a")]
+    assert [answer.status for answer in by_header] == [200, 200, 429]
+    assert [(await call(app, path)).status for path in ("/1/a", "/1/b", "/1/a")] == [200, 200, 429]
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(RateLimit("1/hour"))])(lambda: "hi")
+    with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\), with rules"):
+        TestClient(app).get("/")
+
+
+@pytest.mark.parametrize("environment", [False, True])
+async def test_under_a_middleware_that_is_switched_off_everything_passes(
+    environment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if environment:
+        monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), rules=[], enabled=environment)
+    assert await statuses(app, 3) == [200, 200, 200]
+
+
+def misplaced(app: FastAPI) -> None:
+    @RateLimit("1/hour")
+    @app.get("/wrong")
+    async def wrong() -> str:
+        return "hi"
+
+
+async def test_the_server_is_told_that_the_start_failed() -> None:
+    app, sent = FastAPI(), []
+    misplaced(app)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    with pytest.raises(ConfigurationError):
+        await RateLimitMiddleware(app, rules=[])({"type": "lifespan", "state": {}}, receive, send)
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "GET /wrong" in sent[0]["message"]
+
+
+def test_a_function_that_is_a_route_both_with_and_without_a_limit_is_no_mistake() -> None:
+    app = fastapi()
+
+    async def get() -> str:
+        return "hi"
+
+    app.get("/free")(get)
+    app.get("/limited")(RateLimit("1/hour")(get))
+    RateLimit("9/hour")(get)
+    with TestClient(app) as client:
+        assert [client.get("/free").status_code for _ in range(3)] == [200] * 3
+        assert [client.get("/limited").status_code for _ in range(2)] == [200, 429]
+
+
+async def rows() -> AsyncIterator[str]:
+    yield "a"
+
+
+def some_rows() -> Any:
+    yield "a"
+
+
+class Application:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (rows, r"'rows' is a generator.*Depends\(RateLimit"),
+        (some_rows, r"'some_rows' is a generator"),
+        (Application, r"a class such as HTTPEndpoint.*Middleware\(RateLimitMiddleware"),
+        ("5/second", r'expected limits such as RateLimit\("5/second"\)'),
+    ],
+)
+def test_what_cannot_be_decorated_is_said_at_once(target: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RateLimit("1/hour")(target)
+
+
+@pytest.mark.parametrize(
+    "options", [{"limits": "often"}, {"limits": "1/hour", "cost": 2}, {"limits": "1/hour", "nmae": "x"}]
+)
+def test_a_value_that_cannot_work_is_said_at_construction(options: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        RateLimit(**options)
+
+
+async def test_a_decorated_function_called_without_a_request_says_so() -> None:
+    @RateLimit("1/hour")
+    async def get(n: int) -> int:
+        return n
+
+    with pytest.raises(ConfigurationError, match="'get' was called without a request"):
+        await get(3)
+
+
+def test_a_decorated_endpoint_keeps_its_face() -> None:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    @RateLimit("1/hour")
+    @RateLimit("2/hour")
+    async def get(n: int, q: str = "a") -> list[int]:
+        """Numbers."""
+        return [n]
+
+    operation = app.openapi()["paths"]["/x/{n}"]["get"]
+    assert [parameter["name"] for parameter in operation["parameters"]] == ["n", "q"]
+    assert (operation["description"], operation["operationId"]) == ("Numbers.", "get_x__n__get")
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
+    assert "requestBody" not in operation
+
+
+def test_a_sync_endpoint_still_runs_in_a_thread() -> None:
+    app = fastapi()
+
+    @app.get("/")
+    @RateLimit("9/hour")
+    def get() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert TestClient(app).get("/").json() is False
+
+
+async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
+    app = fastapi()
+
+    @app.get("/")
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-tenant"))
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-account"))
+    async def get() -> int:
+        return 1
+
+    for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
+        answers = [(await call(app, headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)]
+        assert answers == [200, 200, 429]

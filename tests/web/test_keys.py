@@ -1,0 +1,337 @@
+"""Whom a rule counts: clients by address, and what header fields, cookies, queries, paths and users say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    everyone,
+    header,
+    path_param,
+    query,
+    user,
+)
+
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+
+
+async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
+    app = RateLimitMiddleware(hello, rules=[rule], **options)
+    found = []
+    for scope in scopes:
+        await send_scope(app, scope)
+        found.append(scope["slidegate"].decision.states[0].key)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("peers", "key"),
+    [
+        (["1.2.3.4", "::ffff:1.2.3.4", "::ffff:102:304", "0:0:0:0:0:ffff:1.2.3.4", "::FFFF:1.2.3.4"], "1.2.3.4"),
+        (["::ffff:5.6.7.8"], "5.6.7.8"),
+        (["2001:DB8:0:0:0:0:0:1", "2001:db8::1", "2001:0db8::0001", "2001:db8::ffff:1"], "2001:db8::/64"),
+        (["fe80::1%eth0", "fe80::2%25x"], "fe80::/64"),
+        (["testclient"], "peer:testclient"),
+        (["010.8.8.8"], "peer:010.8.8.8"),
+        (["1.2.3"], "peer:1.2.3"),
+        (["2130706433"], "peer:2130706433"),
+    ],
+)
+async def test_one_client_has_one_key_however_it_is_spelled(peers: list[str], key: str) -> None:
+    assert set(await keys(Rule("*", "99/hour"), *(scope_of(client=(peer, 1)) for peer in peers))) == {key}
+
+
+async def test_a_peer_name_of_any_length_and_script_is_a_short_key_of_its_own() -> None:
+    peers = ["x" * 70 + "a", "x" * 70 + "b", "\u00fc" * 60, "\udcff" * 40]
+    found = await keys(Rule("*", "9/hour"), *(scope_of(client=(peer, 1)) for peer in peers))
+    assert len(set(found)) == len(peers)
+    assert max(len(key.encode()) for key in found) <= 64
+
+
+async def test_prefixes_make_larger_clients() -> None:
+    options = {"client": client_ip(ipv4_prefix=24, ipv6_prefix=48)}
+    scopes = [scope_of(client=(peer, 1)) for peer in ("203.0.113.9", "2001:db8:1:2::3")]
+    assert await keys(Rule("*", "9/hour"), *scopes, **options) == ["203.0.113.0/24", "2001:db8:1::/48"]
+
+
+@pytest.mark.parametrize("prefix", [0, 31, 129, -1, "64", 64.0, True, None])
+def test_a_prefix_outside_its_range_is_refused(prefix: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ipv6_prefix"):
+        client_ip(ipv6_prefix=prefix)
+
+
+async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() -> None:
+    rule = Rule("*", "9/hour", key=header("X-API-Key"))
+    first, again, other, huge = await keys(
+        rule, *(scope_of(headers={"x-api-key": value}) for value in ("secret", "secret", "other", "k" * 65_536))
+    )
+    assert first == again != other
+    assert "secret" not in first
+    assert first.startswith("header:X-API-Key#")
+    assert max(map(len, (first, other, huge))) <= 64
+
+
+async def test_a_missing_or_empty_header_is_no_way_past_the_gate() -> None:
+    scopes = [scope_of(headers=headers) for headers in ({}, {"X-API-Key": ""}, {"X-Api-Key-2": "x"})]
+    assert await keys(Rule("*", "9/hour", key=header("x-api-key")), *scopes) == [PEER] * 3
+    fallback = header("X-API-Key", fallback=header("X-Other", fallback=client_ip(ipv4_prefix=24)))
+    assert await keys(Rule("*", "9/hour", key=fallback), scope_of()) == ["203.0.113.0/24"]
+
+
+async def test_of_many_lines_of_a_header_the_first_counts_as_for_the_application() -> None:
+    lines = [(b"x-api-key", b"first"), *[(b"x-api-key", b"%d" % n) for n in range(99)], *[(b"x", b"y")] * 10_000]
+    many, one = await keys(
+        Rule("*", "9/hour", key=header("X-API-Key")), scope_of(headers=lines), scope_of(headers=lines[:1])
+    )
+    assert many == one
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_function_names_the_client_or_leaves_the_request_uncounted(kind: str) -> None:
+    def tenant(request: Any) -> str | None:
+        name: str | None = request.headers.get("x-tenant")
+        return name
+
+    async def tenant_later(request: Any) -> str | None:
+        return tenant(request)
+
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=tenant if kind == "sync" else tenant_later)])
+    assert await statuses(app, 3, headers={"x-tenant": "a"}) == [200, 200, 429]
+    assert await statuses(app, 1, headers={"x-tenant": "b"}) == [200]
+    assert await statuses(app, 9) == [200] * 9, "None: not counted"
+    assert await statuses(app, 3, headers={"x-tenant": ""}) == [200, 200, 429], "empty: the client's address"
+
+
+async def test_functions_get_a_request_without_a_body_and_are_told_the_way() -> None:
+    seen: list[str] = []
+
+    async def key(request: Any) -> str:
+        seen.append(f"{request.method} {request.url.path} {request.query_params['q']}")
+        try:
+            await request.body()
+        except RuntimeError as error:
+            seen.append(str(error))
+        return "k"
+
+    await call(RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=key)]), "/p", "POST", query_string=b"q=1")
+    assert seen[0] == "POST /p 1"
+    assert "no body here" in seen[1]
+    assert "RateLimit(key=" in seen[1]
+
+
+@pytest.mark.parametrize("name", ["", "X API", "X:Key", "X-Kéy", "a\r\n", None, 5, "(x)"])
+def test_a_header_name_that_no_request_can_have_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="header"):
+        header(name)
+
+
+def test_a_fallback_must_be_a_key() -> None:
+    with pytest.raises(ConfigurationError, match="fallback"):
+        header("X", fallback=lambda request: "k")  # type: ignore[arg-type]
+
+
+async def test_more_clients_than_are_remembered_are_still_told_apart() -> None:
+    rules = [Rule("*", "1/hour", key=header("X-K")), Rule("*", "1/hour")]
+    app = RateLimitMiddleware(hello, rules=rules)
+    clients = [f"10.0.{number // 250}.{number % 250}" for number in range(5_000)]
+    for client in clients:
+        assert (await call(app, client=(client, 1), headers={"X-K": client})).status == 200
+    assert (await call(app, client=("192.0.2.1", 1), headers={"X-K": clients[0]})).status == 429
+    assert (await call(app, client=(clients[0], 1), headers={"X-K": "another"})).status == 429
+
+
+# -- cookies, queries, paths, users ------------------------------------------------------------------------------------
+
+
+async def test_a_cookie_is_the_one_that_the_application_sees() -> None:
+    rule = Rule("*", "9/hour", key=cookie("session"))
+    lines = ["session=abc", "a=b; session=abc", "session=xyz; session=abc", "session=", "other=abc", ""]
+    first, second, doubled, *missing = await keys(rule, *(scope_of(headers={"Cookie": line}) for line in lines))
+    assert first == second == doubled
+    assert first.startswith("cookie:session#")
+    assert "abc" not in first
+    assert missing == [PEER] * 3
+
+
+async def test_a_query_parameter_is_the_one_that_the_application_sees() -> None:
+    rule = Rule("*", "9/hour", key=query("token"))
+    strings = [b"token=abc", b"a=1&token=x&token=abc", b"token=", b"", b"\xff\xfe=%ff"]
+    first, doubled, *missing = await keys(rule, *(scope_of(query_string=string) for string in strings))
+    assert first == doubled
+    assert first.startswith("query:token#")
+    assert missing == [PEER] * 3
+
+
+async def test_a_path_parameter_is_found_by_the_rules_own_pattern() -> None:
+    rule = Rule("/tenants/{tenant}/{rest:path}", "9/hour", key=path_param("tenant"))
+    first, same, other = await keys(
+        rule, scope_of("/tenants/a/x"), scope_of("/tenants/a/y/z"), scope_of("/tenants/b/x")
+    )
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("path", "spellings"),
+    [
+        ("/otp/{uid:int}", ["/otp/1", "/otp/01", "/otp/001"]),
+        ("/o/{uid:uuid}", ["/o/0f0f0f0f-0000-0000-0000-0000000000aa", "/o/0F0F0F0F-0000-0000-0000-0000000000AA"]),
+    ],
+)
+async def test_a_path_parameter_counts_the_value_and_not_its_spelling(path: str, spellings: list[str]) -> None:
+    rule = Rule(path, "9/hour", key=path_param("uid"))
+    found = await keys(rule, *map(scope_of, spellings))
+    assert len(set(found)) == 1
+    assert found[0].startswith("path:uid#")
+
+
+async def test_a_path_parameter_that_its_convertor_refuses_counts_as_it_is_written() -> None:
+    rule = Rule("/o/{uid:int}", "9/hour", key=path_param("uid"))
+    (found,) = await keys(rule, scope_of("/o/" + "9" * 5_000))
+    assert found.startswith("path:uid#")
+
+
+async def test_a_bare_client_ip_in_a_key_is_the_client_that_the_middleware_finds() -> None:
+    for key, ends in (
+        (combine(client_ip(), header("X-Tenant")), None),
+        (client_ip(), "203.0.113.1"),
+        (client_ip(ipv4_prefix=24), "203.0.113.0/24"),
+        (header("X-None", fallback=client_ip()), "203.0.113.1"),
+    ):
+        app = RateLimitMiddleware(hello, client=client_ip(trusted=["10.0.0.0/8"]), rules=[Rule("*", "9/hour", key=key)])
+        found = []
+        for number in (1, 2):
+            headers = {"X-Forwarded-For": f"203.0.113.{number}", "X-Tenant": "t"}
+            scope = scope_of(client=("10.0.0.1", 1), headers=headers)
+            await send_scope(app, scope)
+            found.append(scope["slidegate"].decision.states[0].key)
+        assert (found[0] == found[1]) is (ends == "203.0.113.0/24")
+        assert ends in (None, found[0])
+
+
+@pytest.mark.parametrize("path", ["*", "/tenants/{tenand}", "/fixed"])
+def test_a_path_parameter_that_the_path_does_not_have_is_an_error(path: str) -> None:
+    for key in (path_param("tenant"), combine(client_ip(), path_param("tenant"))):
+        with pytest.raises(ConfigurationError, match=r"has no parameter 'tenant'"):
+            Rule(path, "9/hour", key=key)
+
+
+class Person(BaseUser):
+    is_authenticated = True
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+
+    @property
+    def display_name(self) -> str:
+        return "Pat"
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+
+class Row:
+    id = 42
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"user": Person("u-7"), "auth": AuthCredentials()}, "user:u-7"),
+        ({"user": SimpleUser("pat")}, "user:pat"),
+        ({"user": UnauthenticatedUser()}, PEER),
+        ({"state": {"user": Row()}}, "user:42"),
+        ({"state": {"user": "ann"}}, "user:ann"),
+        ({"state": {"user": 7}}, "user:7"),
+        ({"state": {"user": ""}}, PEER),
+        ({"state": {"user": UUID(int=7)}}, "user:00000000-0000-0000-0000-000000000007"),
+        ({"state": {"user": {"sub": "u-9"}}}, "user:u-9"),
+        ({"state": {"user": SimpleNamespace(id=UUID(int=7))}}, "user:00000000-0000-0000-0000-000000000007"),
+        ({"state": {"user": {}}}, PEER),
+        ({"state": {"user": object()}}, PEER),
+        ({"state": {}}, PEER),
+        ({}, PEER),
+    ],
+)
+async def test_the_user_is_whoever_is_logged_in(more: dict[str, Any], key: str) -> None:
+    assert await keys(Rule("*", "9/hour", key=user), scope_of(**more)) == [key]
+
+
+async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
+    class Lazy:
+        @property
+        def id(self) -> int:
+            raise OSError("the database is away")
+
+    assert await keys(Rule("*", "9/hour", key=user), scope_of(state={"user": Lazy()})) == [PEER]
+    assert "cannot be named" in caplog.text
+
+
+async def test_a_user_of_any_name_is_a_short_key() -> None:
+    (key,) = await keys(Rule("*", "9/hour", key=user), scope_of(state={"user": "x" * 300}))
+    assert len(key.encode()) <= 64
+
+
+async def test_combined_keys_count_each_combination() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=combine(client_ip(), header("X-Tenant")))])
+    for tenant, peer in (("a", PEER), ("b", PEER), ("a", "192.0.2.1")):
+        assert await statuses(app, 2, headers={"X-Tenant": tenant}, client=(peer, 1)) == [200, 429]
+
+
+@given(
+    first=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
+    more=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
+)
+def test_different_combinations_never_meet_whatever_their_bytes(first: list[bytes], more: list[bytes]) -> None:
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.identity = name
+
+        def find(self, scope: Any, limiter: Limiter, client_key: str) -> str:
+            value: bytes = scope[self.identity]
+            return value.decode("latin-1")
+
+    limiter = Limiter()
+    key = combine(Part("a"), Part("b"))
+    found = [key.find({"a": pair[0], "b": pair[1]}, limiter, PEER) for pair in (first, more)]
+    assert (found[0] == found[1]) is (first == more)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cookie(""),
+        lambda: cookie("a b"),
+        lambda: cookie(5),  # type: ignore[arg-type]
+        lambda: query(""),
+        lambda: query(None),  # type: ignore[arg-type]
+        lambda: path_param(""),
+        lambda: cookie("a", fallback="ip"),  # type: ignore[arg-type]
+        lambda: combine(everyone),
+        lambda: combine(),
+        lambda: combine(everyone, lambda request: "k"),  # type: ignore[arg-type]
+    ],
+)
+def test_keys_that_cannot_work_are_refused_at_construction(make: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+async def test_missing_values_never_open_a_hole() -> None:
+    for key in (cookie("c"), query("q"), header("h"), user, combine(cookie("c"), query("q"))):
+        app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=key)])
+        assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]

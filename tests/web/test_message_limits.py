@@ -1,0 +1,335 @@
+"""Messages over an accepted websocket are counted on their way in."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    Quota,
+    RateLimitMiddleware,
+    everyone,
+)
+from slidegate.core import StoreUnavailable
+from slidegate.testing import FakeClock
+
+from ..asgi import scope_of
+from ..remote_stores import RemoteStore
+from ..virtual_time import VirtualTime
+from .test_waiting import Losing
+
+
+class Socket:
+    """A client that has sent everything in advance, and notes what comes back."""
+
+    def __init__(self, sent: Iterable[Message], client: str = "203.0.113.9") -> None:
+        self.waiting = [{"type": "websocket.connect"}, *sent]
+        self.came: list[Message] = []
+        self.scope = scope_of("/", type="websocket", client=(client, 1))
+
+    async def receive(self) -> Message:
+        return self.waiting.pop(0)
+
+    async def send(self, message: Message) -> None:
+        self.came.append(message)
+
+    async def run(self, app: ASGIApp) -> Socket:
+        await app(self.scope, self.receive, self.send)
+        return self
+
+
+class Listener:
+    """An application that accepts, and notes what it receives until the connection ends."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while not self.heard or self.heard[-1]["type"] == "websocket.receive":
+            self.heard.append(await receive())
+
+
+BYE: Message = {"type": "websocket.disconnect", "code": 1000}
+
+
+def texts(count: int) -> list[Message]:
+    return [{"type": "websocket.receive", "text": f"m{number}"} for number in range(count)]
+
+
+@pytest.fixture
+async def clock() -> FakeClock:
+    """A clock that stands still, and that sleeping moves."""
+    return VirtualTime().clock
+
+
+def gate_at(clock: FakeClock, app: ASGIApp, messages: MessageLimits) -> RateLimitMiddleware:
+    return RateLimitMiddleware(app, rules=[], limiter=Limiter(MemoryStore(clock=clock)), messages=messages)
+
+
+async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_disconnect(
+    clock: FakeClock,
+) -> None:
+    app = Listener()
+    socket = await Socket([*texts(12), BYE]).run(gate_at(clock, app, MessageLimits("10/s")))
+    assert app.heard[:10] == texts(10)
+    assert [(message["type"], message["code"]) for message in app.heard[10:]] == [("websocket.disconnect", 1013)]
+    assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.close"]
+    assert (socket.came[1]["code"], socket.came[1]["reason"]) == (1013, "message limit exceeded")
+    assert socket.waiting == [texts(12)[11], BYE], "nothing is read after the close"
+
+
+async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
+    app = Listener()
+    gate = gate_at(clock, app, MessageLimits("10/s", beyond="drop"))
+    socket = await Socket([*texts(12), BYE]).run(gate)
+    assert app.heard == [*texts(10), BYE]
+    assert [message["type"] for message in socket.came] == ["websocket.accept"]
+
+
+async def test_waiting_messages_all_arrive_in_order_and_no_window_holds_more_than_its_limit(
+    clock: FakeClock,
+) -> None:
+    arrived: list[int] = []
+    app = Listener()
+
+    async def stamping(scope: Scope, receive: Receive, send: Send) -> None:
+        async def stamped() -> Message:
+            message = await receive()
+            arrived.append(clock())
+            return message
+
+        await app(scope, stamped, send)
+
+    gate = gate_at(clock, stamping, MessageLimits("10/s", beyond="wait"))
+    await Socket([*texts(35), BYE]).run(gate)
+    assert app.heard == [*texts(35), BYE]
+    times = arrived[1:-1]
+    assert all(later - earlier >= 1_000_000 for earlier, later in zip(times, times[10:], strict=False))
+    assert times[-1] - times[0] == 3_000_000, "and none waits longer than it must"
+
+
+async def test_thousands_of_messages_keep_order_and_content_and_a_disconnect_is_not_counted() -> None:
+    sent: list[Message] = [
+        {"type": "websocket.receive", "text": f"m{n}"} if n % 2 else {"type": "websocket.receive", "bytes": b"%d" % n}
+        for n in range(2_000)
+    ]
+    app = Listener()
+    await Socket([*sent, BYE]).run(RateLimitMiddleware(app, rules=[], messages=MessageLimits("10000/hour")))
+    assert app.heard == [*sent, BYE]
+    assert all(heard is message for heard, message in zip(app.heard, sent, strict=False))
+
+
+@pytest.mark.parametrize(("key", "expected"), [("connection", [3, 3, 3]), ("client", [3, 0, 3]), (everyone, [3, 0, 0])])
+async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_together(
+    key: Any, expected: list[int], clock: FakeClock
+) -> None:
+    app = Listener()
+    gate = gate_at(clock, app, MessageLimits("3/s", key=key, beyond="drop"))
+    heard = []
+    for client in ("203.0.113.1", "203.0.113.1", "203.0.113.2"):
+        app.heard.clear()
+        await Socket([*texts(5), BYE], client).run(gate)
+        heard.append(len(app.heard) - 1)
+    assert heard == expected
+
+
+async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_close_does_nothing(
+    clock: FakeClock,
+) -> None:
+    seen: list[str] = []
+
+    async def talkative(scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        await socket.accept()
+        assert await socket.receive_text() == "m0"
+        try:
+            await send({"type": "websocket.send", "text": "still there?"})
+            await receive()
+            await socket.send_text("and now?")
+        except WebSocketDisconnect:
+            seen.append("disconnected")
+        await send({"type": "websocket.close", "code": 1000})
+
+    socket = await Socket([*texts(2), BYE]).run(gate_at(clock, talkative, MessageLimits("1/s")))
+    assert seen == ["disconnected"]
+    assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
+
+
+async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -> tuple[int, int]:
+    """Return what open websockets hold, and what is left of them when they are over and nothing was collected."""
+    go = anyio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        await Listener()(scope, receive, send)
+        await go.wait()
+
+    gate = RateLimitMiddleware(waiting, rules=[], messages=messages)
+    await Socket([*texts(1), BYE]).run(RateLimitMiddleware(Listener(), rules=[], messages=messages))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(Socket([*texts(1), BYE]).run, gate)
+            await anyio.wait_all_tasks_blocked()
+            held = tracemalloc.get_traced_memory()[0]
+            go.set()
+        return held // count, tracemalloc.get_traced_memory()[0] // count
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
+    await bytes_of_sockets(MessageLimits("10/s; 100/minute"))  # fills what the interpreter keeps for later tuples
+    held, left = await bytes_of_sockets(MessageLimits("10/s; 100/minute"))
+    bare_held, bare_left = await bytes_of_sockets(None)
+    assert held - bare_held < 2_000
+    assert left - bare_left < 500
+
+
+async def test_a_connection_may_have_a_quota(clock: FakeClock) -> None:
+    app = Listener()
+    gate = gate_at(clock, app, MessageLimits([Quota("3/day"), "2/s"], beyond="drop"))
+    await Socket([*texts(5), BYE]).run(gate)
+    assert app.heard == [*texts(2), BYE]
+
+
+async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit() -> None:
+    app = Listener()
+    options: Any = {"rules": [], "messages": MessageLimits("1/s"), "allowlist": Networks(["203.0.113.9"])}
+    await Socket([*texts(5), BYE]).run(RateLimitMiddleware(app, **options))
+    assert len(app.heard) == 6
+    seen: list[Any] = []
+
+    async def http(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(receive)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    await RateLimitMiddleware(http, rules=[], messages=MessageLimits("1/s"))(scope_of(), receive, Socket([]).send)
+    assert seen == [receive]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": "often"}, "often"),
+        (
+            {"limits": "1/s", "key": "user"},
+            'MessageLimits: key: expected "connection", "client" or a key .* not \'user\'',
+        ),
+        ({"limits": "1/s", "beyond": "ignore"}, 'MessageLimits: beyond: expected "close", "drop" .* not \'ignore\''),
+        ({"limits": "1/s", "beyound": "drop"}, "MessageLimits: unknown option 'beyound'; did you mean 'beyond'"),
+    ],
+)
+def test_a_value_that_cannot_work_is_said_at_construction(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        MessageLimits(**options)
+
+
+@pytest.mark.parametrize("wrong", ["10/second", {"limits": "10/second"}, 10])
+def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'messages: expected MessageLimits, for example MessageLimits\("10/'):
+        RateLimitMiddleware(Listener(), rules=[], messages=wrong)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message_limits", 'messages=MessageLimits("10/second", key="client") at RateLimitMiddleware'),
+        ("message_key", 'messages=MessageLimits("10/second", key="client")'),
+        ("on_exceeded", "on_exceeded=function at a Rule or a RateLimit; for messages of websockets, messages="),
+    ],
+)
+def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: str, new: str) -> None:
+    options: Any = {old: "close"}
+    message = f"RateLimitMiddleware: unknown option {old!r}; write {new}"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        RateLimitMiddleware(Listener(), rules=[], **options)
+
+
+@pytest.mark.parametrize("duration", ["1d", "permanent"])
+@pytest.mark.parametrize("key", ["client", "connection"])
+async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: Any, clock: FakeClock) -> None:
+    listener, limiter = Listener(), Limiter(MemoryStore(clock=clock))
+    gate = RateLimitMiddleware(
+        listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
+    )
+
+    async def ban() -> None:
+        await asyncio.sleep(60)
+        await limiter.ban("203.0.113.9", duration)
+
+    banning = asyncio.create_task(ban())
+    socket = await Socket([*texts(5), BYE]).run(gate)
+    await banning
+    assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
+    assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
+
+
+async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    gate = RateLimitMiddleware(listener, rules=[], messages=MessageLimits("1/hour", beyond="wait"))
+    with anyio.fail_after(10):
+        await Socket([*texts(2), BYE]).run(gate)
+    assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
+    assert listener.heard[-1] == BYE
+
+
+async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none_of_those_that_wait() -> None:
+    heard: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        heard.extend([await receive() for _ in range(15)])
+
+    server = Losing({"type": "websocket.connect"}, *texts(20), delay_s=0.015)
+    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("1/20ms", beyond="wait"))
+    with anyio.fail_after(30):
+        await gate(scope_of("/", type="websocket"), server.receive, server.send)
+    assert heard == texts(15)
+
+
+async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Listener()(scope, receive, send)
+
+    class Away(RemoteStore):
+        """A store that does not answer where something is counted."""
+
+        def hit(self, checks: Any, guarded: Any = (), **line: Any) -> Any:
+            if checks:
+                raise StoreUnavailable("away")
+            return super().hit(checks, guarded, **line)
+
+    limiter = Limiter(Away(), on_error="deny")
+    gate = RateLimitMiddleware(
+        app,
+        rules=[],
+        limiter=limiter,
+        messages=MessageLimits("9/hour", key="client", beyond="drop"),
+        bans=BanPolicy("1/hour"),
+    )
+    await Socket([*texts(5), BYE]).run(gate)
+    assert [ban async for ban in limiter.bans()] == []
