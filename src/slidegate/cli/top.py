@@ -16,11 +16,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..output import Output, clean, with_output
-from .opened import opened, with_store
-from .top_figures import figures
+from ..admin.seen_by_all import SECTION, VERSION
+from ..limiter.figures.stats import Traffic
+from .output import Output, clean, with_output
+from .store import StoreSession, open_session, with_store
 
 SHOWN: Final = 10
+MAX_ROWS: Final = 100
+_S: Final = 1_000_000
 _COLUMNS: Final = ("requests", "refused", "banned")
 
 
@@ -35,16 +38,16 @@ def top(out: Output, store: str | None, window: str, every: float, once: bool) -
 
     The letter q or Ctrl-C ends it. Clients are shown where workers have a dashboard or an admin API.
     """
-    with opened(store) as at:
+    with open_session(store) as session:
         if out.form == "json":
-            out.value(figures(at, window))
+            out.value(figures(session, window))
             return
         if once or not out.is_terminal:
-            out.say(*_lines(figures(at, window)))
+            out.say(*_lines(figures(session, window)))
             return
-        with Live(_view(figures(at, window), out), console=out.console(), screen=True) as live, _keys() as pressed:
+        with Live(_view(figures(session, window), out), console=out.console(), screen=True) as live, _keys() as pressed:
             while not pressed(every):
-                live.update(_view(figures(at, window), out))
+                live.update(_view(figures(session, window), out))
 
 
 def _lines(shown: dict[str, Any]) -> Iterator[str]:
@@ -113,3 +116,56 @@ def _keys() -> Iterator[Any]:
         yield pressed
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def figures(session: StoreSession, window: str) -> dict[str, Any]:
+    """Return the figures of all workers that publish in a store. All rates are a second.
+
+    Args:
+        session: The store.
+        window: How far back.
+
+    Raises:
+        ConfigurationError: The window cannot be used.
+        StoreError: The store does not answer.
+    """
+    limiter = session.limiter
+    stats = session.wait(limiter.stats_all(window))
+    sections = session.wait(limiter.engine.all_workers.sections(SECTION))
+    span_s = stats.total.seen.span_us / _S
+    rules = {name: _rates(traffic, span_s) for name, traffic in stats.rules.items()}
+    routes = {name: _rates(traffic, span_s) for name, traffic in stats.routes.items()}
+    return {
+        "window_s": span_s,
+        "workers": [worker.name for worker in stats.workers if not worker.here],
+        **_rates(stats.total, span_s),
+        "rules": _busiest("rule", rules),
+        "routes": _busiest("route", routes),
+        "clients": _clients([section.value for section in sections if not section.worker.here]),
+    }
+
+
+def _rates(traffic: Traffic, span_s: float) -> dict[str, float]:
+    return {
+        "requests": round((traffic.passed + traffic.refused) / span_s, 3),
+        "refused": round(traffic.refused / span_s, 3),
+        "banned": round(traffic.banned / span_s, 3),
+    }
+
+
+def _busiest(what: str, rates: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    names = sorted(rates, key=lambda name: (-rates[name]["requests"], name))
+    return [{what: name, **rates[name]} for name in names[:MAX_ROWS]]
+
+
+def _clients(sections: list[Any]) -> list[dict[str, Any]]:
+    """Return the busiest clients of some workers. The sections come from a store, so nothing in them is certain."""
+    clients: dict[str, dict[str, Any]] = {}
+    for section in sections:
+        if not isinstance(section, dict) or section.get("version") != VERSION:
+            continue
+        for one in section.get("busy", ()):
+            known = clients.setdefault(str(one["key"]), {"client": str(one["key"]), "requests": 0, "refused": 0})
+            known["requests"] += int(one["requests"])
+            known["refused"] += int(one["refused"])
+    return sorted(clients.values(), key=lambda one: (-one["requests"], one["client"]))[:MAX_ROWS]

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ...core.errors import ConfigurationError, quoted
-from ...core.logs import logger
-from ...logs import AccessLogs, AccessRecord
-from ...web.keys import check_header_name
-from ..output import Output
+from ..core.errors import ConfigurationError, quoted
+from ..core.logs import logger
+from ..logs import AccessLogs, AccessRecord
+from ..web.keys import check_header_name
+from .output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])
 

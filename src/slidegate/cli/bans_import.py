@@ -10,25 +10,71 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 
-from ...core.addresses import parse_network
-from ...core.bans.in_force import clean_reason
-from ...core.bans.targets import hand_ban_key
-from ...core.errors import ConfigurationError, quoted
-from ...web.file_watcher import read_whole
-from ...web.network_files import MAX_BYTES, read_entries
-from .ban_files import OWN
-from .ban_spans import span_us
-from .opened import Opened
+import click
 
+from ..core.addresses import parse_network
+from ..core.bans.in_force import clean_reason
+from ..core.bans.targets import hand_ban_key
+from ..core.durations import format_duration
+from ..core.errors import ConfigurationError, quoted
+from ..core.limits import MAX_WINDOW_US, parse_duration_us
+from ..limiter.limiter import PERMANENT
+from ..web.file_watcher import read_whole
+from ..web.network_files import MAX_BYTES, read_entries
+from .store import StoreSession
+
+OWN: Final = "slidegate"
 BATCH: Final = 1_000
 FORMS_IN: Final = ("auto", OWN, "plain")
 """The format of slidegate's own, or a list of networks as `NetworkFile` takes it; by default the first line tells."""
-MOST_LINE: Final = 65_536
+MAX_LINE: Final = 65_536
 """Characters of a line of slidegate's own format: strikes of 65 sources, and room to spare."""
 _OWN_HEAD: Final = b'{"slidegate"'
 _DIGEST: Final = re.compile(r'\{"ban": "[^"]*#[0-9a-f]{32}"')
+
+_MAX: Final = format_duration(MAX_WINDOW_US)
+
+if TYPE_CHECKING:
+    Words: TypeAlias = click.ParamType[str]
+else:
+    Words = click.ParamType  # older releases of click know no type there
+
+_FORMS: Final = f'a number and a unit, for example 90s, 30m, 12h or 7d, up to {_MAX}, or "permanent"'
+_SPAN: Final = re.compile("[0-9]{1,18}[A-Za-z]+", re.ASCII)
+
+
+class BanSpan(Words):
+    """A span of time up to 400 days, or ``permanent``: text that `Limiter.ban` takes."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the text.
+
+        Raises:
+            click.BadParameter: It is none of the forms, or too long.
+        """
+        text = str(value)
+        if text == PERMANENT:
+            return text
+        try:
+            # A blank is more often a lost quote than a wish.
+            span_us = parse_duration_us(text) if _SPAN.fullmatch(text) else 0
+        except ConfigurationError:
+            span_us = 0
+        if not 0 < span_us <= MAX_WINDOW_US:
+            self.fail(f"expected {_FORMS}, not {quoted(text)}", param, ctx)
+        return text
+
+
+SPAN: Final = BanSpan()
+
+
+def span_us(text: str) -> int | None:
+    """Return the microseconds of a text that `BanSpan` let through; None for one that does not end."""
+    return None if text == PERMANENT else parse_duration_us(text)
 
 
 class Import:
@@ -37,7 +83,7 @@ class Import:
     Args:
         file: The file; ``"-"`` is stdin.
         form: One of `FORMS_IN`.
-        span: How long bans last that have no end, as `ban_spans.BanSpan` has it; None if none may be without.
+        span: How long bans last that have no end, as `BanSpan` has it; None if none may be without.
         reason: The reason, where the file gives none.
         by: The person who bans, where the file names nobody.
 
@@ -57,7 +103,7 @@ class Import:
         self._now_us = time.time_ns() // 1_000
         self._is_own = form == OWN
 
-    def batches(self, at: Opened) -> Iterator[int]:
+    def batches(self, session: StoreSession) -> Iterator[int]:
         """Write the bans, and yield after each batch how many are written.
 
         Raises:
@@ -66,14 +112,14 @@ class Import:
         """
         with self._opened() as lines:
             own = self._is_own
-            head, rows = self._own(iter(partial(lines.readline, MOST_LINE + 1), "")) if own else self._foreign(lines)
+            head, rows = self._own(iter(partial(lines.readline, MAX_LINE + 1), "")) if own else self._foreign(lines)
             number = 2
             while batch := list(islice(rows, BATCH)):
                 doubtful = [row for row in batch if _DIGEST.match(row)] if json.loads(head)["version"] == 1 else []
                 certain = [row for row in batch if row not in doubtful] if doubtful else batch
                 try:
-                    count = at.wait(at.limiter.import_bans([head, *certain]))
-                    digests = at.wait(at.limiter.import_bans([head, *doubtful])) if doubtful else 0
+                    count = session.wait(session.limiter.import_bans([head, *certain]))
+                    digests = session.wait(session.limiter.import_bans([head, *doubtful])) if doubtful else 0
                 except ConfigurationError as error:
                     where = f"lines {number} to {number + len(batch) - 1}" if own else "a batch of entries"
                     raise ConfigurationError(f"{self._name}, {where}: {error}") from None
@@ -129,8 +175,8 @@ class Import:
 
         def rows() -> Iterator[str]:
             for number, line in enumerate(lines, start=2):
-                if len(line) > MOST_LINE:
-                    raise ConfigurationError(f"{self._name}, line {number}: expected at most {MOST_LINE} characters")
+                if len(line) > MAX_LINE:
+                    raise ConfigurationError(f"{self._name}, line {number}: expected at most {MAX_LINE} characters")
                 yield line
 
         return head, rows()

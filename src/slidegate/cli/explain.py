@@ -1,4 +1,13 @@
-"""``slidegate explain LIMITS``: the bounds, the way back, the memory, and two drawn clients."""
+"""``slidegate explain LIMITS``: the most that limits let through, when a client may come back, and what it costs.
+
+Each ring binds in its own way (see `core.ring`). Units of a limit that keeps times leave W after they came,
+so a span T holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 slices that
+follow each other hold at most N, and a span T that begins with the last microsecond of a slice touches
+1 + ceil((T - 1) / s) slices: a burst there and another k slices later are closest.
+
+One limit alone is used up to this number by a client that takes each unit as soon as it can. Several limits together
+are bounded by cutting the span: whole rounds of one limit, and the rest under the others. That is never too low.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +18,18 @@ from sys import getsizeof
 from typing import Any, Final, NamedTuple
 
 import click
-from starlette.types import Receive, Scope, Send
 
-from ...core.durations import format_duration
-from ...core.limits import AnyLimit, Limit, parse_limits
-from ...limiter import Limiter
-from ...web.middleware import RateLimitMiddleware
-from ..output import Output, with_output
-from .bursts import back_after_us, most_units, steady_us
-from .courses import greedy, most_steps, steady
-from .drawing import axis, drawn
+from ..core.durations import format_duration
+from ..core.limits import AnyLimit, Limit, parse_limits
+from .configured import middleware_of
+from .output import Output, with_output
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
 ROW_BYTES: Final = 47
 """The bytes that a table takes for a row, beside the row and the text of the key."""
-_CLIENTS: Final = {
-    "greedy: takes each unit as soon as it is there": greedy,
-    "steady: keeps the pace that is never refused": steady,
-}
 _LEFT_OUT: Final = "its figures are not windows, and the bounds below leave it out"
+_MAX_CUT: Final = 6
 
 
 class _Subject(NamedTuple):
@@ -45,6 +46,9 @@ def explain(out: Output, limits: str) -> None:
     """Show what LIMITS let through, when a client may come back, and what a client costs.
 
     LIMITS are limits as in `"5/minute; 50/hour"`, or a configuration file such as slidegate.toml.
+
+    \b
+    Example: slidegate explain "5/minute; 50/hour"
     """
     subjects = _of_file(Path(limits)) if _names_a_file(limits) else iter([_Subject(limits, parse_limits(limits))])
     for number, subject in enumerate(subjects):
@@ -52,7 +56,7 @@ def explain(out: Output, limits: str) -> None:
             out.value(_facts(subject))
         else:
             out.write([""] * (number > 0))
-            out.write(_lines(subject, out.width, out.unicode))
+            out.write(_lines(subject))
 
 
 def _names_a_file(text: str) -> bool:
@@ -62,14 +66,9 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand where an application would."""
-
-
 def _of_file(path: Path) -> Iterator[_Subject]:
     """Yield the limits of each rule of a configuration file, and those of each route."""
-    # A limiter of its own: the store that the file names is not touched.
-    gate = RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True).app
+    gate = middleware_of(path)
     for rule in gate.rules:
         if rule.all_limits:
             yield _Subject(f"rule {rule.label}", tuple(rule.all_limits))
@@ -108,7 +107,7 @@ def _facts(subject: _Subject) -> Mapping[str, Any]:
     return facts
 
 
-def _lines(subject: _Subject, width: int, unicode: bool) -> Iterator[str]:
+def _lines(subject: _Subject) -> Iterator[str]:
     yield subject.title
     windows = _windows(subject.limits)
     for limit in subject.limits:
@@ -127,20 +126,6 @@ def _lines(subject: _Subject, width: int, unicode: bool) -> Iterator[str]:
     yield f"It may spend {facts['burst']:,} at once, and come back after {_wait(*back_after_us(windows))}."
     yield f"It is never refused at one request every {_seconds(steady_us(windows))}."
     yield f"It takes at most {facts['memory_bytes']:,} bytes of memory beside its key."
-    yield ""
-    yield from _timeline(windows, width, unicode)
-
-
-def _timeline(windows: Sequence[Limit], width: int, unicode: bool) -> Iterator[str]:
-    span_us = 2 * max(limit.span_us for limit in windows)
-    # The course begins with a slice of every limit, as far behind the origin as no window reaches.
-    start_us = 1_000 * 86_400 * _S
-    for title, client in _CLIENTS.items():
-        course = list(client(windows, start_us, span_us))
-        cut = f", drawn for its first {len(course):,} moments" if len(course) == most_steps(windows) else ""
-        yield f"{title}{cut}"
-        yield drawn(course, start_us, span_us, width, unicode=unicode)
-    yield axis(_seconds(span_us), width)
 
 
 def _kept(limit: Limit) -> str:
@@ -160,3 +145,66 @@ def _seconds(span_us: int) -> str:
     whole = format_duration(span_us)
     plain = len(list(takewhile(str.isdigit, whole))) <= 4 and not whole.endswith("us")
     return whole if plain else f"{span_us / _S:.6g}s"
+
+
+def most_units(limits: Sequence[Limit], span_us: int) -> int:
+    """Return a number of units that no client exceeds in any half-open span of that length.
+
+    Args:
+        limits: The limits, which all apply; at least one.
+        span_us: The length, 0 or more.
+    """
+    if span_us <= 0:
+        return 0
+    best = min(_alone(limit, span_us) for limit in limits)
+    # Each further limit doubles the ways to cut, and a limit that is left out makes no number too low.
+    for limit in sorted(limits, key=lambda limit: _alone(limit, span_us))[:_MAX_CUT]:
+        rounds, rest_us = _rounds(limit, span_us)
+        shorter = [other for other in limits if _round_us(other) < _round_us(limit)]
+        if rounds and shorter:
+            best = min(best, rounds * limit.amount + most_units(shorter[:_MAX_CUT], rest_us))
+    return best
+
+
+def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
+    """Return the shortest and the longest wait of a client that has spent as much as it could at one moment.
+
+    They differ where slices are counted: a burst late in its slice waits less than an early one.
+    """
+    burst = min(limit.amount for limit in limits)
+    spent = [limit for limit in limits if limit.amount == burst]
+    return max(map(_soonest_us, spent)), max(map(_round_us, spent))
+
+
+def steady_us(limits: Sequence[Limit], units: int = 1) -> int:
+    """Return the shortest time between two requests of a client that is never refused.
+
+    Args:
+        limits: The limits.
+        units: The units of each request, at most the smallest amount.
+    """
+    return max(-(-_round_us(limit) // (limit.amount // units)) for limit in limits)
+
+
+def _alone(limit: Limit, span_us: int) -> int:
+    if limit.exact:
+        return -(-span_us // limit.window_us) * limit.amount
+    touched = 1 - (1 - span_us) // limit.slice_us
+    return -(-touched // (limit.slices + 1)) * limit.amount
+
+
+def _rounds(limit: Limit, span_us: int) -> tuple[int, int]:
+    """Return how many times a limit can be spent whole within a span, and the length of the rest behind that."""
+    round_us = _round_us(limit)
+    # The first slice may be met with its last microsecond, so the rounds of slices take that much less of the span.
+    saved_us = 0 if limit.exact else limit.slice_us - 1
+    rounds = (span_us + saved_us) // round_us
+    return rounds, span_us + saved_us - rounds * round_us
+
+
+def _round_us(limit: Limit) -> int:
+    return limit.window_us if limit.exact else (limit.slices + 1) * limit.slice_us
+
+
+def _soonest_us(limit: Limit) -> int:
+    return limit.window_us if limit.exact else limit.slices * limit.slice_us + 1

@@ -9,11 +9,11 @@ from typing import Any
 import click
 import tomli_w
 
-from ...core.errors import ConfigurationError
-from ...simulation.logged_requests import Clients
-from ...simulation.suggestion import BanFound, RuleFound, Suggestion, Survey
-from ..output import Output, with_output
-from .log_options import Logs, header_of, log_options, quiet_gate, share_of
+from ..core.errors import ConfigurationError
+from ..simulation.logged_requests import Clients
+from ..simulation.suggestion import BanFound, RuleFound, Suggestion, Survey
+from .logs import Logs, header_of, log_options, quiet_gate, share_of
+from .output import Output, with_output
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,15 +11,15 @@ from typing import Any, Final
 
 import click
 
-from ...core.bans.in_force import Ban
-from ...core.errors import ConfigurationError
-from ..exits import NotFound
-from ..output import Output, with_output
-from .ban_files import FORMS_OUT, exported
-from .ban_import import FORMS_IN, Import
-from .ban_spans import SPAN
-from .opened import key_of, opened, with_key, with_store
+from ..core.addresses import parse_network
+from ..core.bans.in_force import Ban
+from ..core.errors import ConfigurationError
+from .bans_import import FORMS_IN, OWN, SPAN, Import
+from .exits import NotFound
+from .output import Output, with_output
+from .store import StoreSession, key_of, open_session, with_key, with_store
 
+FORMS_OUT: Final = (OWN, "plain")
 COLUMNS: Final = ("key", "until", "reason", "by", "since", "rung")
 CHANGES: Final = ("at", "change", "key", "by", "reason", "until")
 FOR_EVER: Final = "permanent"
@@ -41,13 +42,13 @@ def list_bans(out: Output, store: str | None, policy: str | None, match: str | N
     def rows() -> Iterator[tuple[Any, ...]]:
         nonlocal listed
         wanted = None if match is None else match.casefold()
-        for part in at.each(at.bans.active_parts()):
+        for part in session.each(session.bans.active_parts()):
             for ban in part:
                 if _is_wanted(ban, policy, wanted):
                     listed += 1
                     yield ban_row(ban, out.form)
 
-    with opened(store) as at:
+    with open_session(store) as session:
         try:
             out.rows(COLUMNS, rows())
         except KeyboardInterrupt:
@@ -80,8 +81,8 @@ def add_ban(
     A ban that the key has is replaced: of two commands at once, the later one wins.
     """
     asked = key_of(key, value)
-    with opened(store, writes=True, makes=create) as at:
-        ban = at.wait(at.limiter.ban(asked, span, reason=reason, by=by or _me()))
+    with open_session(store, writes=True, makes=create) as session:
+        ban = session.wait(session.limiter.ban(asked, span, reason=reason, by=by or _user()))
     out.value(dict(zip(COLUMNS, ban_row(ban, out.form), strict=True)))
 
 
@@ -96,12 +97,12 @@ def remove_ban(out: Output, key: str, value: str | None, store: str | None, by: 
     Where there was neither, the exit code is 1.
     """
     asked = key_of(key, value)
-    with opened(store, writes=True) as at:
-        if not at.wait(at.limiter.unban(asked, by=by or _me())):
-            found = at.wait(at.limiter.banned(asked))
+    with open_session(store, writes=True) as session:
+        if not session.wait(session.limiter.unban(asked, by=by or _user())):
+            found = session.wait(session.limiter.banned(asked))
             wider = f"; {found.key} is banned, and it lies in that" if found is not None else ""
-            raise NotFound(f"there is no ban of {at.limiter.key_for(asked)}, and there are no strikes{wider}")
-        out.value({"removed": at.limiter.key_for(asked)})
+            raise NotFound(f"there is no ban of {session.limiter.key_for(asked)}, and there are no strikes{wider}")
+        out.value({"removed": session.limiter.key_for(asked)})
 
 
 @bans.command("history")
@@ -114,8 +115,8 @@ def history(out: Output, key: str | None, value: str | None, store: str | None) 
     if key is None and value is not None:
         raise ConfigurationError("--value: expected a key such as header:X-API-Key before it")
     asked = None if key is None else key_of(key, value)
-    with opened(store) as at:
-        changes = at.each(at.limiter.history(asked))
+    with open_session(store) as session:
+        changes = session.each(session.limiter.history(asked))
         rows = (
             (time_of(change.at), change.kind, change.ban.key, change.by, change.ban.reason, until(change.ban, out.form))
             for change in changes
@@ -138,12 +139,12 @@ def export_bans(store: str | None, form: str, quiet: bool) -> None:
 
     def lines() -> Iterator[str]:
         nonlocal written
-        for bans, line in exported(at, form, left_out):
+        for bans, line in _exported(session, form, left_out):
             written += bans
             yield line
 
     left_out: Counter[str] = Counter()
-    with opened(store) as at:
+    with open_session(store) as session:
         try:
             out.write(lines())
         except KeyboardInterrupt:
@@ -179,10 +180,10 @@ def import_bans(
     interruption, run the same command again: a ban that is there stays, and of two bans of a key the one that lasts
     longer.
     """
-    work = Import(file, form, span, reason, by or _me())
-    with opened(store, writes=True, makes=create) as at:
+    work = Import(file, form, span, reason, by or _user())
+    with open_session(store, writes=True, makes=create) as session:
         try:
-            for done in work.batches(at):
+            for done in work.batches(session):
                 if done % 10_000 == 0:
                     out.note(f"{done} bans are imported")
         except BaseException:
@@ -220,8 +221,36 @@ def _is_wanted(ban: Ban, policy: str | None, match: str | None) -> bool:
     return match is None or any(match in text.casefold() for text in (ban.key, ban.reason, ban.by))
 
 
-def _me() -> str:
+def _user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in a container
         return "cli"
+
+
+def _exported(session: StoreSession, form: str, left_out: Counter[str]) -> Iterator[tuple[int, str]]:
+    """Yield (how many bans it holds, line) for each line of an export.
+
+    Args:
+        session: The store.
+        form: One of `FORMS_OUT`.
+        left_out: Counts the bans that the format cannot hold, by cause.
+    """
+    if form == OWN:
+        for part in session.each(session.bans.dump_parts()):
+            yield from (("ban" in row, json.dumps(row, ensure_ascii=True)) for row in part)
+        return
+    for bans in session.each(session.bans.active_parts()):
+        for ban in bans:
+            if _is_network(ban.key):
+                yield 1, ban.key
+            else:
+                left_out["no address or network"] += 1
+
+
+def _is_network(key: str) -> bool:
+    try:
+        parse_network(key)
+    except ConfigurationError:
+        return False
+    return True

@@ -18,25 +18,25 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from ...core.bans.in_force import Ban
-from ...core.bans.rows import Row
-from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
-from ...core.logs import logger
-from ...core.store import Event, Store
-from ...limiter import Limiter
-from ...limiter.aio import within
-from ...limiter.keys import AnyKey
-from ...limiter.open_store import open_store
-from ...stores.memory.store import MemoryStore
-from ...web import keys
-from ...web.keys import MadeOfValue
-from ..exits import complain
+from ..core.bans.in_force import Ban
+from ..core.bans.rows import Row
+from ..core.errors import ConfigurationError, StoreError, StoreUnavailable
+from ..core.logs import logger
+from ..core.store import Event, Store
+from ..limiter import Limiter
+from ..limiter.aio import within
+from ..limiter.keys import AnyKey
+from ..limiter.open_store import open_store
+from ..stores.memory.store import MemoryStore
+from ..web import keys
+from ..web.keys import MadeOfValue
+from .exits import print_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 VARIABLE: Final = "SLIDEGATE_STORE"
-PATIENCE: Final = "10s"
+DEADLINE: Final = "10s"
 """A command has more time than a request, and no use for an answer that is not the store's."""
 _KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
     "header": keys.header,
@@ -44,10 +44,10 @@ _KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
     "query": keys.query,
 }
 _LMDB: Final = re.compile("lmdb:", re.IGNORECASE)
-_ASKED_FOR: Final = ("banned", "unbanned")
+_SAID_BY_COMMANDS: Final = ("banned", "unbanned")
 """The events of which the command itself tells."""
 _END: Final = object()
-_MOST_VALUE: Final = 65_536
+_MAX_VALUE: Final = 65_536
 
 
 class StoredBans(Protocol):
@@ -60,7 +60,7 @@ class StoredBans(Protocol):
         """Yield everything known about bans as rows, a part at a time."""
 
 
-class Opened:
+class StoreSession:
     """A limiter on a store, and an event loop of its own.
 
     Args:
@@ -71,12 +71,12 @@ class Opened:
     def __init__(self, limiter: Limiter, runner: asyncio.Runner) -> None:
         self.limiter = limiter
         self._runner = runner
-        self._begun: list[AsyncIterator[Any]] = []
+        self._iterators: list[AsyncIterator[Any]] = []
 
     @property
     def bans(self) -> StoredBans:
         """The bans of the store."""
-        return cast(StoredBans, self.limiter.store.bans)  # `opened` lets in no other stores
+        return cast(StoredBans, self.limiter.store.bans)  # `open_session` lets in no other stores
 
     def wait(self, answer: Awaitable[T]) -> T:
         """Run the loop until there is an answer."""
@@ -92,13 +92,13 @@ class Opened:
         async def following() -> Any:
             return await within(anext(parts, _END))
 
-        self._begun.append(parts)
+        self._iterators.append(parts)
         while (part := self._runner.run(following())) is not _END:
             yield part
 
     def close(self) -> None:
         """Close the iterators that were not read to their end, and the store."""
-        for parts in self._begun:
+        for parts in self._iterators:
             if isinstance(parts, AsyncGenerator):
                 self.wait(parts.aclose())
         with suppress(StoreError):
@@ -125,7 +125,7 @@ def key_of(key: str, value: str | None) -> AnyKey:
         )
     if value == "-":
         # In the arguments, every user of the machine could read it.
-        value = "" if sys.stdin is None else sys.stdin.readline(_MOST_VALUE).rstrip("\r\n")
+        value = "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
     return source(name).of(value)
 
 
@@ -152,7 +152,7 @@ def with_key(command: F) -> F:
 
 
 @contextmanager
-def opened(url: str | None, *, writes: bool = False, makes: bool = False) -> Iterator[Opened]:
+def open_session(url: str | None, *, writes: bool = False, makes: bool = False) -> Iterator[StoreSession]:
     """Open a store for a command, and close it afterwards.
 
     Args:
@@ -169,18 +169,18 @@ def opened(url: str | None, *, writes: bool = False, makes: bool = False) -> Ite
     store = _open(url, writes, makes)
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
-        limiter = Limiter(store, observers=[_tell], deadline=PATIENCE, on_error="deny")
+        limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
         limiter.engine.figures.keep_quiet()
-        at = Opened(limiter, runner)
+        session = StoreSession(limiter, runner)
         try:
-            yield at
+            yield session
         finally:
-            at.close()
+            session.close()
 
 
-def _tell(event: Event) -> None:
-    if event.kind not in _ASKED_FOR:
-        complain(event.message)
+def _print(event: Event) -> None:
+    if event.kind not in _SAID_BY_COMMANDS:
+        print_error(event.message)
 
 
 def _open(url: str, writes: bool, makes: bool) -> Store:

@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import click
 
-from ...core.bans.in_force import Ban, BanChange
-from ...core.errors import ConfigurationError
-from ...core.views import WindowView
-from ...limiter.inspect import KeyStanding, KeyView
-from ...limiter.keys import AnyKey
-from ...web.middleware import RateLimitMiddleware
-from ..exits import NotFound
-from ..output import Output, with_output
-from .ban_group import time_of
-from .opened import Opened, key_of, opened, with_key, with_store
+from ..core.bans.in_force import Ban, BanChange
+from ..core.errors import ConfigurationError
+from ..core.views import WindowView
+from ..limiter.inspect import KeyStanding, KeyView
+from ..limiter.keys import AnyKey
+from .bans import time_of
+from .configured import middleware_of
+from .exits import NotFound
+from .output import Output, with_output
+from .store import StoreSession, key_of, open_session, with_key, with_store
 
-MOST_CHANGES: Final = 20
+MAX_CHANGES: Final = 20
 BARS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BARS: Final = " .:-=+*#@"
 _S: Final = 1_000_000
@@ -46,15 +46,17 @@ def show_key(
     A store does not know the rules, so the windows are shown of those that --rules or --rule name.
     """
     asked, limits = key_of(key, value), _named(named)
-    with opened(store) as at:
-        known = at.limiter.key_for(asked)
-        windows = _windows(at, asked, rules, limits)
+    with open_session(store) as session:
+        known = session.limiter.key_for(asked)
+        windows = _windows(session, asked, rules, limits)
         shown = {
             "key": known,
-            "ban": _ban(at.wait(at.limiter.banned(asked))),
-            "standings": _standings(at.wait(at.limiter.standing(asked))),
+            "ban": _ban(session.wait(session.limiter.banned(asked))),
+            "standings": _standings(session.wait(session.limiter.standing(asked))),
             "windows": [_window(view, window) for view in windows for window in view.windows],
-            "history": [_change(change) for change in list(at.each(at.limiter.history(asked)))[-MOST_CHANGES:]],
+            "history": [
+                _change(change) for change in list(session.each(session.limiter.history(asked)))[-MAX_CHANGES:]
+            ],
         }
     if out.form == "json":
         out.value(shown)
@@ -72,9 +74,9 @@ def reset_key(out: Output, key: str, value: str | None, store: str | None) -> No
     Where nothing was counted, the exit code is 1.
     """
     asked = key_of(key, value)
-    with opened(store, writes=True) as at:
-        known = at.limiter.key_for(asked)
-        if not at.wait(at.limiter.reset(asked)):
+    with open_session(store, writes=True) as session:
+        known = session.limiter.key_for(asked)
+        if not session.wait(session.limiter.reset(asked)):
             raise NotFound(f"nothing is counted of {known}")
     out.value({"reset": known})
 
@@ -89,25 +91,16 @@ def _named(named: Sequence[str]) -> dict[str, str]:
     return rules
 
 
-def _windows(at: Opened, asked: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
+def _windows(session: StoreSession, asked: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
     views = []
     if rules is not None:
-        # The gate tells the limiter of its rules as it is made, and is forgotten with this name.
-        given: dict[str, Any] = {"limiter": at.limiter, "replace_store": True, "on_exceeded": _nothing}
-        gate = RateLimitMiddleware.from_file(_no_app, rules, **given)
-        views.append(at.wait(at.limiter.inspect(asked)))
-        del gate
+        # The middleware tells the limiter of its rules as it is made, and is forgotten with this name.
+        middleware = middleware_of(rules, limiter=session.limiter)
+        views.append(session.wait(session.limiter.inspect(asked)))
+        del middleware
     if limits:
-        views.append(at.wait(at.limiter.inspect(asked, rules=limits)))
+        views.append(session.wait(session.limiter.inspect(asked, rules=limits)))
     return views
-
-
-async def _no_app(scope: Any, receive: Any, send: Any) -> None:
-    """Serve nothing: the gate is there for its rules."""
-
-
-def _nothing(*told: Any) -> None:
-    """Hear that a tracked rule was exceeded, which no gate without requests tells."""
 
 
 def _window(view: KeyView, window: WindowView) -> dict[str, Any]:

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import click
 
-from ...core.bans.policy import BanPolicy
-from ...core.errors import ConfigurationError
-from ...simulation.client_tally import ClientTally
-from ...simulation.html_report import html_report
-from ...simulation.logged_requests import Clients
-from ...simulation.replay import Replay
-from ...simulation.simulated import MOST_SHOWN, Simulated
-from ...web.keys import header
-from ..output import Output, clean, with_output
-from .log_options import Logs, header_of, log_options, quiet_gate
+from ..core.bans.policy import BanPolicy
+from ..core.errors import ConfigurationError
+from ..simulation.client_tally import ClientTally
+from ..simulation.html_report import html_report
+from ..simulation.logged_requests import Clients
+from ..simulation.replay import Replay
+from ..simulation.simulated import MOST_SHOWN, Simulated
+from ..web.keys import header
+from .logs import Logs, header_of, log_options, quiet_gate
+from .output import Output, clean, with_output
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
 
