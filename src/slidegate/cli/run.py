@@ -1,18 +1,21 @@
-"""``slidegate run MODULE:APP``: checks what can be checked before the start, and hands over to uvicorn."""
+"""``slidegate run MODULE:APP``: builds the middleware once to say what is wrong, and hands over to uvicorn."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
-from pathlib import Path
+import sys
 from typing import Any, Final
 
 import click
 from uvicorn.main import main as uvicorn_command
 
-from ...core.errors import ConfigurationError
-from ..exits import BAD_INPUT, complain
-from .served import FACTORY, TOKEN_VARIABLE, Settings, check_file, check_place, guarded, imported, keep, put_on_path
+from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path
+from ..core.errors import ConfigurationError, StoreError
+from .configured import nothing
+from .exits import BAD_INPUT, print_error
+from .output import silent_log
 
 _OURS: Final = [
     click.Argument(["app"], metavar="MODULE:APP"),
@@ -30,46 +33,61 @@ _OURS: Final = [
 _NOT_THEIRS: Final = {"app", "version"}
 
 
-def _serve(app: str, rules: str, store: str, dashboard: str, **options: Any) -> None:
-    """Serve an ASGI application behind the gate, with the rules of a configuration file.
+def _run(app: str, rules: str, store: str, dashboard: str, **options: Any) -> None:
+    """Serve an ASGI application behind the middleware, with the rules of a configuration file.
 
-    No line of the application changes. All other options are those of uvicorn.
+    No line of the application changes. All other options are those of uvicorn. Another server serves the same with
+    the factory slidegate.asgi:app and environment variables.
+
+    \b
+    Example: slidegate run main:app --rules slidegate.toml --workers 2
     """
     if options.get("interface") not in (None, "auto", "asgi3"):
-        raise ConfigurationError(f"--interface: the gate is for ASGI 3 applications, not {options['interface']!r}")
+        raise ConfigurationError(f"--interface: the middleware is for ASGI 3, not for {options['interface']!r}")
     factory = "1" if options.pop("factory", False) else ""
-    settings = Settings(app, factory, rules, store, check_place(dashboard) if dashboard else "")
-    if dashboard and not os.environ.get(TOKEN_VARIABLE):
+    settings = Settings(app, factory, rules, store, check_dashboard_path(dashboard) if dashboard else "")
+    made_token = bool(dashboard) and not os.environ.get(TOKEN_VARIABLE)
+    if made_token:
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
-        complain(f"the token of the dashboard, which is not shown again: {os.environ[TOKEN_VARIABLE]}")
     put_on_path(options.get("app_dir") or "")
-    if options.get("reload"):
-        check_file(Path(rules))  # a reloader waits until the code of the application is mended
-    elif (options.get("workers") or _workers_of_environment()) > 1:
-        check_file(Path(rules))
-        imported(app)
-    else:
-        keep(guarded(settings))
-    settings.hand_on()
+    _check(settings, reloads=bool(options.get("reload")))
+    if made_token:
+        print_error(f"the token of the dashboard, which is not shown again: {os.environ[TOKEN_VARIABLE]}")
+    settings.write()
     assert uvicorn_command.callback is not None
     try:
-        uvicorn_command.callback(app=FACTORY, factory=True, **options)
+        uvicorn_command.callback(app="slidegate.asgi:app", factory=True, **options)
     except SystemExit as end:
         # The server has said what is wrong; its own codes mean other things than ours.
         if end.code:
             raise click.exceptions.Exit(BAD_INPUT) from None
 
 
-def _workers_of_environment() -> int:
-    """Return the number of workers that uvicorn reads where no option names it."""
-    text = os.environ.get("WEB_CONCURRENCY", "")
-    return int(text) if text.isascii() and text.isdigit() else 1
+def _check(settings: Settings, *, reloads: bool) -> None:
+    """Build everything as a worker does, and close it: what fails here would fail in every worker, again and again.
+
+    Raises:
+        ConfigurationError: The application, the file, the store or the token cannot be used.
+    """
+    with silent_log():
+        try:
+            # A reloader waits until the code of the application is mended, so that is not imported.
+            _, limiter = settings.build(nothing if reloads else None)
+        except StoreError as error:
+            raise ConfigurationError(str(error)) from error
+        asyncio.run(limiter.close())
 
 
-serve: Final = click.Command(
+def put_on_path(directory: str) -> None:
+    """Let modules be imported from a directory, as the server does."""
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
+run: Final = click.Command(
     "run",
     params=[*_OURS, *(one for one in uvicorn_command.params if one.name not in _NOT_THEIRS)],
-    callback=_serve,
-    help=_serve.__doc__,
+    callback=_run,
+    help=_run.__doc__,
 )
 """The sub-command."""
