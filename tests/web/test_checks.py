@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -474,6 +474,14 @@ async def test_the_nearest_path_is_named() -> None:
 )
 async def test_a_rule_that_a_route_meets_or_that_meets_scanners_is_not(rule: Rule) -> None:
     assert await unmet(shop(), rule) == []
+
+
+async def test_a_rule_is_about_routes_at_a_host_too() -> None:
+    app = Starlette(routes=[Host("api.example.org", Router([Route("/items/{id:int}", ok), Mount("/v1", shop())]))])
+    for path in ("/items/7", "/v1/login", "/{rest:path}"):
+        assert await unmet(app, Rule(path, "5/minute")) == []
+    (message,) = await unmet(app, Rule("/v1/logni", "5/minute"))
+    assert "; did you mean '/v1/login'?" in message
 
 
 async def test_nothing_is_said_where_something_answers_that_shows_no_routes(tmp_path: Path) -> None:

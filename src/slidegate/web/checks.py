@@ -27,7 +27,7 @@ from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
 from .matching import PathIndex, PathPattern
 from .request import RequestLimits
-from .routers import layers, root_of
+from .routes import layers, root_of
 from .rules import Rule
 
 CODES: Final = {
@@ -265,7 +265,7 @@ def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
         if not later.patterns:
             everywhere.append(place)
         for path, (_, convertors) in zip(later.paths, later.patterns, strict=False):
-            index.add(path, convertors, place)
+            index.add((path, convertors), place)
             alike.setdefault(_nameless(path), []).append(place)
 
 

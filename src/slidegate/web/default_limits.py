@@ -20,8 +20,7 @@ from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
 from .decorators import takes_no_defaults
 from .matching import MAX_ODD, below, is_odd, readings
-from .routers import Reached, Routes
-from .routes import methods_of
+from .routes import Reached, Routes, methods_of
 from .rule_set import BoundRule
 from .rules import Rule
 

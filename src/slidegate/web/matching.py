@@ -33,10 +33,12 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, quoted
 
 if TYPE_CHECKING:
-    from .routers import Routes
+    from .routes import Routes
 
 T = TypeVar("T")
 Convertors: TypeAlias = Mapping[str, Convertor[Any]]
+Written: TypeAlias = tuple[str, Convertors]
+"""A path in Starlette's syntax, and the convertors of its parameters."""
 PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
 """A regular expression for the paths that are meant, and the convertors of its parameters."""
 Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
@@ -50,6 +52,7 @@ _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
+_ANY_PATH: Final = re.compile("")
 _ANY: Final = re.compile("[^/]+")
 _REST: Final = re.compile(".*")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
@@ -321,15 +324,20 @@ class PathIndex(Generic[T]):
     `/{name}.js`), or behind one that may hold a slash, are not told apart here.
     """
 
-    __slots__ = ("_below", "_ending", "_tables")
+    __slots__ = ("_always", "_below", "_ending", "_tables")
 
     def __init__(self) -> None:
+        self._always: list[T] = []
         self._tables: dict[object, dict[object, list[T]]] = {}
         self._ending: dict[int, list[tuple[_Key, dict[object, list[T]]]]] = {}
         self._below: list[tuple[int, _Key, dict[object, list[T]]]] = []
 
-    def add(self, path: str, convertors: Convertors, owner: T) -> None:
-        """Add a path with the convertors of its parameters; `find` returns `owner` for it."""
+    def add(self, written: Written | None, owner: T) -> None:
+        """Add a path; `find` returns `owner` for it. None stands for what may take any path."""
+        if written is None:
+            self._always.append(owner)
+            return
+        path, convertors = written
         parts = path.split("/")
         end = next((at for at, part in enumerate(parts) if _may_hold_a_slash(part, convertors)), None)
         # Every path begins with a slash, so the text before it tells nothing.
@@ -347,7 +355,7 @@ class PathIndex(Generic[T]):
 
     def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        found: list[T] = []
+        found = [*self._always]
         # A pattern ends before one final newline too.
         for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
             parts = ending.split("/")
@@ -374,19 +382,19 @@ class RuleIndex:
     """
 
     def __init__(self, rules: Iterable[Sequence[PathMatcher]]) -> None:
-        self._everywhere: list[int] = []
         self._index: PathIndex[tuple[Any, int, str]] = PathIndex()
         self.slashed = False
         for place, matchers in enumerate(rules):
             if not matchers:
-                self._everywhere.append(place)
+                self._index.add(None, (_ANY_PATH.match, place, ""))
             for matcher in matchers:
-                self._index.add(matcher.path, matcher.convertors, (matcher.limits.match, place, matcher.path))
+                written = matcher.path, matcher.convertors
+                self._index.add(written, (matcher.limits.match, place, matcher.path))
                 self.slashed |= len(matcher.path) > 1 and matcher.path[-1] == "/"
 
     def find(self, path: RequestPath) -> dict[int, str]:
         """Return the places of the rules whose limits apply, each with the text by which it does."""
-        found: dict[int, str] = dict.fromkeys(self._everywhere, path.path)
+        found: dict[int, str] = {}
         for text, begin, end in path.texts:
             # One comprehension first: where no text tells rules apart, most of them do not match.
             for _, place, written in [owner for owner in self._index.find(text) if owner[0](text)]:

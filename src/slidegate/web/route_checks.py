@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.routing import Host, Mount
 from starlette.types import Scope
 
 from ..core.bans.policy import BanPolicy
@@ -18,8 +16,7 @@ from .checks import Checked, Finding
 from .decorators import dependencies, is_lifted, takes_no_defaults, unawaited
 from .endpoints import RateLimit
 from .matching import compile_pattern, overlap, segments
-from .routers import DEPTH, flat_routes, is_known, is_known_module, layers, mounted, root_of, router_of
-from .routes import Frontend, ResolvedRoute, walk
+from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
@@ -160,14 +157,14 @@ def about_unmet_rules(gate: Checked) -> Iterator[Finding]:
     or track, nor about rules for preflights.
     """
     routes = list(walk(gate.app))
-    if not routes or _may_answer_more(gate.app, 0):
+    if not routes or any(map(_may_answer_more, applications(gate.app))):
         return
     for rule in gate.rules:
         if not rule.patterns or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
             if not any(is_about(rule, tail, place) for tail in _without_roots(path) for place in routes):
-                near = closest(path, [place.template for place in routes])
+                near = closest(path, [_KIND.sub("}", _typed(place)) for place in routes])
                 yield Finding(
                     "SG123",
                     f"path {path!r} of rule {rule.label!r} matches no route{near}; write it with the prefix of its "
@@ -175,21 +172,11 @@ def about_unmet_rules(gate: Checked) -> Iterator[Finding]:
                 )
 
 
-def _may_answer_more(app: object, depth: int) -> bool:
-    """Return whether a layer or an application below may answer requests, or change their paths, without a route."""
-    router = router_of(app)
-    if router is None or depth >= DEPTH:
+def _may_answer_more(app: Application) -> bool:
+    """Return whether an application, or a layer around it, may answer without a route, or change paths."""
+    if app.router is None or not app.sure:
         return True
-    for layer in layers(app):
-        if not is_known(layer) or isinstance(layer, BaseHTTPMiddleware):
-            return True
-        classes = [added.cls for added in getattr(layer, "user_middleware", ())]
-        if any(not is_known_module(found.__module__) or found is BaseHTTPMiddleware for found in classes):
-            return True
-        if layer is router:
-            break
-    inner = [route for route in flat_routes(router.routes) if not hasattr(route, "endpoint")]
-    return any(not isinstance(route, (Mount, Host)) or _may_answer_more(route.app, depth + 1) for route in inner)
+    return any(id(route) not in app.inner and not hasattr(route, "endpoint") for route, _ in app.routes)
 
 
 def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
@@ -210,12 +197,14 @@ def _without_roots(path: str) -> Iterator[str]:
 
 
 def _typed(place: ResolvedRoute) -> str:
-    """Return the template of a route with the kinds of its parameters where parts tell them: ``/items/{id:int}``."""
+    """Return the path of a route, the kinds of its parameters told where parts of it tell them: ``/items/{id:int}``."""
+    template: str = (
+        "".join(mount.path_format.removesuffix("/{path}") for mount in place.paths) + place.route.path_format
+    )
     if isinstance(place.route, Frontend):
-        return place.template.replace("{path}", "{path:path}")
-    parts = [*place.mounts, place.route]
-    typed = "".join(getattr(part, "path", "") for part in parts)
-    return typed if _KIND.sub("}", typed) == place.template else place.template
+        return template.replace("{path}", "{path:path}")
+    typed = "".join(getattr(part, "path", "") for part in (*place.paths, place.route))
+    return typed if _KIND.sub("}", typed) == template else template
 
 
 def about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Iterator[Finding]:
@@ -253,7 +242,16 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
 
 def _admin_apps(app: object) -> Iterator[str]:
     """Yield the path of each admin application among the routes of an application."""
-    ends = [*mounted(app), *((_typed(place), place.route.endpoint) for place in walk(app))]
-    for path, end in ends:
-        if any(isinstance(layer, AdminApp) for layer in layers(end)):
+    top, *_ = applications(app)
+    waiting, seen = [("", top)], {top}
+    for above, outer in waiting:
+        for mount, _ in outer.routes:
+            _, inner = outer.inner.get(id(mount), ("", top))
+            if inner not in seen:
+                seen.add(inner)
+                waiting.append((above + getattr(mount, "path", ""), inner))
+    places = [(path, inner.layers) for path, inner in waiting[1:]]
+    places += [(_typed(place), list(layers(place.route.endpoint))) for place in top.walk()]
+    for path, found in places:
+        if any(isinstance(layer, AdminApp) for layer in found):
             yield _ALL_BELOW.sub("", path)

@@ -1,26 +1,83 @@
-"""The routes below a middleware, each with its whole template and the routers above it, and which a request came by.
+"""The routes below a middleware: where they lead a request, which one it came by, and what mounts make of its path.
 
 Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
-a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
-and a request is looked up in it by its endpoint. FastAPI is never imported; its objects are known by their attributes.
+a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once,
+and again when a router has another number of routes.
+
+Routers are not imitated: each is asked with a copy of the scope, in its own order, and the `matches` of a mount says
+which scope it hands on. So a reading that only one version of one router knows is found too: a mount of Starlette's
+loses count where the path does not begin with the root, also where the application below gives itself another root, and
+where a path ends in a newline. The application below it then reads another part of the path, or all of it again.
+
+FastAPI is never imported; its objects are known by their attributes. An application may be mounted in itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from .matching import route_path
-from .routers import Routes, layers, own_root, router_of, scope_to_ask
+from .matching import PathIndex, Written, regex_of, route_path
 
-_DEPTH: Final = 16
+Mounts: TypeAlias = tuple[Mount | Host, ...]
+
+DEPTH: Final = 64
+"""How far down applications in applications are followed."""
+_KNOWN: Final = frozenset({"starlette", "fastapi", "slidegate"})
+_FLAGS: Final = re.compile("").flags
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_ALL_BELOW: Final = "/{path:path}"
 _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
+_versions: Final = count(1)
+
+
+def layers(app: object) -> Iterator[object]:
+    """Yield an application and each one that it wraps, from the outside in."""
+    seen: set[int] = set()
+    while app is not None and id(app) not in seen:
+        seen.add(id(app))
+        yield app
+        app = getattr(app, "app", None)
+
+
+def root_of(app: object) -> str:
+    """Return the `root_path` that an application, or one that it wraps, gives itself as FastAPI does, or nothing."""
+    roots = [getattr(layer, "root_path", "") for layer in layers(app) if hasattr(layer, "openapi")]
+    return next((root for root in roots if root and isinstance(root, str)), "")
+
+
+def router_of(app: object) -> Any:
+    """Return the first layer of an application that shows its routes; None if none does."""
+    return next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
+
+
+def methods_of(route: Any) -> str:
+    """Return the methods of a route for people to read: ``GET,POST``, ``*`` for all, ``WS`` for a websocket."""
+    methods = getattr(route, "methods", None)
+    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
+    return names if hasattr(route, "methods") else "WS"
+
+
+def written_of(route: Any) -> Written | None:
+    """Return the path by which a route can be found: its pattern is the one that Starlette makes of the path."""
+    path, convertors = getattr(route, "path", None), getattr(route, "param_convertors", None)
+    pattern = getattr(route, "path_regex", None)
+    if isinstance(route, Host) or not isinstance(path, str) or convertors is None or pattern is None:
+        return None
+    if isinstance(route, Mount):
+        path += _ALL_BELOW
+    own = _is_known(getattr(type(route), "matches", None))
+    alike = own and (pattern.pattern, pattern.flags) == (regex_of(path, convertors), _FLAGS)
+    return (path, convertors) if alike else None
 
 
 class Required(NamedTuple):
@@ -65,7 +122,7 @@ class ResolvedRoute:
         label: A name for people to read: ``GET /items/{id}``.
     """
 
-    mounts: tuple[Mount | Host, ...]
+    mounts: Mounts
     route: Any
     above: tuple[Required, ...]
     template: str
@@ -77,65 +134,239 @@ class ResolvedRoute:
         """``"http"`` or ``"websocket"``."""
         return "http" if hasattr(self.route, "methods") else "websocket"
 
+    @property
+    def paths(self) -> list[Mount]:
+        """The mounts on the way, without the hosts."""
+        return [mount for mount in self.mounts if isinstance(mount, Mount)]
+
     def leads(self, method: str, path: str) -> bool:
         """Return whether a request comes by this route; `path` is the one that the outermost router sees."""
         if self.methods is not None and method not in self.methods:
             return False
-        rest = self.rest(path)
-        return rest is not None and self.route.path_regex.match(rest) is not None
+        for mount in self.paths:
+            found = mount.path_regex.match(path)
+            if found is None:
+                return False
+            path = "/" + found["path"]
+        return self.route.path_regex.match(path) is not None
 
-    def rest(self, path: str) -> str | None:
-        """Return the part of an ordinary path that the mounts on the way leave; None if they do not match it."""
-        for mount in self.mounts:
-            if isinstance(mount, Mount):
-                found = mount.path_regex.match(path)
-                if found is None:
-                    return None
-                path = "/" + found["path"]
-        return path
 
-    def takes(self, scope: Scope) -> bool:
-        """Return whether a request comes by this route; each mount on the way is asked itself.
+class Application:
+    """An application, as mounts lead to it; those below it are found from here.
+
+    Args:
+        app: The application, with all that is wrapped around it.
+        seen: The applications found before, by their id.
+
+    Attributes:
+        layers: What is wrapped around it, from the outside in, and at last itself.
+        router: What holds its routes; None where they cannot be seen.
+        root: The `root_path` that it gives itself.
+        sure: Whether it and all that is wrapped around it is known, so that nothing unseen answers or changes a path.
+        drops_slash: Whether it may answer a path with a final slash as it does without: it serves files, or is unknown.
+        by_path: Whether type, method, path and root of a request tell which of its own routes takes it.
+        routes: Its routes, those of included routers in their place, each with what is required of it.
+        inner: The applications of its mounts and hosts, by the id of the mount, each with how that is written.
+        lists: The lists of its own routes and those of included routers.
+    """
+
+    def __init__(self, app: object, seen: dict[int, Application]) -> None:
+        seen[id(app)] = self
+        shown = router_of(app)
+        self.root = root_of(app)
+        self.layers = list(layers(app))
+        if shown is not None:
+            del self.layers[self.layers.index(shown) + 1 :]
+        self.sure = all(_is_known(type(layer)) for layer in self.layers)
+        self.router = None if shown is None else getattr(shown, "router", shown)
+        self.lists: list[Sized] = []
+        self.routes: list[tuple[Any, tuple[Required, ...]]] = []
+        if shown is not None:
+            wrapped = [made.cls for made in getattr(shown, "user_middleware", ())]
+            bare = getattr(self.router, "middleware_stack", None) in (None, getattr(self.router, "app", None))
+            self.sure &= bare and all(map(_is_known, [type(self.router), *wrapped]))
+            required = _with((), getattr(self.router, "dependencies", None), "")
+            self.routes += self._flat(self.router, shown.routes, "", required)
+        self.drops_slash = shown is None or any(isinstance(route, Frontend) for route, _ in self.routes)
+        self.by_path = all(_looks_at_the_path(route) for route, _ in self.routes)
+        self.inner = dict(self._mounted(seen))
+
+    def _flat(
+        self, router: Any, routes: Iterable[Any], prefix: str, above: tuple[Required, ...]
+    ) -> Iterator[tuple[Any, tuple[Required, ...]]]:
+        """Yield the routes of a router: those of included routers in their place, those that serve files last."""
+        if not any(router.routes is known for known in self.lists):
+            self.lists.append(router.routes)
+        for listed in routes:
+            if hasattr(listed, "effective_candidates"):
+                included, inner = listed.include_context, listed.original_router
+                where = included.prefix + inner.prefix
+                required = _with(_with(above, _own(included.dependencies, above), where), inner.dependencies, where)
+                yield from self._flat(inner, listed.effective_candidates(), included.prefix, required)
+            else:
+                yield getattr(listed, "starlette_route", None) or listed, above
+        for group in getattr(router, "_low_priority_routes", ()):
+            yield from ((Frontend(prefix + served.path), above) for served in getattr(group, "routes", ()))
+
+    def _mounted(self, seen: dict[int, Application]) -> Iterator[tuple[int, tuple[str, Application]]]:
+        mounts = [route for route, _ in self.routes if isinstance(route, (Mount, Host))]
+        # A client writes what it likes into the Host header, so two names of one application are no two places.
+        shared = [id(getattr(mount, "_base_app", mount.app)) for mount in mounts]
+        for mount, base in zip(mounts, shared, strict=True):
+            written = "" if isinstance(mount, Host) and shared.count(base) > 1 else _spelled(mount, "path")
+            yield id(mount), (written, seen.get(id(mount.app)) or Application(mount.app, seen))
+
+    def walk(self, mounts: Mounts = ()) -> Iterator[ResolvedRoute]:
+        """Yield every route, at each place where it is mounted; `mounts` lead here."""
+        prefix = "".join(_spelled(mount, "path_format").removesuffix("/{path}") for mount in mounts)
+        for route, above in self.routes:
+            if id(route) in self.inner:
+                if not any(mount.app is route.app for mount in mounts) and len(mounts) < DEPTH:
+                    # The dependencies of a router end at a mount: the application there is called as it is.
+                    yield from self.inner[id(route)][1].walk((*mounts, route))
+            elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
+                required = tuple([Required(call, prefix + where, depth) for call, where, depth in above])
+                methods, template = getattr(route, "methods", None), prefix + route.path_format
+                label = f"{methods_of(route)} {template}"
+                yield ResolvedRoute(mounts, route, required, template, frozenset(methods) if methods else None, label)
+
+    def find(self, path: str) -> list[Any]:
+        """Return the routes that may take a path, in their order; some of them do not."""
+        return [self.routes[place][0] for place in sorted(set(self._by_text.find(path)))]
+
+    @cached_property
+    def _by_text(self) -> PathIndex[int]:
+        index: PathIndex[int] = PathIndex()
+        for place, (route, _) in enumerate(self.routes):
+            if not isinstance(route, Frontend):
+                index.add(written_of(route), place)
+        return index
+
+    def frontend(self, path: str) -> Frontend | None:
+        """Return the frontend that serves a path, if no route does: the longest, as FastAPI chooses."""
+        found = [route for route, _ in self.routes if isinstance(route, Frontend) and route.path_regex.match(path)]
+        return max(found, key=lambda one: len(one.path), default=None)
+
+
+class Reached(NamedTuple):
+    """The end of a request's way through the routers.
+
+    Attributes:
+        route: The route; None for an application without routes, such as a directory of files.
+        sure: Whether everything on the way is known, so nothing can have changed the path unseen.
+        written: The path as the mounts and the route are written, with the hosts on the way:
+            ``//api.example.org/items/{id:int}``.
+        mounts: The mounts and hosts on the way.
+        end: The endpoint of the route, or the application without routes; None for a route that tells no endpoint.
+        answers: Whether the route takes the method too; where it does not, the router answers 405.
+    """
+
+    route: Any
+    sure: bool
+    written: str
+    mounts: Mounts = ()
+    end: Any = None
+    answers: bool = True
+
+
+class Routes:
+    """The routes below a middleware, as they are now.
+
+    Args:
+        app: The application that the middleware guards.
+        hidden: Whether something stands between them that does not show what it wraps.
+
+    Attributes:
+        version: Tells apart how the routes are and were.
+        by_path: Whether type, method, path and root of a request tell which routes take it, as far as routes are known.
+    """
+
+    def __init__(self, app: object, *, hidden: bool = False) -> None:
+        self._app = app
+        self._hidden = hidden
+        self._behind: Routes | None = None
+        self._top: Application | None = None
+        self._holder: Any = None
+        self._lists: Sequence[Sized] = ()
+        self._size = -1
+        self._rooted = self._mounts_drop_slash = False
+        self.version = 0
+        self.by_path = True
+
+    @cached_property
+    def router(self) -> Any:
+        """The router of the application; None where no routes are known."""
+        return router_of(self._app)
+
+    @cached_property
+    def root(self) -> str:
+        """The `root_path` that the application gives itself, whatever the server says; empty if there is none."""
+        return root_of(self._app)
+
+    def current(self) -> int:
+        """Return the version of the routes as they are now, by how many some router has. Each request asks."""
+        holder = self._holder
+        if holder is not None and len(holder.routes) + sum(map(len, self._lists)) == self._size:
+            return self.version
+        if self.router is not None:
+            self._learn()
+        return self.version
+
+    def _learn(self) -> None:
+        top, *others = found = applications(self._app)
+        self._top = top
+        self._lists = [routes for app in found for routes in app.lists][1:]
+        # The outermost router may get another list. No request asks further in.
+        self._holder = top.router
+        self._size = len(self._holder.routes) + sum(map(len, self._lists))
+        self._rooted = any(app.root for app in others)
+        self._mounts_drop_slash = any(app.drops_slash for app in others)
+        self.by_path = all(app.by_path for app in found)
+        self.version = next(_versions)
+
+    def walk(self) -> Iterator[ResolvedRoute]:
+        """Yield every route."""
+        self.current()
+        return iter(()) if self._top is None else self._top.walk()
+
+    def seen_by(self, scope: Scope) -> Routes:
+        """Return these routes; where none are seen, those of the application in the scope, if it tells them."""
+        app = scope.get("app")
+        if self.router is not None or "router" in scope or not hasattr(app, "routes"):
+            return self
+        if self._behind is None or self._behind._app is not app:
+            self._behind = Routes(app, hidden=True)
+        return self._behind
+
+    def reach(self, scope: Scope) -> Reached | None:
+        """Return the end of a request's way; None if no routes are known, or none takes the request."""
+        try:
+            return None if self._top is None else _reach(self._top, _copy(scope), "", (), not self._hidden)
+        except Exception:
+            # A convertor or a route of the user's has failed. It will fail again in the application, which reports it.
+            return None
+
+    def lead_astray(self, *, off_root: bool) -> bool:
+        """Return whether mounts may hand on another path than the one that is left behind them.
 
         Args:
-            scope: The scope that the outermost router sees.
+            off_root: Whether the path of the request does not begin with its root.
         """
-        scope = scope_to_ask(scope)
-        for mount in self.mounts:
-            match, child = mount.matches(scope)
-            if match is not Match.FULL:
-                return False
-            scope.update(child)
-            for layer in layers(mount.app):
-                scope["root_path"] = own_root(layer) or scope["root_path"]
-        if isinstance(self.route, Frontend):
-            return self.route.path_regex.match(route_path(scope)) is not None
-        return bool(self.route.matches(scope)[0] is Match.FULL)
+        return self._rooted or (off_root and self._top is not None and len(self._top.inner) > 0)
 
+    def texts(self, scope: Scope, root: str) -> list[str]:
+        """Return the path of a request as each application below reads it, behind what mounts have read."""
+        return [] if self._top is None else [text for text, _ in _entered(self._top, scope, root)]
 
-def methods_of(route: Any) -> str:
-    """Return the methods of a route for people to read: ``GET,POST``, ``*`` for all, ``WS`` for a websocket."""
-    methods = getattr(route, "methods", None)
-    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
-    return names if hasattr(route, "methods") else "WS"
-
-
-def walk(app: object) -> Iterator[ResolvedRoute]:
-    """Yield every route of an application, a router, or a wrapper around one."""
-    yield from _below(app, ())
-
-
-class _Known(NamedTuple):
-    """The routes below a router by the id of their endpoints, and how to tell whether there are others by now."""
-
-    router: object
-    by_endpoint: dict[int, list[ResolvedRoute]]
-    routes: Routes
-    version: int
+    def drop_slash(self, scope: Scope, root: str) -> bool:
+        """Return whether a request may reach something that takes no notice of a final slash."""
+        if self._top is None or self._top.drops_slash:
+            return True
+        return self._mounts_drop_slash and any(app.drops_slash for _, app in _entered(self._top, scope, root))
 
 
 class RouteIndex:
-    """Finds the route of a request."""
+    """Finds the routes that requests came by, by the endpoints that they reached."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -145,99 +376,141 @@ class RouteIndex:
         found = self.candidates(scope)
         if len(found) <= 1:
             return found[0] if found else None
-        if _at_frontend(scope):
-            found = sorted(found, key=lambda resolved: len(resolved.template), reverse=True)  # as FastAPI chooses
         root = scope.get("app_root_path", scope.get("root_path", ""))
-        top = {**scope, "root_path": root}
-        taking = next((resolved for resolved in found if resolved.takes(top)), None)
+        reached = self._known[id(scope["router"])].routes.reach({**scope, "root_path": root})
+        if reached is None:
+            return None
         # One application on two hosts is one route.
-        return next((resolved for resolved in found if taking is not None and _same_path(resolved, taking)), None)
+        paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
+        return next((one for one in found if one.route is reached.route and one.paths == paths), None)
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        at = _FRONTEND if _at_frontend(scope) else id(endpoint)
+        at = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        known = self._known.get(id(router)) or self._learn(router)
+        known = self._known.get(id(router))
         # A function that has a route already may get another one, also in a router that is included.
-        if at not in known.by_endpoint or known.routes.current() != known.version:
-            known = self._learn(router)
+        if known is None or at not in known.by_endpoint or known.routes.current() != known.version:
+            known = self._known[id(router)] = _Known(router)
         return known.by_endpoint.get(at, [])
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
         """Return the routes below the router or application that requires `dependency`."""
-        by_endpoint = self._known[id(scope["router"])].by_endpoint
-        all_routes = (resolved for found in by_endpoint.values() for resolved in found)
-        return [
-            resolved for resolved in all_routes if any(required.dependency is dependency for required in resolved.above)
-        ]
+        every = [route for found in self._known[id(scope["router"])].by_endpoint.values() for route in found]
+        return [route for route in every if any(required.dependency is dependency for required in route.above)]
 
-    def _learn(self, router: object) -> _Known:
-        known = self._known.get(id(router))
-        routes = Routes(router) if known is None else known.routes
-        by_endpoint: dict[int, list[ResolvedRoute]] = {}
-        version = routes.current()
-        for resolved in walk(router):
+
+class _Known:
+    """The routes below a router by the id of their endpoints. It holds the router, or its id could be another's."""
+
+    def __init__(self, router: object) -> None:
+        self.routes = Routes(router)
+        self.version = self.routes.current()
+        self.by_endpoint: dict[int, list[ResolvedRoute]] = {}
+        for resolved in self.routes.walk():
             endpoint = resolved.route.endpoint
-            by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
-        learned = self._known[id(router)] = _Known(router, by_endpoint, routes, version)
-        return learned
+            self.by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
 
 
-def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[ResolvedRoute]:
-    """Walk an application, through the layers wrapped around it."""
-    app = router_of(app)
-    circle = any(mount.app is mounts[-1].app for mount in mounts[:-1])
-    if app is not None and not circle and len(mounts) < _DEPTH:
-        router = getattr(app, "router", app)
-        required = _with((), getattr(router, "dependencies", None), _prefix(mounts))
-        yield from _level(app.routes, mounts, required)
-        yield from _frontends(router, "", mounts, required)
+def applications(app: object) -> list[Application]:
+    """Return an application and all that are mounted below it, each once."""
+    seen: dict[int, Application] = {}
+    Application(app, seen)
+    return list(seen.values())
 
 
-def _level(
-    routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
-) -> Iterator[ResolvedRoute]:
-    for listed in routes:
-        if hasattr(listed, "effective_candidates"):
-            included, router = listed.include_context, listed.original_router
-            where = f"{_prefix(mounts)}{included.prefix}{router.prefix}"
-            required = _with(_with(above, _own(included.dependencies, above), where), router.dependencies, where)
-            yield from _level(listed.effective_candidates(), mounts, required)
-            yield from _frontends(router, included.prefix, mounts, required)
-            continue
-        route = getattr(listed, "starlette_route", None) or listed
-        if isinstance(route, (Mount, Host)):
-            # The dependencies of a router end at a mount: the application there is called as it is.
-            yield from _below(route.app, (*mounts, route))
-        elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            yield _resolved(route, mounts, above)
+def walk(app: object) -> Iterator[ResolvedRoute]:
+    """Yield every route of an application, a router, or a wrapper around one."""
+    return Application(app, {}).walk()
 
 
-def _frontends(
-    router: Any, prefix: str, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
-) -> Iterator[ResolvedRoute]:
-    for group in getattr(router, "_low_priority_routes", ()):
-        for served in getattr(group, "routes", ()):
-            yield _resolved(Frontend(f"{prefix}{served.path}"), mounts, above)
+def _entered(top: Application, scope: Scope, root: str) -> Iterator[tuple[str, Application]]:
+    """Yield the path as each application reads it that mounts lead to, behind what they have read, and that one."""
+    waiting = [("", top, {**_copy(scope), "root_path": root}, 0)]
+    seen: set[tuple[int, str, str]] = set()
+    for read, at, outer, depth in waiting:
+        for mount in at.find(route_path(outer)) if at.inner and depth < DEPTH else ():
+            match, child = mount.matches(outer) if id(mount) in at.inner else (Match.NONE, {})
+            if match is not Match.FULL:
+                continue
+            _, app = at.inner[id(mount)]
+            inner = {**outer, **child}
+            inner["root_path"] = app.root or inner.get("root_path", "")
+            text = read + _read_by(mount, outer)
+            if (way := (id(app), text, route_path(inner))) not in seen:
+                seen.add(way)
+                waiting.append((text, app, inner, depth + 1))
+                yield text + route_path(inner), app
 
 
-def _resolved(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> ResolvedRoute:
-    template = f"{_prefix(mounts)}{route.path_format}"
-    methods = getattr(route, "methods", None)
-    label = f"{methods_of(route)} {template}"
-    return ResolvedRoute(mounts, route, above, template, frozenset(methods) if methods else None, label)
+def _read_by(mount: Any, scope: Scope) -> str:
+    """Return the part of a path that a mount reads."""
+    found = mount.path_regex.match(route_path(scope)) if isinstance(mount, Mount) else None
+    if found is None:
+        return ""
+    return _PARAMETER.sub(lambda parameter: found[parameter[1]], mount.path_format.removesuffix("/{path}"))
 
 
-def _same_path(one: ResolvedRoute, other: ResolvedRoute) -> bool:
-    """Return whether two routes differ by their hosts at most."""
-    mounts = [[mount for mount in resolved.mounts if isinstance(mount, Mount)] for resolved in (one, other)]
-    return one.route is other.route and mounts[0] == mounts[1]
+def _reach(at: Application, scope: Scope, written: str, mounts: Mounts, sure: bool) -> Reached | None:
+    """Ask a router for the first route that takes a request, else for one with other methods, as for a 405."""
+    sure = sure and at.sure
+    if at.root:
+        scope["root_path"] = at.root
+    if at.router is None:
+        return Reached(None, sure, written + _ALL_BELOW, mounts, at.layers[-1])
+    partial: Reached | None = None
+    for route in at.find(route_path(scope)) if len(mounts) <= DEPTH else ():
+        match, child = route.matches(scope)
+        if match is Match.FULL and id(route) in at.inner:
+            place, inner = at.inner[id(route)]
+            scope.update(child)
+            return _reach(inner, scope, written + place, (*mounts, route), sure)
+        if match is Match.FULL:
+            return _at(route, written, mounts, sure)
+        if match is Match.PARTIAL and partial is None:
+            partial = _at(route, written, mounts, sure)._replace(answers=False)
+    if partial is not None or _redirects(at, scope):
+        return partial
+    frontend = at.frontend(route_path(scope)) if scope["type"] == "http" else None
+    return None if frontend is None else _at(frontend, written, mounts, sure)
 
 
-def _at_frontend(scope: Scope) -> bool:
-    return "frontend_path" in scope.get("fastapi", ())
+def _at(route: Any, written: str, mounts: Mounts, sure: bool) -> Reached:
+    if not hasattr(route, "path_regex") or not hasattr(route, "path_format"):
+        return Reached(route, False, written + _ALL_BELOW, mounts)
+    path = getattr(route, "path", None) or route.path_format
+    return Reached(route, sure, written + path, mounts, getattr(route, "endpoint", None))
+
+
+def _redirects(at: Application, scope: Scope) -> bool:
+    """Return whether a router redirects to the path with, or without, a slash at its end."""
+    path = route_path(scope)
+    if scope["type"] != "http" or not getattr(at.router, "redirect_slashes", False) or path == "/":
+        return False
+    given: str = scope["path"]
+    other = {**scope, "path": given.rstrip("/") if path.endswith("/") else given + "/"}
+    return any(route.matches(other)[0] is not Match.NONE for route in at.find(route_path(other)))
+
+
+def _copy(scope: Scope) -> Scope:
+    """Return a copy of a scope that routes may write to."""
+    return {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
+
+
+def _is_known(made: object) -> bool:
+    """Return whether a class or function is one of Starlette, FastAPI or this package, and calls none of the user's."""
+    return getattr(made, "__module__", "").partition(".")[0] in _KNOWN and made is not BaseHTTPMiddleware
+
+
+def _looks_at_the_path(route: Any) -> bool:
+    """Return whether type, method, path and root of a request tell whether a route takes it; a `Host` asks for more."""
+    return isinstance(route, Frontend) or (not isinstance(route, Host) and _is_known(type(route).matches))
+
+
+def _spelled(mount: Mount | Host, attribute: str) -> str:
+    return getattr(mount, attribute) if isinstance(mount, Mount) else f"//{mount.host}"
 
 
 def _with(above: tuple[Required, ...], dependencies: Iterable[Any] | None, where: str) -> tuple[Required, ...]:
@@ -252,9 +525,3 @@ def _own(dependencies: Sequence[Any], above: Iterable[Required]) -> Sequence[Any
         if outer < len(dependencies) and getattr(dependencies[outer], "dependency", None) is required.dependency:
             outer += 1
     return dependencies[outer:]
-
-
-def _prefix(mounts: Iterable[Mount | Host]) -> str:
-    return "".join(
-        mount.path_format.removesuffix("/{path}") if isinstance(mount, Mount) else f"//{mount.host}" for mount in mounts
-    )

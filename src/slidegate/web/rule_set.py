@@ -17,7 +17,7 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key, read_at
 from .matching import RequestPath, RuleIndex
-from .routers import Routes
+from .routes import Routes
 from .rules import Limits, Rule, says_nobody
 from .scope_keys import SETTLED, is_preflight
 

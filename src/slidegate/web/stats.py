@@ -29,10 +29,9 @@ from ..core.statistics.metrics import OVERFLOW
 from ..limiter import Limiter
 from ..limiter.figures.series import Series
 from ..limiter.figures.statistics import UNROUTED
-from .matching import PathIndex, below
+from .matching import PathIndex, Written, below
 from .request import RequestLimits
-from .routers import Routes, Written, written_of
-from .routes import ResolvedRoute, RouteIndex, walk
+from .routes import ResolvedRoute, RouteIndex, Routes, walk, written_of
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
 """The bucket that counted a request, where it is one; else all of them."""
@@ -250,16 +249,12 @@ class _RouteTable:
         self._routes = Routes(outermost)
         self._version = self._routes.current()
         self._index: PathIndex[_Listed] = PathIndex()
-        self._always: list[_Listed] = []
         routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
         for place, resolved in enumerate(routed):
             written = _written(resolved)
             plain = written is not None and _is_plain(*written)
             listed = place, resolved.connection, resolved.methods, resolved.label, plain, resolved
-            if written is None:
-                self._always.append(listed)
-            else:
-                self._index.add(*written, listed)
+            self._index.add(written, listed)
 
     def changed(self) -> bool:
         """Return whether there are other routes by now."""
@@ -268,8 +263,8 @@ class _RouteTable:
     def find(self, connection: str, method: str, path: str) -> str | None:
         """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""
         found = self._index.find(path)
-        if self._always or len(found) > 1:
-            found = sorted([*found, *self._always])
+        if len(found) > 1:
+            found.sort()
         odd = "//" in path or path[-1:] == "/"  # an empty segment is no value of a parameter
         other = None
         for _, kind, methods, label, plain, resolved in found:

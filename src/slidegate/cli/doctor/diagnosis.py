@@ -15,7 +15,7 @@ from ...core.logs import written
 from ...limiter import Limiter
 from ...web.checks import Finding
 from ...web.middleware import RateLimitMiddleware
-from ...web.routers import layers
+from ...web.routes import layers
 from .routes_seen import places_of, uncovered
 
 SUBJECTS: Final = {

@@ -8,8 +8,7 @@ from ...web.decorators import dependencies, limits_of, takes_no_defaults
 from ...web.endpoints import RateLimit
 from ...web.middleware import RateLimitMiddleware
 from ...web.route_checks import is_about
-from ...web.routers import layers
-from ...web.routes import ResolvedRoute, walk
+from ...web.routes import ResolvedRoute, layers, walk
 
 
 def places_of(app: object) -> list[ResolvedRoute]:
