@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import click
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message
 
-from ...core.errors import ConfigurationError, StoreUnavailable
-from ...core.logs import logger
-from ...limiter import Limiter
-from ...limiter.open_store import open_store
-from ...web.checks import Finding
-from ...web.middleware import RateLimitMiddleware
-from ..exits import FINDINGS
-from ..output import Output, clean, with_output
-from ..running.served import imported, put_on_path
-from ..stored.opened import VARIABLE
-from .diagnosis import about_fields, about_gates, about_routes, about_store
-from .started import gates_in, started
+from ..asgi import imported
+from ..core.errors import ConfigurationError, StoreUnavailable
+from ..limiter.open_store import open_store
+from ..web.checks import Finding
+from ..web.middleware import RateLimitMiddleware
+from .configured import middleware_of
+from .exits import FINDINGS
+from .output import Output, clean, put_on_path, silent_log, with_output
+from .questions import about_application, about_directory, about_signals, about_store, middlewares_in
+from .store import VARIABLE
 
 _COLUMNS: Final = ("code", "message")
+START_TIMEOUT_S: Final = 60.0
 
 
 @click.command()
@@ -42,11 +40,14 @@ def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: s
 
     An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, with 1 if
     something was, and with 2 if TARGET cannot be used.
+
+    \b
+    Example: slidegate check main:app
     """
-    with _silent():
+    with silent_log():
         if ":" in target and not Path(target).exists():
             put_on_path(app_dir)
-            app = imported(target, "1" if factory else "")
+            app = imported(target, factory=factory)
             if rules is not None:
                 app = RateLimitMiddleware.from_file(app, Path(rules))
             found = asyncio.run(_about_app(app))
@@ -54,63 +55,89 @@ def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: s
             raise ConfigurationError(f'--rules: it goes with an application such as "main:app", not with {target!r}')
         else:
             found = asyncio.run(_about_file(out, Path(target)))
-    # Several gates may say one thing.
+    # Several middlewares may say one thing.
     found = list(dict.fromkeys(found))
     _show(out, target, found)
     if found:
         raise click.exceptions.Exit(FINDINGS)
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep findings out of the log while they are collected."""
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 async def _about_app(app: Any) -> list[Finding]:
-    async with started(app):
-        gates = list(dict.fromkeys(gates_in(app)))
-        found = [*about_gates(gates), *about_fields(app), *about_routes(app, gates)]
-        for limiter in dict.fromkeys(gate.limiter for gate in gates):
+    async with _started(app):
+        middlewares = middlewares_in(app)
+        found = list(about_application(app, middlewares))
+        for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
             found += [one async for one in about_store(limiter, repr(limiter.store))]
     return found
 
 
 async def _about_file(out: Output, path: Path) -> list[Finding]:
-    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True)
-    options: dict[str, Any] = {}
-    if not _is_made(path):
+    middleware = middleware_of(path)
+    found: list[Finding] = []
+    missing = _directory_to_make(path)
+    if missing is None:
+        middleware = middleware_of(path, opens_store=True)
+    else:
+        found += about_directory(missing)
         out.note(f"{path}: its store is not there yet, and a check makes none")
-        options = {"limiter": Limiter(), "replace_store": True}
-    gate = RateLimitMiddleware.from_file(_nothing, path, **options).app
     try:
-        return [*about_gates([gate]), *[one async for one in about_store(gate.limiter, repr(gate.limiter.store))]]
+        limiter = middleware.limiter
+        found += [*middleware.findings, *about_signals(middleware)]
+        return found + [one async for one in about_store(limiter, repr(limiter.store))]
     finally:
-        await gate.limiter.close()
+        await middleware.limiter.close()
 
 
-def _is_made(path: Path) -> bool:
-    """Return whether the store of a file may be looked at without being made: a directory of LMDB is there."""
+def _directory_to_make(path: Path) -> Path | None:
+    """Return the directory of the store of a file, where it is LMDB's and not there yet."""
     named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": VARIABLE})
     address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
-    if not address.startswith("lmdb:") or Path(unquote(urlsplit(address).path)).exists():
-        return True
+    if not address.startswith("lmdb:"):
+        return None
+    directory = Path(unquote(urlsplit(address).path))
+    if directory.exists():
+        return None
     try:
         open_store(address, read_only=True)
     except StoreUnavailable:
-        return False
+        return directory
     except ConfigurationError:
-        pass  # the gate says it, with the key in the file; it makes nothing of such an address
-    return True
+        pass  # the middleware says it, with the key in the file; it makes nothing of such an address
+    return None
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand where an application would."""
+@asynccontextmanager
+async def _started(app: ASGIApp) -> AsyncIterator[None]:
+    """Run the lifespan of an application around a block; one that knows no lifespan is taken as it is.
+
+    Raises:
+        ConfigurationError: The start fails, or takes too long.
+    """
+    said: asyncio.Queue[Message] = asyncio.Queue()
+    asked: asyncio.Queue[Message] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    running = asyncio.ensure_future(app(scope, asked.get, said.put))
+    try:
+        asked.put_nowait({"type": "lifespan.startup"})
+        await _answer(said, running, "start")
+        yield
+        asked.put_nowait({"type": "lifespan.shutdown"})
+        await _answer(said, running, "end")
+    finally:
+        running.cancel()
+        with suppress(BaseException):
+            await running
+
+
+async def _answer(said: asyncio.Queue[Message], running: asyncio.Future[None], what: str) -> None:
+    asking = asyncio.ensure_future(said.get())
+    await asyncio.wait((asking, running), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    message = asking.result() if asking.done() else None
+    asking.cancel()
+    if message is None and not running.done():
+        raise ConfigurationError(f"application: its {what} took longer than {START_TIMEOUT_S:g} s")
+    if message is not None and message["type"].endswith(".failed"):
+        raise ConfigurationError(f"application: its {what} failed: {message.get('message', '')}")
 
 
 def _show(out: Output, target: str, found: Sequence[Finding]) -> None:

@@ -11,17 +11,23 @@ from ..limiter import Limiter
 from ..web.middleware import RateLimitMiddleware
 
 
-def middleware_of(path: str | PathLike[str], **options: Any) -> RateLimitMiddleware:
-    """Return the middleware of a configuration file; the store that the file names is not touched.
+def middleware_of(
+    path: str | PathLike[str], limiter: Limiter | None = None, *, opens_store: bool = False
+) -> RateLimitMiddleware:
+    """Return the middleware of a configuration file; the store that the file names is not touched by default.
 
     Args:
         path: The file.
-        options: What `RateLimitMiddleware.from_file` takes; a `limiter` in the place of one in memory, for example.
+        limiter: The limiter in the place of the file's store; by default one in memory.
+        opens_store: Whether the store of the file is opened instead.
 
     Raises:
         ConfigurationError: The file cannot be used.
+        StoreError: Its store cannot be opened.
     """
-    options = {"limiter": Limiter(), "replace_store": True, "on_exceeded": _ignore, **options}
+    options: dict[str, Any] = {"on_exceeded": _ignore}
+    if not opens_store:
+        options |= {"limiter": limiter or Limiter(), "replace_store": True}
     return RateLimitMiddleware.from_file(nothing, path, **options).app
 
 

@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from logging import CRITICAL
 from typing import Any, Final, TypeVar
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..core.errors import ConfigurationError, quoted
-from ..core.logs import logger
 from ..logs import AccessLogs, AccessRecord
+from ..logs.formats import MAX_TIME_US
+from ..simulation.replay import Clients
 from ..web.keys import check_header_name
-from .output import Output
+from .output import Output, clean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,6 @@ def log_options(command: F) -> F:
     for option in (
         click.option("--until", metavar="TIME", help="Leave out requests from this moment on."),
         click.option("--since", metavar="TIME", help=f"Leave out requests before this moment, as {_AN_EXAMPLE}."),
-        click.option("--processes", type=click.IntRange(1, 256), help="Processes that parse; one on each core."),
         click.option("--log-fields", metavar="JSON", help='Names in JSON lines: {"time": "ts", "client": "ip", ...}.'),
         click.option("--log-format", metavar="FORMAT", help="The format string of nginx or Apache, for custom logs."),
         click.argument("log", nargs=-1, required=True),
@@ -48,7 +47,6 @@ class Logs:
         log: The files; ``-`` is standard input.
         log_format: The format string of a custom format.
         log_fields: The names of the fields of JSON lines, as a JSON object.
-        processes: How many processes parse.
         since: The first moment, as ISO 8601 has it; UTC where it names no zone.
         until: The moment behind the last one.
 
@@ -61,29 +59,48 @@ class Logs:
         log: tuple[str, ...],
         log_format: str | None,
         log_fields: str | None,
-        processes: int | None,
         since: str | None,
         until: str | None,
     ) -> None:
         self._since_us = _moment_us("--since", since)
         self._until_us = _moment_us("--until", until)
-        self.logs = AccessLogs(log, format=log_format, fields=_fields(log_fields), processes=processes)
+        self._given = log
+        self.logs = AccessLogs(log, format=log_format, fields=_fields(log_fields))
 
     def read(self, out: Output, subject: str) -> Generator[AccessRecord, None, None]:
-        """Yield the records, and show how far the reading is.
+        """Yield the records between the two moments, and show how far the reading is.
 
         Raises:
-            ConfigurationError: No line was a record.
+            ConfigurationError: No line was a record, or none lies between the moments.
         """
-        since_us, until_us = self._since_us, self._until_us
+        since_us, until_us = self._since_us or 0, self._until_us or MAX_TIME_US
+        first_us, last_us, kept = MAX_TIME_US, 0, 0
         with _bar(out, subject, self.logs) as moved:
             for number, record in enumerate(self.logs, 1):
                 if not number % _EVERY:
                     moved(number)
-                if (since_us is None or record.time_us >= since_us) and (until_us is None or record.time_us < until_us):
+                first_us, last_us = min(first_us, record.time_us), max(last_us, record.time_us)
+                if since_us <= record.time_us < until_us:
+                    kept += 1
                     yield record
-        if complaint := self.logs.complaint():
-            raise ConfigurationError(complaint)
+        if not self.logs.counts.records:
+            raise ConfigurationError(self._no_records())
+        if not kept:
+            raise ConfigurationError(
+                f"no request lies between --since and --until: the log covers {time_of(first_us)} to {time_of(last_us)}"
+            )
+
+    def _no_records(self) -> str:
+        counts = self.logs.counts
+        name = f"'{clean(self._given[0], 300)}'" if len(self._given) == 1 else f"the {len(self._given)} files"
+        if not counts.broken:
+            return f"{name}: the log is empty"
+        line = counts.examples[0]
+        where = f"line {line.number}" if len(self._given) == 1 else f"line {line.number} of '{line.file}'"
+        return (
+            f"{name}: none of {counts.lines:,} lines is a record of an access log; {where} is {line.reason}: "
+            f"{line.text}; --log-format takes the format string of the server"
+        )
 
     def remarks(self, out: Output) -> None:
         """Say on stderr which lines were no records; three of them are shown."""
@@ -96,15 +113,25 @@ class Logs:
             out.note(f"{counts.late:,} records came too late to be put in order; they count at the time before them")
 
 
-@contextmanager
-def quiet_gate() -> Iterator[None]:
-    """Keep a replayed gate from logging bans of long ago."""
-    before = logger.level
-    logger.setLevel(CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def check_header(out: Output, header: str | None, clients: Clients, requests: int) -> None:
+    """Say how many requests lack the header field by which `--key` counts.
+
+    Raises:
+        ConfigurationError: All do.
+    """
+    if header is None or not clients.without_header:
+        return
+    if clients.without_header >= requests:
+        raise ConfigurationError(
+            f"--key: no request of this log has a field {header}; have the server log it, and name it with "
+            "--log-format or --log-fields"
+        )
+    out.note(f"{clients.without_header:,} of {requests:,} requests have no field {header}; they count by address")
+
+
+def time_of(at_us: int) -> str:
+    """Return a moment as ``2026-01-31T12:00:00Z``."""
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager
@@ -174,5 +201,16 @@ def share_of(text: str) -> float:
     """
     found = _SHARE.fullmatch(text.strip())
     if found is None or float(found[1]) > 100:
-        raise ConfigurationError(f"--touch: expected a share of clients such as 0.1%, not {quoted(text)}")
+        raise ConfigurationError(
+            f"--touch: expected a share of clients such as 0.1%, not {quoted(text)}{_as_percentage(text)}"
+        )
     return float(found[1]) / 100
+
+
+def _as_percentage(text: str) -> str:
+    """Return the percentage that a fraction such as ``0.5`` probably means, as a question."""
+    try:
+        share = float(text)
+    except ValueError:
+        return ""
+    return f"; did you mean '{share * 100:g}%'?" if 0 <= share <= 1 else ""

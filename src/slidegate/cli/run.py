@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from typing import Any, Final
 
 import click
@@ -15,7 +14,7 @@ from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path
 from ..core.errors import ConfigurationError, StoreError
 from .configured import nothing
 from .exits import BAD_INPUT, print_error
-from .output import silent_log
+from .output import put_on_path, silent_log
 
 _OURS: Final = [
     click.Argument(["app"], metavar="MODULE:APP"),
@@ -76,12 +75,6 @@ def _check(settings: Settings, *, reloads: bool) -> None:
         except StoreError as error:
             raise ConfigurationError(str(error)) from error
         asyncio.run(limiter.close())
-
-
-def put_on_path(directory: str) -> None:
-    """Let modules be imported from a directory, as the server does."""
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
 
 
 run: Final = click.Command(

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +13,13 @@ import click
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
-from ..simulation.client_tally import ClientTally
-from ..simulation.html_report import html_report
-from ..simulation.logged_requests import Clients
-from ..simulation.replay import Replay
-from ..simulation.simulated import MOST_SHOWN, Simulated
+from ..simulation.clients import ClientTally
+from ..simulation.html import html_report
+from ..simulation.replay import Clients, Replay
+from ..simulation.report import MAX_SHOWN, Simulated
 from ..web.keys import header
-from .logs import Logs, header_of, log_options, quiet_gate
-from .output import Output, clean, with_output
+from .logs import Logs, check_header, header_of, log_options, time_of
+from .output import Output, clean, silent_log, with_output
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
 
@@ -44,7 +42,11 @@ def simulate(
     html: str | None,
     **logs: Any,
 ) -> None:
-    """Replay access logs through the gate in virtual time, and say whom its limits would have touched."""
+    """Replay access logs through the middleware in virtual time, and say whom its limits would have touched.
+
+    \b
+    Example: slidegate simulate access.log --limit "60/minute" --ban-after 20/10m
+    """
     if (limit is None) == (rules is None):
         raise click.UsageError('give --limit "60/minute" or --rules slidegate.toml, one of them')
     if rules is not None and (ban_after is not None or key != "ip"):
@@ -53,13 +55,14 @@ def simulate(
     counted = None if named is None else header(named)
     bans = None if ban_after is None else BanPolicy(ban_after, key=counted)
     reading = Logs(**logs)
-    if html is not None and os.path.isdir(html):
-        raise ConfigurationError(f"--html: expected the name of a file, and {html} is a directory")
-    with quiet_gate():
+    if html is not None:
+        _check_writable(Path(html))
+    with silent_log():
         replay = Replay(limit, rules=rules, key=counted, bans=bans)
         if replay.unwaited:
             out.note(f"without waits and places, which logs do not tell of: {', '.join(replay.unwaited)}")
-        simulated = Simulated(replay, Clients(named))
+        clients = Clients(named)
+        simulated = Simulated(replay, clients)
         interrupted: KeyboardInterrupt | None = None
         try:
             with closing(reading.read(out, "Replaying")) as records:
@@ -69,12 +72,27 @@ def simulate(
             interrupted = stop
             out.note("stopped; this is about the requests so far")
     reading.remarks(out)
+    check_header(out, named, clients, simulated.requests)
     what = str(limit if limit is not None else rules)
     if html is not None:
         Path(html).write_text(html_report(simulated, what), encoding="utf-8")
     _write(out, simulated)
     if interrupted is not None:
         raise interrupted
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written before the replay, which may take long.
+
+    Raises:
+        ConfigurationError: It is a directory, or its directory is not there or not to be written to.
+    """
+    if path.is_dir():
+        raise ConfigurationError(f"--html: expected the name of a file, and {path} is a directory")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--html: expected a file in a directory that is there; {path.parent} is none")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"--html: {path} cannot be written")
 
 
 def _write(out: Output, simulated: Simulated) -> None:
@@ -95,9 +113,9 @@ def report(simulated: Simulated) -> dict[str, Any]:
         "policies": dict(simulated.bans.most_common()),
         "shadow_policies": dict(simulated.shadow_bans.most_common()),
         "routes": [{"route": name, **counts} for name, counts in _routes(simulated)],
-        "first": [{**first._asdict(), "time": _time(first.time_us)} for first in simulated.first],
+        "first": [{**first._asdict(), "time": time_of(first.time_us)} for first in simulated.first],
         "touched": [dict(zip(_CLIENT_COLUMNS, row, strict=True)) for row in _clients(simulated)],
-        "banned": [{"client": client, "time": _time(at_us)} for client, at_us in _banned(simulated)],
+        "banned": [{"client": client, "time": time_of(at_us)} for client, at_us in _banned(simulated)],
     }
 
 
@@ -106,18 +124,20 @@ def _write_text(out: Output, simulated: Simulated) -> None:
         shown = f"{value:.4%}" if isinstance(value, float) else f"{value:,}"
         out.say(f"{name.replace('_', ' ') + ':':<20} {shown:>12}")
     if simulated.first_us:
-        out.say(f"{'from, until:':<20} {_time(simulated.first_us)}, {_time(simulated.last_us)}")
-    _table(out, "Refusals by rule", ("rule", "refused"), simulated.rules.most_common(MOST_SHOWN))
-    _table(out, "Shadow rules would have refused", ("rule", "requests"), simulated.shadows.most_common(MOST_SHOWN))
+        out.say(f"{'from, until:':<20} {time_of(simulated.first_us)}, {time_of(simulated.last_us)}")
+    _table(out, "Refusals by rule", ("rule", "refused"), simulated.rules.most_common(MAX_SHOWN))
+    _table(out, "Shadow rules would have refused", ("rule", "requests"), simulated.shadows.most_common(MAX_SHOWN))
     routes = [
         (name, counts["requests"], sum(counts[kind] for kind in counts if kind != "requests"))
-        for name, counts in _routes(simulated)[:MOST_SHOWN]
+        for name, counts in _routes(simulated)[:MAX_SHOWN]
     ]
     _table(out, "Routes, guessed from the paths", ("route", "requests", "refused, banned or blocked"), routes)
-    first = [(_time(it.time_us), it.client, f"{it.method} {it.path}", it.rule, it.limit) for it in simulated.first[:5]]
+    first = [
+        (time_of(it.time_us), it.client, f"{it.method} {it.path}", it.rule, it.limit) for it in simulated.first[:5]
+    ]
     _table(out, "First refusals", ("time", "client", "request", "rule", "limit"), first)
     _table(out, "Clients refused most", _CLIENT_COLUMNS, list(_clients(simulated)))
-    banned = [(client, _time(at_us)) for client, at_us in _banned(simulated)]
+    banned = [(client, time_of(at_us)) for client, at_us in _banned(simulated)]
     _table(out, "Clients banned", ("client", "first ban"), banned)
 
 
@@ -129,7 +149,7 @@ def _table(out: Output, title: str, columns: tuple[str, ...], rows: list[Any]) -
 
 def _clients(simulated: Simulated, most: int | None = None) -> Iterator[tuple[str, int, int, int, str, str]]:
     """Yield rows about clients: the touched ones with most refusals, or so many of all."""
-    found: list[tuple[str, ClientTally]] = simulated.touched()[:MOST_SHOWN]
+    found: list[tuple[str, ClientTally]] = simulated.touched()[:MAX_SHOWN]
     if most is not None:
         found = sorted(simulated.clients.items(), key=lambda pair: (-pair[1].refused, -pair[1].requests, pair[0]))
     for name, client in found:
@@ -142,8 +162,4 @@ def _routes(simulated: Simulated) -> list[tuple[str, Counter[str]]]:
 
 
 def _banned(simulated: Simulated) -> list[tuple[str, int]]:
-    return sorted(simulated.banned.items(), key=lambda pair: (pair[1], pair[0]))[:MOST_SHOWN]
-
-
-def _time(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return sorted(simulated.banned.items(), key=lambda pair: (pair[1], pair[0]))[:MAX_SHOWN]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, Protocol
 
 import click
 import tomli_w
 
 from ..core.errors import ConfigurationError
-from ..simulation.logged_requests import Clients
-from ..simulation.suggestion import BanFound, RuleFound, Suggestion, Survey
-from .logs import Logs, header_of, log_options, quiet_gate, share_of
-from .output import Output, with_output
+from ..logs import AccessRecord
+from ..simulation.replay import Clients
+from ..simulation.suggest import BanFound, BanSurvey, RuleFound, Suggestion, Survey
+from .logs import Logs, check_header, header_of, log_options, share_of
+from .output import Output, silent_log, with_output
 
 
 @click.command()
@@ -23,23 +24,27 @@ from .output import Output, with_output
 @log_options
 @with_output(forms=("text", "json"))
 def suggest(out: Output, /, touch: str, key: str, routes: int, **logs: Any) -> None:
-    """Work out limits from access logs that touch at most a share of clients, as TOML to paste."""
+    """Work out limits from access logs that touch at most a share of clients, as TOML to paste.
+
+    \b
+    Example: slidegate suggest access.log --touch 0.1%
+    """
     share, named = share_of(touch), header_of(key)
     if "-" in logs["log"]:
-        raise ConfigurationError("suggest reads its logs twice, and standard input only once; give it a file")
+        raise ConfigurationError("suggest reads its logs three times, and standard input only once; give it a file")
     reading = Logs(**logs)
     clients = Clients(named)
-    with quiet_gate():
+    with silent_log():
         survey = Survey(clients)
-        with closing(reading.read(out, "Looking for clients and routes")) as records:
-            for record in records:
-                survey.add(record)
+        _read_into(survey, reading, out, "Looking for clients and routes")
         reading.remarks(out)
+        check_header(out, named, clients, survey.requests)
         suggestion = Suggestion(survey, clients, share, routes)
-        with closing(reading.read(out, "Counting peaks")) as records:
-            for record in records:
-                suggestion.add(record)
-    rules, bans, warnings = suggestion.rules(), suggestion.bans(), survey.warnings(share)
+        _read_into(suggestion, reading, out, "Counting peaks")
+        rules = suggestion.rules()
+        failures = BanSurvey(rules, survey.scanners(), clients, named)
+        _read_into(failures, reading, out, "Counting failures")
+    bans, warnings = failures.found(), survey.warnings(share)
     if out.form == "json":
         out.value(
             {
@@ -55,19 +60,34 @@ def suggest(out: Output, /, touch: str, key: str, routes: int, **logs: Any) -> N
     out.write(_toml(survey, rules, bans, warnings, touch, named))
 
 
+class _Reader(Protocol):
+    """One reading of the logs."""
+
+    def add(self, record: AccessRecord) -> None:
+        """Take one record."""
+
+
+def _read_into(reader: _Reader, reading: Logs, out: Output, subject: str) -> None:
+    with closing(reading.read(out, subject)) as records:
+        for record in records:
+            reader.add(record)
+
+
 def _toml(
     survey: Survey, rules: list[RuleFound], bans: BanFound | None, warnings: list[str], touch: str, header: str | None
 ) -> Iterator[str]:
     clients = f"{len(survey.clients):,} clients"
     yield f"# {survey.requests:,} requests of {clients}; limits may touch {touch.strip()} of them."
     yield from (f"# Warning: {warning}." for warning in warnings)
+    if not rules:
+        yield "# No limits: every client may be touched, so nobody is left who could say what is usual."
     for rule in rules:
         yield ""
         peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
         counts = f"{rule.requests:,} requests of {rule.clients:,} clients; {rule.touched:,} touched"
         yield f"# {counts}; median peak: {peaks}."
         table: dict[str, Any] = {"path": rule.path}
-        table["limits"] = "; ".join(f"{amount}/{window}" for window, amount in rule.limits.items())
+        table["limits"] = rule.said
         if header is not None:
             table["key"] = {"header": header}
         yield "[[rules]]"

@@ -54,7 +54,6 @@ _PARTS_OF_JSON: Final = ("time", "client", "status", "request", "method", "path"
 _JSON_EXAMPLE: Final = '{"time": "ts", "client": "http.client_ip", "status": "code", "request": "line"}'
 
 
-
 class _Piece(NamedTuple):
     """A variable of a format string, or text between two of them."""
 

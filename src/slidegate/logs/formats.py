@@ -79,7 +79,7 @@ def _parse_known(text: str) -> AccessRecord | Skip:
 def _parse_clf(text: str) -> AccessRecord | Skip:
     """Read a line of Combined or Common, with or without a virtual host in front; more may stand behind it."""
     match = _CLF.match(text)
-    words = match[1].split() if match else ()
+    words = match[1].split() if match else []
     if match is None or len(words) < 3:
         return Skip.FORMAT
     _, time, request, status, referer, agent = match.groups()

@@ -1,24 +1,26 @@
 """One client as a log shows it, and whether it looks like a person, a crawler or a scanner.
 
-The rules are few, and `ClientTally.look` says which one spoke:
+The rules are few, each goes by the share of a client's requests, and `ClientTally.look` says which one spoke:
 
-* a scanner asks for paths that only scanners ask for, or most of its requests fail with 4xx and go to many paths;
-* a crawler's agent says so;
-* a person's agent is a browser, and most requests succeed;
+* of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
+* of a crawler most have an agent that says so;
+* of a person most have the agent of a browser, and at most half fail with 4xx;
 * anything else is a program.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from sys import intern
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from ..logs import AccessRecord
 
-MOST_AGENTS: Final = 32
-MOST_PATHS: Final = 64
-MOST_OF_AN_AGENT: Final = 200
+MAX_AGENTS: Final = 32
+MAX_PATHS: Final = 64
+MAX_AGENT: Final = 200
 PROXY_AGENTS: Final = 10
 """From so many different agents on, an address is probably that of a proxy or a NAT."""
 SCANNER: Final = "scanner"
@@ -33,7 +35,13 @@ _PROBES: Final = re.compile(
 _CRAWLS: Final = re.compile(r"bot\b|bot/|crawl|spider|slurp|feed|archive|monitor|preview", re.IGNORECASE)
 _BROWSES: Final = re.compile(r"^(?:Mozilla|Opera)/")
 _PROBED: Final = 3
+_PROBED_SHARE: Final = 0.1
 _MANY_PATHS: Final = 5
+
+
+@lru_cache(maxsize=4_096)
+def _kind_of_agent(agent: str) -> str:
+    return CRAWLER if _CRAWLS.search(agent) else PERSON if _BROWSES.match(agent) else PROGRAM
 
 
 class Look(NamedTuple):
@@ -55,7 +63,10 @@ class ClientTally:
         requests: How many requests it made.
         refused: How many of them a limit refused.
         banned: How many of them a ban refused.
-        failed: How many answers the log has with 4xx.
+        failed: How many answers the log has with 4xx, 429 left out.
+        succeeded: How many answers it has below 400.
+        crawled: How many requests came with the agent of a crawler.
+        browsed: How many came with that of a browser.
         probes: How many requests were for paths that scanners ask for.
         first_us: When its first request came, Unix time.
         last_us: When its last request came.
@@ -64,12 +75,13 @@ class ClientTally:
     """
 
     __slots__ = (
-        "agents", "banned", "failed", "first_refused_us", "first_us", "last_us", "paths", "probes", "refused",
-        "requests",
-    )  # fmt: skip
+        *("agents", "banned", "browsed", "crawled", "failed", "first_refused_us", "first_us", "last_us"),
+        *("paths", "probes", "refused", "requests", "succeeded"),
+    )
 
     def __init__(self, first_us: int) -> None:
         self.requests = self.refused = self.banned = self.failed = self.probes = 0
+        self.succeeded = self.crawled = self.browsed = 0
         self.first_us = self.last_us = first_us
         self.first_refused_us: int | None = None
         self.agents: tuple[str, ...] = ()
@@ -81,31 +93,34 @@ class ClientTally:
         self.last_us = max(self.last_us, record.time_us)
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
+        elif 100 <= record.status <= 399:
+            self.succeeded += 1
         if _PROBES.search(record.path):
             self.probes += 1
-        agent = record.user_agent
-        if agent and agent not in self.agents and len(self.agents) < MOST_AGENTS:
-            agent = agent[:MOST_OF_AN_AGENT]
-            if agent not in self.agents:
-                self.agents += (agent,)
-        if len(self.paths) < MOST_PATHS:
+        agent = intern(record.user_agent[:MAX_AGENT]) if record.user_agent else ""
+        kind = _kind_of_agent(agent)
+        self.crawled += kind == CRAWLER
+        self.browsed += kind == PERSON
+        if agent and len(self.agents) < MAX_AGENTS and agent not in self.agents:
+            self.agents += (agent,)
+        if len(self.paths) < MAX_PATHS:
             path = crc32(record.path.partition("?")[0].encode(errors="replace"))
             if path not in self.paths:
                 self.paths += (path,)
 
     def look(self) -> Look:
         """Return the kind of client that this looks like."""
-        share = self.failed / self.requests if self.requests else 0.0
-        if self.probes >= min(_PROBED, self.requests) and self.probes:
+        requests = max(self.requests, 1)
+        share = self.failed / requests
+        if self.probes >= min(_PROBED, requests) and self.probes >= _PROBED_SHARE * requests:
             return Look(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
         if share > 0.5 and len(self.paths) >= _MANY_PATHS:
-            many = f"{len(self.paths)}{'+' if len(self.paths) == MOST_PATHS else ''}"
+            many = f"{len(self.paths)}{'+' if len(self.paths) == MAX_PATHS else ''}"
             return Look(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
-        named = next((agent for agent in self.agents if _CRAWLS.search(agent)), None)
-        if named is not None:
+        if self.crawled > 0.5 * requests:
             return Look(CRAWLER, "its agent says so")
-        if self.agents and all(_BROWSES.match(agent) for agent in self.agents) and share <= 0.5:
-            return Look(PERSON, f"the agent of a browser, {1 - share:.0%} of its requests succeed")
+        if self.browsed > 0.5 * requests and share <= 0.5:
+            return Look(PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed")
         return Look(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
 
     @property

@@ -19,8 +19,8 @@ import pytest
 from slidegate.cli import main
 from slidegate.cli.running.served import FACTORY, Settings, make_app
 
-ROOT = Path(__file__).resolve().parents[3]
-APP = "tests.cli.running.guarded_app:app"
+ROOT = Path(__file__).resolve().parents[2]
+APP = "tests.cli.guarded_app:app"
 RULES = '[[rules]]\npath = "/items/{id}"\nlimits = "20/hour"\nname = "items"\n'
 PATIENCE_S = 60
 TOKEN = "0123456789abcdef0123456789"

@@ -11,7 +11,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, header
 
-from ...asgi import hello, statuses
+from ..asgi import hello, statuses
 from .stores_at_hand import fill, run
 
 

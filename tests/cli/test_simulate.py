@@ -12,7 +12,7 @@ import pytest
 from slidegate.cli import main
 from slidegate.logs import AccessLogs
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
 ORDINARY = ["simulate", SAMPLE, "--limit", "60/minute", "--ban-after", "20/10m", "--processes", "1"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ...redis_servers import needs_redis
+from ..redis_servers import needs_redis
 from .stores_at_hand import fill, touch
 
 

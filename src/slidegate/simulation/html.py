@@ -13,7 +13,7 @@ from math import log10
 from typing import Final
 
 from ..core.logs import escaped
-from .simulated import MOST_SHOWN, Simulated
+from .report import MAX_SHOWN, Simulated
 
 WIDTH: Final = 720
 HEIGHT: Final = 180
@@ -54,9 +54,9 @@ def html_report(simulated: Simulated, what: str) -> str:
     """
     clients = [
         (name, f"{tally.requests:,}", f"{tally.refused:,}", f"{tally.banned:,}", *tally.look())
-        for name, tally in simulated.touched()[:MOST_SHOWN]
+        for name, tally in simulated.touched()[:MAX_SHOWN]
     ]
-    routes = sorted(simulated.routes.items(), key=lambda pair: (-pair[1]["requests"], pair[0]))[:MOST_SHOWN]
+    routes = sorted(simulated.routes.items(), key=lambda pair: (-pair[1]["requests"], pair[0]))[:MAX_SHOWN]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

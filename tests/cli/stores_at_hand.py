@@ -18,7 +18,7 @@ from slidegate.cli import main
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 120
 
 

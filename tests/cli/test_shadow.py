@@ -12,7 +12,7 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.cli import main
 
-from ...asgi import hello, statuses
+from ..asgi import hello, statuses
 
 
 def test_requests_and_clients_of_shadow_rules_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

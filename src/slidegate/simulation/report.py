@@ -8,13 +8,12 @@ from typing import Any, Final, NamedTuple
 from ..core.limits import Limit
 from ..core.store import Event
 from ..logs import AccessRecord
-from .client_tally import ClientTally
-from .logged_requests import Clients
-from .replay import BANNED, BLOCKED, NO_REQUEST, PASSED, REFUSED, Played, Replay
+from .clients import ClientTally
+from .replay import BANNED, BLOCKED, NO_REQUEST, PASSED, REFUSED, Clients, Played, Replay
 from .routes_guessed import RouteGuesser
 
-MOST_SHOWN: Final = 20
-MOST_RULES: Final = 1_000
+MAX_SHOWN: Final = 20
+MAX_RULES: Final = 1_000
 STEPS: Final = 288
 """At most so many steps of time in a chart."""
 _FIRST_STEP_US: Final = 1_000_000
@@ -154,11 +153,11 @@ class Simulated:
             self.shadow_bans[str(details["policy"])] += 1
         elif details["reason"] not in ("banned", "blocked"):
             rule = str(details["rule"])
-            self.rules[rule if rule in self.rules or len(self.rules) < MOST_RULES else "(further rules)"] += 1
+            self.rules[rule if rule in self.rules or len(self.rules) < MAX_RULES else "(further rules)"] += 1
             client.refused += 1
             if client.first_refused_us is None:
                 client.first_refused_us = time_us
-                if len(self.first) < MOST_SHOWN:
+                if len(self.first) < MAX_SHOWN:
                     path = record.path.partition("?")[0]
                     self.first.append(
                         FirstRefusal(time_us, name, record.method, path[:200], rule, str(details["limit"]))

@@ -13,8 +13,8 @@ from slidegate.core.errors import ConfigurationError
 
 from . import sick_apps
 
-ROOT = Path(__file__).resolve().parents[3]
-APPS = "tests.cli.doctor.sick_apps"
+ROOT = Path(__file__).resolve().parents[2]
+APPS = "tests.cli.sick_apps"
 
 
 def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from slidegate.cli import main
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
 ORDINARY = ["suggest", SAMPLE, "--processes", "1"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter
-from slidegate.cli.stored.ban_import import BATCH
+from slidegate.cli.bans_import import BATCH
 
 from .stores_at_hand import fill, hanging_ends, run, start, touch
 
