@@ -312,4 +312,4 @@ def test_a_log_may_hold_any_path(command: str, tmp_path: Path) -> None:
         "".join(line.format(place % 250, target) for place, target in enumerate(["/items/7"] * 40 + targets))
     )
     options = [] if command == "suggest" else ["--rules", str(rules)]
-    assert main([command, str(log), *options, "--processes", "1", "--quiet"]) == 0
+    assert main([command, str(log), *options, "--quiet"]) == 0

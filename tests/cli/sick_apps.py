@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, header
 
 events: list[str] = []
 
@@ -110,3 +112,37 @@ failing = Starlette(routes=ROUTES, lifespan=no_database)
 
 async def no_lifespan(scope: object, receive: object, send: object) -> None:
     raise AssertionError("this application knows no lifespan")
+
+
+async def stuck(scope: object, receive: object, send: object) -> None:
+    await asyncio.Event().wait()
+
+
+documented = FastAPI()
+documented.add_middleware(RateLimitMiddleware, rules=[Rule("/covered", "5/minute")])
+documented.get("/covered")(covered)
+documented.get("/open")(open_to_all)
+
+ONE = [Route("/one", page)]
+LIMITED = Middleware(RateLimitMiddleware, limits="60/minute")
+
+# A mounted application makes its middleware at its first request.
+mounting = Starlette(routes=[Mount("/v1", Starlette(routes=ONE, middleware=[LIMITED]))])
+half = Starlette(routes=[Route("/free", page), Mount("/v1", Starlette(routes=ONE, middleware=[LIMITED]))])
+
+
+def with_rules(*rules: Rule, bans: BanPolicy | None = None) -> Starlette:
+    return Starlette(routes=ONE, middleware=[Middleware(RateLimitMiddleware, rules=rules, bans=bans)])
+
+
+chosen = with_rules(Rule("/one", "5/minute", key=header("X-API-Key")))
+shadowed = with_rules(Rule("*", "5/minute", shadow=True))
+never = with_rules(Rule("*", "5/minute", shadow=True), bans=BanPolicy("5/m"))
+late = with_rules(Rule("*", "5/minute"), bans=BanPolicy("5/m", signals={429: 1}))
+inner = Starlette(
+    routes=ONE,
+    middleware=[
+        Middleware(RateLimitMiddleware, rules=[Rule("*", "5/minute", name="outer")]),
+        Middleware(RateLimitMiddleware, rules=[Rule("/one", "60/minute", name="inner")]),
+    ],
+)

@@ -14,7 +14,7 @@ import lmdb
 import pytest
 
 from slidegate import BanPolicy, Limiter, header
-from slidegate.cli.stored.ban_files import FORMS_OUT
+from slidegate.cli.bans import FORMS_OUT
 
 from ..redis_servers import REDIS, RedisServer, needs_redis
 from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch

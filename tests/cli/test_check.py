@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.cli import main
-from slidegate.cli.doctor.started import started
-from slidegate.core.errors import ConfigurationError
+from slidegate.cli import check, main
 
 from . import sick_apps
 
@@ -49,6 +47,14 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
         ("hidden", {("SG204", "does not expose RateLimit, RateLimit-Policy;")}),
         ("inside_out", {("SG107", "CORSMiddleware stands inside"), ("SG104", "can never apply")}),
         ("fast", {("SG205", "GET /open")}),
+        ("documented", {("SG205", "GET /open")}),
+        ("mounting", set()),
+        ("half", {("SG205", "GET /free")}),
+        ("chosen", {("SG208", "counts by header:x-api-key, which the client chooses")}),
+        ("shadowed", {("SG208", "only rules that refuse nobody are about it")}),
+        ("inner", {("SG209", "can never refuse")}),
+        ("never", {("SG208", "refuse nobody"), ("SG211", "no limit here refuses any")}),
+        ("late", {("SG211", 'name the signal "refused"')}),
     ],
 )
 def test_an_application_with_mistakes_is_told_of_each(
@@ -79,6 +85,15 @@ def test_rules_of_a_file_are_compared_with_the_routes_of_an_application(
     file.write_text('[[rules]]\npath = "/admin/{rest:path}"\nlimits = "5/m"\n', "utf-8")
     findings = found(capsys, f"{APPS}:bare", "--rules", str(file))
     assert [finding["code"] for finding in findings] == ["SG205", "SG205"]
+
+
+def test_a_store_that_could_not_be_made_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'store = "lmdb://{file}/counts"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    (finding,) = found(capsys, str(file))
+    assert finding["code"] == "SG202"
+    assert "cannot be made" in finding["message"]
+    assert "it is no directory" in finding["message"]
 
 
 def test_a_store_that_does_not_answer_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,12 +168,9 @@ def test_an_application_that_knows_no_lifespan_is_taken_as_it_is(capsys: pytest.
     assert [finding["code"] for finding in found(capsys, f"{APPS}:no_lifespan")] == ["SG201"]
 
 
-async def test_a_start_that_takes_for_ever_is_given_up() -> None:
-    async def stuck(scope: object, receive: object, send: object) -> None:
-        import asyncio
-
-        await asyncio.Event().wait()
-
-    with pytest.raises(ConfigurationError, match="its start took longer"):
-        async with started(stuck, patience_s=0.01):
-            pass
+def test_a_start_that_takes_for_ever_is_given_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
+    assert main(["check", f"{APPS}:stuck"]) == 2
+    assert "its start took longer" in capsys.readouterr().err

@@ -24,13 +24,7 @@ A client gets at most, whenever the span begins:
 It may spend 5 at once, and come back after 1m.
 It is never refused at one request every 72s.
 It takes at most 876 bytes of memory beside its key.
-
-greedy: takes each unit as soon as it is there
-███▃                ███▃                |
-steady: keeps the pace that is never refused
-█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆█▆|
-0                                     2h
-""".replace("|\n", "\n")
+"""
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -15,15 +15,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
+from slidegate import ConfigurationError
+from slidegate.asgi import app as factory
 from slidegate.cli import main
-from slidegate.cli.running.served import FACTORY, Settings, make_app
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = "tests.cli.guarded_app:app"
 RULES = '[[rules]]\npath = "/items/{id}"\nlimits = "20/hour"\nname = "items"\n'
 PATIENCE_S = 60
 TOKEN = "0123456789abcdef0123456789"
+TOKEN_NAME = "SLIDEGATE_DASHBOARD_TOKEN"
 
 
 @pytest.fixture
@@ -174,9 +177,49 @@ def test_a_port_that_is_taken_is_bad_input(rules: Path, tmp_path: Path) -> None:
     assert b"Traceback" not in ended.stderr
 
 
-def test_workers_find_the_settings_in_their_environment(rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings._fields:
-        monkeypatch.setenv(f"SLIDEGATE_RUN_{name.upper()}", "")
-    Settings(APP.replace(":app", ":make"), "1", str(rules)).hand_on()
-    assert make_app().app.rules[0].label == "items"  # type: ignore[attr-defined]
-    assert FACTORY.endswith(":make_app")
+@pytest.mark.parametrize(
+    "bad",
+    [["--store", "lmdb:///dev/null/x"], ["--rules", "broken.toml"], ["--dashboard", "/gate"]],
+    ids=lambda bad: bad[0],
+)
+def test_what_would_break_every_worker_is_one_sentence_and_no_worker_starts(
+    bad: list[str], rules: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.toml").write_text('limits = "5/minit"\n', "utf-8")
+    options = [] if "--rules" in bad else ["--rules", str(rules)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "slidegate", "run", APP, "--workers", "2", "--port", str(free_port()), *bad, *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), TOKEN_NAME: "short"},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    said = ended.stderr.decode()
+    assert (ended.returncode, ended.stdout, said.count("\n")) == (2, b"", 1), said
+    assert said.startswith("slidegate: ")
+
+
+def test_another_server_takes_the_factory_and_the_environment(rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_APP", APP.replace(":app", ":make"))
+    monkeypatch.setenv("SLIDEGATE_APP_FACTORY", "1")
+    monkeypatch.setenv("SLIDEGATE_CONFIG", str(rules))
+    for name in ("SLIDEGATE_CONFIG_STORE", "SLIDEGATE_DASHBOARD"):
+        monkeypatch.delenv(name, raising=False)
+    with TestClient(factory()) as client:
+        assert [client.get("/items/1").status_code for _ in range(21)] == [200] * 20 + [429]
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [({}, "expected module:name"), ({"SLIDEGATE_APP": APP, "SLIDEGATE_CONFIG": "no.toml"}, "no.toml")],
+)
+def test_variables_that_cannot_work_are_one_sentence(
+    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLIDEGATE_APP", "SLIDEGATE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=told):
+        factory()

@@ -1,4 +1,4 @@
-"""``slidegate shadow report`` on recorded events and on published figures."""
+"""``slidegate shadow report`` on published figures."""
 
 from __future__ import annotations
 
@@ -13,24 +13,6 @@ from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.cli import main
 
 from ..asgi import hello, statuses
-
-
-def test_requests_and_clients_of_shadow_rules_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        {"kind": "shadow_refused", "rule": "api", "key": "192.0.2.1", "suppressed": 3},
-        {"kind": "shadow_refused", "rule": "api", "key": "192.0.2.2"},
-        {"kind": "shadow_banned", "policy": "abuse", "key": "192.0.2.2"},
-        {"kind": "refused", "rule": "api", "key": "192.0.2.3"},
-    ]
-    log = tmp_path / "events.jsonl"
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + "no event\n[1]\n")
-    assert main(["shadow", "report", str(log), "--format", "json"]) == 0
-    printed = capsys.readouterr()
-    assert [json.loads(line) for line in printed.out.splitlines()] == [
-        {"kind": "shadow_refused", "name": "api", "times": 5, "clients": 2},
-        {"kind": "shadow_banned", "name": "abuse", "times": 1, "clients": 1},
-    ]
-    assert "3 events were left out" in printed.err
 
 
 def served(url: str, rules: list[Rule], requests: int) -> None:
@@ -88,15 +70,12 @@ def test_a_store_without_refusals_of_shadows_says_so(tmp_path: Path, capsys: pyt
 def test_a_store_that_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = f"lmdb://{tmp_path}/store"
     served(there, [Rule("*", "5/hour")], 1)
-    log = tmp_path / "events.jsonl"
-    log.write_text('{"kind": "refused"}\n')
     for words, code, said in (
         (["--store", f"lmdb://{tmp_path}/mistyped"], 3, "mistyped"),
         (["--store", "redis://127.0.0.1:1/0"], 3, "127.0.0.1"),
         (["--store", "memory://"], 2, "no command reaches it"),
         (["--store", there, "--window", "3 days"], 2, "3 days"),
-        (["--store", there, str(log)], 2, "or files of events"),
-        (["--window", "1h", str(log)], 2, "or files of events"),
+        ([str(tmp_path)], 2, "unexpected extra argument"),
         ([], 2, "--store URL"),
     ):
         assert main(["shadow", "report", *words]) == code, words

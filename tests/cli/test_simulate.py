@@ -14,7 +14,7 @@ from slidegate.logs import AccessLogs
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
-ORDINARY = ["simulate", SAMPLE, "--limit", "60/minute", "--ban-after", "20/10m", "--processes", "1"]
+ORDINARY = ["simulate", SAMPLE, "--limit", "60/minute", "--ban-after", "20/10m"]
 
 
 def test_the_totals_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,8 +69,70 @@ def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFix
     start_us, end_us = 1_772_533_800_000_000, 1_772_535_600_000_000
     inside = [record for record in AccessLogs([SAMPLE]) if start_us <= record.time_us < end_us and record.method]
     assert part["requests"] == len(inside) > 0
-    assert main([*ORDINARY, "--since", "2030-01-01", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["requests"] == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "suggest"])
+def test_a_range_that_holds_nothing_says_which_range_the_log_covers(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--limit", "1/s"] if command == "simulate" else []
+    assert main([command, SAMPLE, *options, "--since", "2030-01-01"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "the log covers 2026-03-03T10:00:00Z to 2026-03-03T11:59:" in printed.err
+
+
+@pytest.mark.parametrize("command", ["simulate", "suggest"])
+def test_a_key_that_the_log_does_not_hold_is_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--limit", "1/s"] if command == "simulate" else []
+    assert main([command, SAMPLE, *options, "--key", "header:X-API-Key"]) == 2
+    assert "no request of this log has a field X-API-Key" in capsys.readouterr().err
+    log = tmp_path / "some.log"
+    log.write_text("".join(f'192.0.2.7 [2026-03-03T10:00:0{n}Z] "GET / HTTP/1.1" 200 "{n or "-"}"\n' for n in range(5)))
+    format = '$remote_addr [$time_iso8601] "$request" $status "$http_x_api_key"'
+    assert main([command, str(log), *options, "--key", "header:X-API-Key", "--log-format", format]) == 0
+    assert "1 of 5 requests have no field X-API-Key; they count by address" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing" / "report.html"
+    assert main(["simulate", str(tmp_path / "no-log-is-read"), "--limit", "1/s", "--html", str(missing)]) == 2
+    assert "no-log-is-read" in capsys.readouterr().err
+    assert main([*ORDINARY, "--html", str(missing)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "--html: expected a file in a directory that is there" in printed.err
+
+
+def test_kinds_go_by_the_share_of_requests_and_errors_of_the_server_are_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(client: str, second: int, path: str, status: int, agent: str = "Mozilla/5.0") -> str:
+        time = f"03/Mar/2026:10:{second // 60:02}:{second % 60:02} +0000"
+        return f'{client} - - [{time}] "GET {path} HTTP/1.1" {status} 1 "-" "{agent}"\n'
+
+    log = tmp_path / "access.log"
+    lines = [line("192.0.2.1", second, "/", 200 if second % 4 else 503) for second in range(100)]
+    # An office: behind one address three requests of a hundred look for holes, and one comes from a feed reader.
+    lines += [
+        line("192.0.2.2", second, "/.env" if second < 3 else "/", 404 if second < 3 else 200) for second in range(99)
+    ]
+    lines += [line("192.0.2.2", 99, "/feed", 200, "ExampleBot/2.1")]
+    lines += [line("192.0.2.3", second, "/wp-login.php" if second % 2 else "/", 404) for second in range(20)]
+    log.write_text("".join(lines))
+    assert main(["simulate", str(log), "--limit", "5/hour", "--format", "csv"]) == 0
+    rows = {row["client"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert {client: row["kind"] for client, row in rows.items()} == {
+        "192.0.2.1": "person",
+        "192.0.2.2": "person",
+        "192.0.2.3": "scanner",
+    }
+    assert "75% of its requests succeed" in rows["192.0.2.1"]["why"]
+    assert "97% of its requests succeed" in rows["192.0.2.2"]["why"]
 
 
 def test_text_of_a_log_reaches_neither_terminal_nor_page_as_it_is(
@@ -79,7 +141,7 @@ def test_text_of_a_log_reaches_neither_terminal_nor_page_as_it_is(
     log, page = tmp_path / "access.log", tmp_path / "report.html"
     line = '192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET /a%1b[2J<script>\x1b[31m HTTP/1.1" 200 9 "-" "\x1b[2J<b>"\n'
     log.write_text(line * 5)
-    assert main(["simulate", str(log), "--limit", "1/hour", "--html", str(page), "--processes", "1"]) == 0
+    assert main(["simulate", str(log), "--limit", "1/hour", "--html", str(page)]) == 0
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err
     assert "<script>" not in page.read_text()
@@ -111,7 +173,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], capsys: pytest.CaptureF
 
 
 def test_an_interrupt_prints_what_was_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from slidegate.simulation.simulated import Simulated
+    from slidegate.simulation.report import Simulated
 
     add, seen = Simulated.add, []
 

@@ -13,7 +13,7 @@ from slidegate.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
-ORDINARY = ["suggest", SAMPLE, "--processes", "1"]
+ORDINARY = ["suggest", SAMPLE]
 
 
 def test_the_output_is_a_configuration_that_touches_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +25,7 @@ def test_the_output_is_a_configuration_that_touches_nobody(tmp_path: Path, capsy
     assert "# Warning: the log covers 2.0 hours" in text
     file = tmp_path / "slidegate.toml"
     file.write_text(text)
-    assert main(["simulate", SAMPLE, "--rules", str(file), "--processes", "1", "--format", "json"]) == 0
+    assert main(["simulate", SAMPLE, "--rules", str(file), "--format", "json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
     assert simulated["clients_touched"] == 0
     assert simulated["clients_banned"] == 2
@@ -55,5 +55,10 @@ def test_the_page_shows_the_real_output(capsys: pytest.CaptureFixture[str], monk
     found = re.search(r"^slidegate (suggest [^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
     assert found is not None
     monkeypatch.chdir(ROOT)
-    assert main([*found[1].split(), "--processes", "1"]) == 0
+    assert main([*found[1].split()]) == 0
     assert capsys.readouterr().out == found[2]
+
+
+def test_a_fraction_is_answered_with_the_percentage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", SAMPLE, "--touch", "0.5"]) == 2
+    assert "did you mean '50%'?" in capsys.readouterr().err

@@ -27,7 +27,11 @@ FOR_EVER: Final = "permanent"
 
 @click.group()
 def bans() -> None:
-    """List, make, take back, export and import bans."""
+    """List, make, take back, export and import bans.
+
+    \b
+    Example: slidegate bans list --store redis://localhost:6379/0
+    """
 
 
 @bans.command("list")
@@ -36,7 +40,11 @@ def bans() -> None:
 @click.option("--match", metavar="TEXT", help="Only bans with this text in key, reason or maker, in any case.")
 @with_output()
 def list_bans(out: Output, store: str | None, policy: str | None, match: str | None) -> None:
-    """List the bans in force, as they come: a million of them take no more memory than a page."""
+    """List the bans in force, as they come: a million of them take no more memory than a page.
+
+    \b
+    Example: slidegate bans list --match scanner
+    """
     listed = 0
 
     def rows() -> Iterator[tuple[Any, ...]]:
@@ -79,6 +87,9 @@ def add_ban(
     """Ban KEY: an address, a network, or another key such as user:42.
 
     A ban that the key has is replaced: of two commands at once, the later one wins.
+
+    \b
+    Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
     asked = key_of(key, value)
     with open_session(store, writes=True, makes=create) as session:
@@ -95,6 +106,9 @@ def remove_ban(out: Output, key: str, value: str | None, store: str | None, by: 
     """Take the ban of exactly KEY back, and forget its strikes.
 
     Where there was neither, the exit code is 1.
+
+    \b
+    Example: slidegate bans remove 203.0.113.7
     """
     asked = key_of(key, value)
     with open_session(store, writes=True) as session:
@@ -111,7 +125,11 @@ def remove_ban(out: Output, key: str, value: str | None, store: str | None, by: 
 @with_store
 @with_output()
 def history(out: Output, key: str | None, value: str | None, store: str | None) -> None:
-    """Show the latest bans and unbans, oldest first; those of KEY alone where it is given."""
+    """Show the latest bans and unbans, oldest first; those of KEY alone where it is given.
+
+    \b
+    Example: slidegate bans history 203.0.113.7
+    """
     if key is None and value is not None:
         raise ConfigurationError("--value: expected a key such as header:X-API-Key before it")
     asked = None if key is None else key_of(key, value)
@@ -133,6 +151,9 @@ def export_bans(store: str | None, form: str, quiet: bool) -> None:
     """Write all bans to stdout, for `slidegate bans import` or another tool.
 
     The format slidegate keeps reasons, rungs and strikes as well; plain is an address or network a line.
+
+    \b
+    Example: slidegate bans export > bans.jsonl
     """
     out = Output("text", quiet)
     written = 0
@@ -179,6 +200,9 @@ def import_bans(
     They are read 1,000 at a time, and a line that cannot be read ends the import before its batch. After an
     interruption, run the same command again: a ban that is there stays, and of two bans of a key the one that lasts
     longer.
+
+    \b
+    Example: slidegate bans import bans.jsonl
     """
     work = Import(file, form, span, reason, by or _user())
     with open_session(store, writes=True, makes=create) as session:

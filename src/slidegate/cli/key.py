@@ -27,7 +27,11 @@ _S: Final = 1_000_000
 
 @click.group()
 def key() -> None:
-    """Look at one key, or forget its windows."""
+    """Look at one key, or forget its windows.
+
+    \b
+    Example: slidegate key show 203.0.113.7 --rules slidegate.toml
+    """
 
 
 @key.command("show")
@@ -44,6 +48,9 @@ def show_key(
     """Show the windows of KEY slice by slice, its strikes, its ban and its latest bans and unbans.
 
     A store does not know the rules, so the windows are shown of those that --rules or --rule name.
+
+    \b
+    Example: slidegate key show 203.0.113.7 --rule "api=100/10s"
     """
     asked, limits = key_of(key, value), _named(named)
     with open_session(store) as session:
@@ -72,6 +79,9 @@ def reset_key(out: Output, key: str, value: str | None, store: str | None) -> No
     """Forget the windows of KEY under every rule. Bans and strikes stay.
 
     Where nothing was counted, the exit code is 1.
+
+    \b
+    Example: slidegate key reset 203.0.113.7
     """
     asked = key_of(key, value)
     with open_session(store, writes=True) as session:

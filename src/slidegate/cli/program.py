@@ -87,12 +87,16 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -
         ctx.exit()
 
 
-@click.group(cls=Program, name=NAME)
+@click.group(cls=Program, name=NAME, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )
 def program() -> None:
-    """Tools around sliding-window rate limits: know what a limit does before it is on, and look after it when it is."""
+    """Tools around sliding-window rate limits: know what a limit does before it is on, and look after it when it is.
+
+    \b
+    Example: slidegate explain "5/minute; 50/hour"
+    """
 
 
 def run(arguments: Sequence[str]) -> int:

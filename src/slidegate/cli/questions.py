@@ -158,13 +158,10 @@ def _about_routes(places: Sequence[ResolvedRoute], middlewares: Sequence[RateLim
         if not rules:
             yield Finding("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
         elif not any(map(_holds, rules)):
-            why = next(
-                (_chosen_key(rule) for rule in rules if _refuses(rule)), "only shadow or tracking rules count it"
-            )
             yield Finding(
                 "SG208",
-                f"a client can ask for {place.label} without end: {why}; add a rule by address, such as "
-                'Rule("*", "600/minute")',
+                f"a client can ask for {place.label} without end: {_why_endless(rules)}; add a rule by address, such "
+                'as Rule("*", "600/minute")',
             )
 
 

@@ -10,7 +10,11 @@ from .store import open_session, with_store
 
 @click.group()
 def shadow() -> None:
-    """Look at what shadow rules would do."""
+    """Look at what shadow rules would do.
+
+    \b
+    Example: slidegate shadow report --store redis://localhost:6379/0
+    """
 
 
 @shadow.command()

@@ -37,6 +37,9 @@ def top(out: Output, store: str | None, window: str, every: float, once: bool) -
     """Watch requests, refusals and bans a second, of all workers that publish figures in a store.
 
     The letter q or Ctrl-C ends it. Clients are shown where workers have a dashboard or an admin API.
+
+    \b
+    Example: slidegate top --store redis://localhost:6379/0
     """
     with open_session(store) as session:
         if out.form == "json":

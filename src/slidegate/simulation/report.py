@@ -10,7 +10,7 @@ from ..core.store import Event
 from ..logs import AccessRecord
 from .clients import ClientTally
 from .replay import BANNED, BLOCKED, NO_REQUEST, PASSED, REFUSED, Clients, Played, Replay
-from .routes_guessed import RouteGuesser
+from .routes import RouteGuesser
 
 MAX_SHOWN: Final = 20
 MAX_RULES: Final = 1_000
