@@ -1,4 +1,4 @@
-"""The cost of one record, one amount and one hit: `MetricWindow`, `BufferedWindow`, `RollingTotals`, `HotKeys`.
+"""The cost of one record, one amount and one hit: `MetricWindow`, `Series`, `RollingTotals`, `HotKeys`.
 
 Every round starts with empty windows, and time goes on with every call. The benchmark ends with an error if adding to
 eight totals costs more than twice as much as adding to any one of them.
@@ -14,7 +14,7 @@ from itertools import cycle
 from statistics import median
 
 from slidegate.core import HotKeys, MetricWindow, RollingTotals
-from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
+from slidegate.core.statistics.series import MAX_NOTED, Outcome, Series
 
 from .measure import Candidate, compared, rounds
 from .report.tables import Table
@@ -64,18 +64,18 @@ def one_by_one() -> Call:
 
 
 def buffered() -> Call:
-    window, what = BufferedWindow(60, 1_000_000), Outcome("pass", "success", "2xx", rt=True, first=True)
+    window, what = Series(), Outcome("pass", "success", "2xx", rt=True, first=True)
     return lambda now_us: window.note(what, now_us - now_us % 10_007, now_us - now_us % 10_007 + 1_234, now_us)
 
 
 def buffered_block() -> Call:
-    window, what = BufferedWindow(60, 1_000_000), Outcome("block", "4xx")
+    window, what = Series(), Outcome("block", "4xx")
     return lambda now_us: window.note(what, now_us, now_us, now_us)
 
 
 def fold() -> Call:
-    window, what = BufferedWindow(60, 1_000_000), Outcome("pass", "success", "2xx", rt=True, first=True)
-    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MOST_NOTED)]
+    window, what = Series(), Outcome("pass", "success", "2xx", rt=True, first=True)
+    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MAX_NOTED)]
 
     def call(now_us: int) -> None:
         window.noted[:] = full
@@ -137,7 +137,7 @@ def tables(options: Namespace) -> Iterator[Table]:
         single: candidate(one_by_one, 100),
         "note: the same, with its part of the folds": candidate(buffered, 100),
         "note: block and 4xx, with its part of the folds": candidate(buffered_block, 100),
-        f"fold {MOST_NOTED} records": candidate(fold, 100, CALLS // 100),
+        f"fold {MAX_NOTED} records": candidate(fold, 100, CALLS // 100),
     }
     day = "add, one window of a day"
     amounts = {
@@ -154,7 +154,7 @@ def tables(options: Namespace) -> Iterator[Table]:
         "hit, 1,000 keys in turn": candidate(hit(1_000), 100),
         "hit, every key a new one": candidate(hit(CALLS), 100),
     }
-    titled = {"MetricWindow": metrics, "BufferedWindow": noted, "RollingTotals": amounts, "HotKeys, 1,000 places": hits}
+    titled = {"MetricWindow": metrics, "Series": noted, "RollingTotals": amounts, "HotKeys, 1,000 places": hits}
     baselines = {**dict.fromkeys(list(noted)[1:3], single), **dict.fromkeys(list(amounts)[1:3], day)}
     for name, candidates in titled.items():
         taken = asyncio.run(rounds(candidates, options.rounds))

@@ -14,7 +14,7 @@ from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow,
 from slidegate.core.barred import Barred, RuleBlock
 from slidegate.core.decision import Check
 from slidegate.limiter.decisions import Behind, Parted, Unserved
-from slidegate.limiter.figures.stats import Stats, Traffic
+from slidegate.limiter.stats import Stats, Traffic
 
 LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from slidegate import Limiter
-from slidegate.core.statistics.summary import ResponseTimes
-from slidegate.limiter.figures.statistics import SLICE_US, Statistics
+from slidegate.core.statistics.histogram import ResponseTimes
+from slidegate.core.statistics.series import SLICE_US
+from slidegate.limiter.stats import Statistics
 from slidegate.logs import AccessRecord
 from slidegate.stats import Traffic
 from slidegate.testing import FakeClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .core.bans.standing_view import PolicyStanding
 from .core.views import WindowSlice, WindowView
-from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspect import KeyStanding, KeyView
+from .limiter.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .stores.memory.store import MemoryStats
 from .web.network_files import NetworkFile
 

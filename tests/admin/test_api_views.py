@@ -318,7 +318,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
         await other.ban("user:2", "1h")
         for office in offices:
             office.hear()
-            await office.limiter.engine.figures.publish()
+            await office.limiter.engine.publisher.publish()
         for office in offices:
             operator = office.operator()
             stats = await operator.get("stats")

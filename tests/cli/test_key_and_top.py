@@ -90,7 +90,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
         gate = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(gate, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
-            await limiter.engine.figures.publish()
+            await limiter.engine.publisher.publish()
             await asyncio.to_thread(while_it_serves)
 
     def while_it_serves() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -87,6 +87,14 @@ def test_an_ipv6_address_is_one_however_it_is_spelled(text: str) -> None:
 )
 def test_what_is_not_plainly_an_address_is_none(text: str) -> None:
     assert parse_address(text) is None
+
+
+@pytest.mark.parametrize("value", [5, None, b"192.0.2.7", ["192.0.2.7"], ipaddress.ip_address("192.0.2.7")])
+def test_what_is_no_text_is_an_error_that_says_what_to_write(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'address: expected text such as "192\.0\.2\.7", not '):
+        parse_address(value)
+    with pytest.raises(ConfigurationError, match=r'network: expected text such as "192\.0\.2\.0/24", not '):
+        parse_network(value)
 
 
 @given(ADDRESSES)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slidegate import Limit, MemoryStore
 from slidegate.core import Bucket, Decision
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.programs import YEAR_2100_US, Dice
+from slidegate.testing.contract.programs import YEAR_2100_US, Choices
 
 
 class Demand(NamedTuple):
@@ -35,7 +35,7 @@ class Traffic(NamedTuple):
 
 def traffic(rolled: bytes) -> Traffic:
     """Make traffic out of drawn bytes; time goes on."""
-    dice = Dice(rolled)
+    dice = Choices(rolled)
     limit = dice.limit()
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
     demands = []
@@ -47,7 +47,7 @@ def traffic(rolled: bytes) -> Traffic:
 
 def unsteady(rolled: bytes) -> Traffic:
     """Make traffic with a clock that now and then steps back: the last bytes say where."""
-    made, dice = traffic(rolled), Dice(rolled[::-1])
+    made, dice = traffic(rolled), Choices(rolled[::-1])
     for number, demand in enumerate(made.demands):
         if dice.below(16) == 1:
             made.demands[number] = demand._replace(span_us=-demand.span_us)

@@ -11,8 +11,8 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, MemoryStore, NetworkFiles, RateLimitMiddleware, Rule, StoreError
 from slidegate.events import Event
+from slidegate.limiter import stats
 from slidegate.limiter.events import KINDS
-from slidegate.limiter.figures import statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .. import conftest
@@ -88,7 +88,7 @@ async def full_store(scene: Scene, tmp_path: Path) -> None:
 
 
 async def full_statistics(scene: Scene, tmp_path: Path) -> None:
-    for number in range(statistics.MAX_SERIES + 2):
+    for number in range(stats.MAX_SERIES + 2):
         scene.limiter.engine.statistics.series((f"rule{number}",), "GET /")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.limiter.places.waits import OUTCOMES, Waits
+from slidegate.limiter.waits import OUTCOMES, Waits
 from slidegate.testing import FakeClock
 
 
@@ -23,9 +23,9 @@ def test_every_wait_is_counted_once_with_its_outcome_and_its_time(waited: list[t
             clock.set(clock() + took_us)
             wait.outcome = outcome
     assert waits.waiting == 0
-    for outcome, totals in waits.ever().items():
+    for outcome, times in waits.ever().items():
         times_us = [max(took_us, 0) for other, took_us in waited if other == outcome]
-        assert (sum(totals.times), totals.sum_us) == (len(times_us), sum(times_us))
+        assert (times.count, times.sum_us) == (len(times_us), sum(times_us))
 
 
 async def test_one_that_is_cancelled_or_fails_has_left() -> None:
@@ -44,7 +44,7 @@ async def test_one_that_is_cancelled_or_fails_has_left() -> None:
     with pytest.raises(OSError, match="gone"), waits.one():
         raise OSError("gone")
     assert waits.waiting == 0
-    assert {outcome: sum(totals.times) for outcome, totals in waits.ever().items()} == {
+    assert {outcome: times.count for outcome, times in waits.ever().items()} == {
         "passed": 0,
         "refused": 0,
         "left": 6,

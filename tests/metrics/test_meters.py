@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core.statistics.buffered import MOST_NOTED
+from slidegate.core.statistics.series import MAX_NOTED
 from slidegate.metrics.catalogue import BOUNDS_S
 from slidegate.otel import OtelMetrics
 from slidegate.testing import FakeClock
@@ -104,7 +104,7 @@ async def test_every_metric_of_the_page_has_its_instrument() -> None:
 
 async def test_every_time_is_recorded_once_whether_a_buffer_was_full_or_somebody_looked() -> None:
     site = Site(Rule("*", "1000000/minute"))
-    requests = 2 * MOST_NOTED + 10
+    requests = 2 * MAX_NOTED + 10
     for number in range(requests):
         await call(site.app, "/items/1")
         if number % 100 == 0:
@@ -124,10 +124,10 @@ async def test_an_exporter_that_fails_hurts_no_request(
 
     monkeypatch.setattr(site.metrics._duration, "record", broken)
     with caplog.at_level(logging.ERROR):
-        answers = await asyncio.gather(*(call(site.app, "/items/1") for _ in range(MOST_NOTED + 1)))
+        answers = await asyncio.gather(*(call(site.app, "/items/1") for _ in range(MAX_NOTED + 1)))
     assert {answer.status for answer in answers} == {200}
     assert "recording times" in caplog.text
-    assert site.limiter.stats("1m").rules["all"].passed == MOST_NOTED + 1
+    assert site.limiter.stats("1m").rules["all"].passed == MAX_NOTED + 1
 
 
 async def test_close_ends_what_was_begun() -> None:

@@ -26,9 +26,9 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.core.statistics.lifetime import BOUNDS_US
+from slidegate.core.statistics.histogram import EXPORTED_BOUNDS_US as BOUNDS_US
 from slidegate.limiter.events import KINDS
-from slidegate.limiter.figures.statistics import MAX_SERIES
+from slidegate.limiter.stats import MAX_SERIES
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 

@@ -19,7 +19,7 @@ from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.programs import Dice
+from slidegate.testing.contract.programs import Choices
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -144,7 +144,7 @@ class Admitted:
 class Traffic:
     """A few keys in a store with room for fewer, and a list of what each of them was let through with."""
 
-    def __init__(self, store: MemoryStore | LmdbStore, clock: FakeClock, dice: Dice) -> None:
+    def __init__(self, store: MemoryStore | LmdbStore, clock: FakeClock, dice: Choices) -> None:
         self.store, self.clock, self.dice = store, clock, dice
         self.amounts = {"times": 4, "counts": 9}
         self.admitted: list[Admitted] = []
@@ -302,7 +302,7 @@ def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
     for _ in range(60):
         clock = FakeClock(10**12)
         store = small(clock, max_keys)
-        Traffic(store, clock, Dice(rng.randbytes(rng.choice((60, 300, 600))))).run()
+        Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()
         store.close()
 
 
@@ -314,5 +314,5 @@ def test_nobody_passes_a_bound_in_very_many_programs(
     for _ in range(4_000):
         clock = FakeClock(10**12)
         store = small(clock, rng.choice((1, 1, 2, 3, 8)))
-        Traffic(store, clock, Dice(rng.randbytes(rng.choice((60, 300, 600))))).run()
+        Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()
         store.close()

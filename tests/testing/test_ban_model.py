@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing.contract.ban_player import BanPlayer
-from slidegate.testing.contract.ban_programs import Hit, Strike, ban_program
+from slidegate.testing.contract.programs import Choices
 from slidegate.testing.reference.ban_model import BanModel, Stand
 
 POLICY = BanPolicy("3/60s", "10s", factor=2, jitter=0, forgive="100s", prefix_after="2/1h", most="2/1000s")
@@ -60,16 +61,26 @@ def test_the_reference_on_prefixes() -> None:
     assert [(ban.ends_us or 0) // SECOND_US for ban in model.active(4 * SECOND_US)] == [10, 14, 10]
 
 
+def played(drawn: bytes) -> list[str]:
+    """Play what is drawn to a memory store, and return the moves."""
+    player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))
+    asyncio.run(player.play())
+    return player.moves
+
+
 def test_drawn_bytes_make_the_same_program_every_time() -> None:
-    rolled = bytes(range(256)) * 2
-    assert ban_program(rolled).moves == ban_program(rolled).moves
-    assert len(ban_program(rolled).moves) > 20
-    assert ban_program(b"").moves == ban_program(bytes(500)).moves == []
+    drawn = bytes(range(256)) * 2
+    assert played(drawn) == played(drawn)
+    assert len(played(drawn)) > 20
+    assert played(b"") == played(bytes(500)) == []
 
 
 def test_a_difference_is_shown_with_the_moves_that_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves = [Strike(0, 0, 3), Hit(0, peeks=False)]
-    asyncio.run(BanPlayer(lambda clock: MemoryStore(clock=clock), 5, [POLICY]).play(moves))
+    drawn = random.Random(7).randbytes(600)
+    assert any(move.startswith("a peek of") for move in played(drawn))
     monkeypatch.setattr(BanModel, "peek", lambda *_: [])
-    with pytest.raises(AssertionError, match=r"the store says False, the reference True(.|\n)*Strike(.|\n)*Hit"):
-        asyncio.run(BanPlayer(lambda clock: MemoryStore(clock=clock), 5, [POLICY]).play(moves))
+    with pytest.raises(AssertionError, match="the store says False, the reference True") as caught:
+        played(drawn)
+    moves = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert moves[-1].startswith(("  a peek of ", "  a hit of "))
+    assert len(moves) > 1

@@ -13,7 +13,7 @@ import pytest
 from slidegate.core import Bucket, ConfigurationError, Event, Reason, parse_limits
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.programs import Dice, program
+from slidegate.testing.contract.programs import Choices, program
 from slidegate.testing.reference.model import Model, Verdict
 from slidegate.testing.reference.model_window import Answer
 
@@ -103,8 +103,8 @@ def test_the_reference_on_traffic_worked_out_by_hand() -> None:
 
 def test_drawn_bytes_make_the_same_program_every_time_and_none_make_an_empty_one() -> None:
     rolled = bytes(range(256)) * 2
-    assert program(rolled) == program(rolled)
-    assert len(program(rolled).moves) > 20
-    assert program(b"").moves == program(bytes(500)).moves == []
-    dice = Dice(b"\x05\x01\x02")
-    assert [dice.below(4), dice.below(65_535), dice.pick("ab"), bool(dice)] == [1, 258, "a", False]
+    assert program(Choices(rolled)) == program(Choices(rolled))
+    assert len(program(Choices(rolled)).moves) > 20
+    assert program(Choices(b"")).moves == program(Choices(bytes(500))).moves == []
+    choices = Choices(b"\x05\x01\x02")
+    assert [choices.below(4), choices.below(65_535), choices.pick("ab"), bool(choices)] == [1, 258, "a", False]

@@ -32,7 +32,7 @@ from slidegate import (
     query,
 )
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
-from slidegate.core.statistics.buffered import MOST_NOTED
+from slidegate.core.statistics.series import MAX_NOTED
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.web import checks as startup_checks
 
@@ -187,13 +187,13 @@ async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.Monke
     monkeypatch.setattr(startup_checks, "WATCHED", 1)
     limiter = Limiter()
     app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="1000000/hour", limiter=limiter)
-    for _ in range(2 * MOST_NOTED):
+    for _ in range(2 * MAX_NOTED):
         await send_scope(app, scope_of())
     before = len(reached(limiter))
-    for _ in range(MOST_NOTED):
+    for _ in range(MAX_NOTED):
         await send_scope(app, scope_of())
-    assert len(reached(limiter)) - before < MOST_NOTED
-    assert limiter.stats("1m").total.passed == 3 * MOST_NOTED
+    assert len(reached(limiter)) - before < MAX_NOTED
+    assert limiter.stats("1m").total.passed == 3 * MAX_NOTED
 
 
 async def test_keys_and_limits_given_to_the_limiter_are_not_remembered_at_their_length() -> None:

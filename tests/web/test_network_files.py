@@ -111,9 +111,7 @@ async def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk
     assert found(lists, "198.51.100.7") is None
     (event,) = desk.heard.events
     assert event.kind == "list_rejected"
-    assert event.message.startswith(
-        "the lists stay as they are: with 'b' together, files: covers more than half of all"
-    )
+    assert event.message.startswith("list 'b' stays as it is: files: covers more than half of all")
     assert event.details == {"list": "b", "path": str(second)}
 
 

@@ -49,7 +49,7 @@ class Console:
         limiter.observe(onlooker.hear, kinds=LOGGED)
         limiter.observe(onlooker.hear_shadow, kinds=["shadow_refused"], inline=True)
         self._listen()
-        limiter.engine.figures.add_section(SECTION, self._published)
+        limiter.engine.publisher.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> Console:

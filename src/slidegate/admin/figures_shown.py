@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..core.limits import parse_duration_us
 from ..limiter import Limiter
-from ..limiter.figures.stats import AllStats, Traffic, Worker
+from ..limiter.stats import AllStats, Traffic, Worker
 from ..stores.system_clock import system_us
 from .gates_shown import buckets_of
 from .onlooker import SHADOW_WINDOW_S

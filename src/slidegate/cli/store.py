@@ -170,7 +170,7 @@ def open_session(url: str | None, *, writes: bool = False, makes: bool = False) 
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
         limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
-        limiter.engine.figures.keep_quiet()
+        limiter.engine.publisher.keep_quiet()
         session = StoreSession(limiter, runner)
         try:
             yield session

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..admin.seen_by_all import SECTION, VERSION
-from ..limiter.figures.stats import Traffic
+from ..limiter.stats import Traffic
 from .output import Output, clean, with_output
 from .store import StoreSession, open_session, with_store
 

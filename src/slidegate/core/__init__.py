@@ -15,7 +15,7 @@ from .networks import Networks
 from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
-from .statistics.summary import MetricSummary
+from .statistics.slices import MetricSummary
 from .statistics.totals import RollingTotals
 from .store import BanStore, Clock, Event, Observer, Observers, SharedStats, StatsRow, Store
 from .views import Snapshot, WindowSlice, WindowView

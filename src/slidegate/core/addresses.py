@@ -33,7 +33,12 @@ def parse_address(text: str) -> Address | None:
     """Read an address as a peer or a header gives it; None if it is not one.
 
     Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
+
+    Raises:
+        ConfigurationError: It is no text.
     """
+    if not isinstance(text, str):
+        raise ConfigurationError(f'address: expected text such as "192.0.2.7", not {quoted(text)}')
     if text[:1] not in _FIRST:
         return None  # most keys are names: asking the system about them takes a microsecond
     try:
@@ -73,8 +78,10 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
         strict: Whether bits behind the prefix are an error; otherwise they are cleared.
 
     Raises:
-        ConfigurationError: The text is neither, or has host bits set while `strict`.
+        ConfigurationError: The text is neither, or has host bits set while `strict`, or it is no text.
     """
+    if not isinstance(text, str):
+        raise ConfigurationError(f'network: expected text such as "192.0.2.0/24", not {quoted(text)}')
     host, slash, length = text.partition("/")
     address = None if "%" in host else parse_address(host)
     if address is None:

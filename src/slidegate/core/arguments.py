@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import Signature, signature
-from typing import Final, ParamSpec
+from typing import Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
 
 _P = ParamSpec("_P")
+_F = TypeVar("_F")
 
 _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     # slowapi, Flask-Limiter, fastapi-limiter, django-ratelimit, express-rate-limit, rack-attack, fail2ban
@@ -102,6 +103,17 @@ def _hint(option: str, known: list[str]) -> str:
     return closest(option, known) if here is None else f"; {here}"
 
 
+def check_flag(what: str, value: object) -> bool:
+    """Return `value` if it is True or False.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
+    return value
+
+
 def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:
     """Return the signature of a function of the user's, None if it does not tell."""
     try:
@@ -110,8 +122,8 @@ def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True
         return None
 
 
-def check_takes(what: str, function: object, *given: str) -> None:
-    """Check that a function can be called with what it will be given: at a request its failure would be a log line.
+def check_takes(what: str, function: _F, *given: str) -> _F:
+    """Return a function if it can be called with what it will be given: at a request its failure would be a log line.
 
     Raises:
         ConfigurationError: It is none, or takes more or less.
@@ -125,3 +137,4 @@ def check_takes(what: str, function: object, *given: str) -> None:
             found.bind(*given)
     except TypeError:
         raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {found}") from None
+    return function

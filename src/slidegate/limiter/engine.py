@@ -27,15 +27,14 @@ from ..core.store import BanStore, Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .events import EventHub, EventStats
 from .failover import Failover, OnError, check_failure_policy
-from .figures.all_workers import AllWorkers
-from .figures.publisher import Publisher
-from .figures.statistics import Statistics
 from .inspect import Callers
 from .keys import Keys
 from .listeners import AtOnce, Decide, Listener, heard
 from .near_limits import NearLimits
-from .places.waits import Waits
+from .shared_stats import AllWorkers, Publisher
+from .stats import Statistics
 from .waiting import WaitingLines
+from .waits import Waits
 
 
 class Engine:
@@ -65,7 +64,7 @@ class Engine:
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
-        figures: Publishes them to the other workers of the store.
+        publisher: Publishes them to the other workers of the store.
         all_workers: Reads those of all workers.
 
     Raises:
@@ -95,8 +94,8 @@ class Engine:
         self.keys = Keys(secret)
         self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
-        self.figures = Publisher(store.shared_stats, self.statistics)
-        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.figures)
+        self.publisher = Publisher(store.shared_stats, self.statistics)
+        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
         self.lines = WaitingLines(self)
         self.callers = Callers()
         self.console: object | None = None
@@ -177,11 +176,11 @@ class Engine:
         return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
-        """Publish the last figures, close the store, and let observers hear their queue."""
+        """Publish the last stats, close the store, and let observers hear their queue."""
         for close in self.closing:
             close()
         try:
-            await self.figures.close()
+            await self.publisher.close()
             waiting = self.store.close()
             if waiting is not None:
                 await waiting
@@ -189,7 +188,7 @@ class Engine:
             await self.events.close()
 
     def forget(self) -> None:
-        """Forget what a store of this process has counted and banned, the figures, and who was told of. For tests.
+        """Forget what a store of this process has counted and banned, the stats, and who was told of. For tests.
 
         Requests under way keep their places, and stores that others share keep everything.
         """

@@ -26,10 +26,10 @@ from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import EventHub, EventStats, Subscription
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .figures.stats import AllStats, Chart, Stats
 from .inspect import KeyStanding, KeyView, look_at, standing_of
 from .keys import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
+from .stats import AllStats, Chart, Stats
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 if TYPE_CHECKING:

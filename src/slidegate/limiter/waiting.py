@@ -34,8 +34,8 @@ from ..stores.forks import hold_over_fork
 from .aio import to_the_end
 from .decisions import Behind
 from .listeners import Decide
-from .places.waits import PASSED, REFUSED, Wait, Waits
 from .waiters import LoopWaiter, Waiter
+from .waits import PASSED, REFUSED, Wait, Waits
 
 PAUSE_S: Final = 0.1
 """How long the first of a line waits for a place before it asks again without having been called."""

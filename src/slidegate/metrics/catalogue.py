@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from ..core.statistics.lifetime import BOUNDS_US
+from ..core.statistics.histogram import EXPORTED_BOUNDS_US
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Merge: TypeAlias = Literal["sum", "max", "min"]
 
 PREFIX: Final = "slidegate"
-BOUNDS_S: Final = tuple(bound_us / 1_000_000 for bound_us in BOUNDS_US)
+BOUNDS_S: Final = tuple(bound_us / 1_000_000 for bound_us in EXPORTED_BOUNDS_US)
 """The upper bounds of the buckets of all histograms, in seconds."""
 OUTCOMES: Final = ("passed", "refused", "banned", "blocked", "shed", "unavailable")
 """What became of a request; ``refused`` is by a limit."""

@@ -12,12 +12,12 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
+from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
+from ..core.statistics.series import Series
 from ..limiter import Limiter
-from ..limiter.figures.series import Series
-from ..limiter.figures.stats import NO_ROUTE_AT_ALL
-from ..web.options import check_flag
+from ..limiter.stats import NO_ROUTE_AT_ALL
 from . import catalogue
 from .catalogue import BOUNDS_S, CATALOGUE, PREFIX, Metric
 from .values import Values, ValuesOfLimiter

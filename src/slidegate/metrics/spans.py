@@ -70,13 +70,13 @@ def note(span: Span, record: RequestLimits | None) -> None:
         span: A span that records.
         record: The record of the request; None, or an empty one, where no gate has decided.
     """
-    if record is None or not (record.steps or record.refused is not None):
+    if record is None or not (record.steps or record.refusal is not None):
         return
     decisions = record.decisions
     told = [_attributes(decision) for decision in decisions]
     for attributes in told:
         span.add_event(EVENT, attributes)
-    last = record.refused
+    last = record.refusal
     if last is None:
         last = decisions[0] if len(decisions) == 1 else record.decision
     if record.waited and not last.allowed:

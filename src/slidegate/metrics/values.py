@@ -14,18 +14,18 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from .. import core
+from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, StoreError
 from ..core.networks import Networks
-from ..core.statistics.lifetime import LifetimeTotals
+from ..core.statistics.series import Series
+from ..core.statistics.slices import Slice
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.events import KINDS
-from ..limiter.figures.series import Series
-from ..limiter.figures.stats import NO_ROUTE_AT_ALL
+from ..limiter.stats import NO_ROUTE_AT_ALL
 from ..stores.memory.store import MemoryStore
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFiles
-from ..web.options import check_flag
 from ..web.reload import ReloadingMiddleware
 from . import catalogue
 from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric
@@ -141,8 +141,8 @@ class ValuesOfLimiter:
     def _one(self, value: int) -> Values:
         return {(self.store,): value}
 
-    def _ever(self) -> list[tuple[Series, LifetimeTotals]]:
-        return self._engine.statistics.ever()
+    def _ever(self) -> list[tuple[Series, Slice]]:
+        return [(series, series.ever()) for series in self._engine.statistics.listed()]
 
     def _requests(self) -> Values:
         by_route: dict[Labels, list[Value]] = defaultdict(list)
@@ -158,19 +158,19 @@ class ValuesOfLimiter:
             for rule in dict.fromkeys(series.rules):
                 for outcome, count in _outcomes(totals).items():
                     by_rule[rule, outcome, self.store].append(count)
-                by_rule[rule, SHADOW_REFUSED, self.store].append(totals.count(SHADOW_REFUSED))
+                by_rule[rule, SHADOW_REFUSED, self.store].append(totals.events.get(SHADOW_REFUSED, 0))
         return {labels: together(counts) for labels, counts in by_rule.items()}
 
     def _durations(self) -> Values:
         by_route: dict[Labels, list[Value]] = defaultdict(list)
         for series, totals in self._ever():
             if series.route != NO_ROUTE_AT_ALL:
-                by_route[series.route, self.store].append(Times(totals.times, totals.sum_us))
+                by_route[series.route, self.store].append(Times(totals.rt.exported(), totals.rt.sum_us))
         return {labels: together(times) for labels, times in by_route.items()}
 
     def _times_in_queue(self) -> Values:
         ever = self._engine.waits.ever()
-        return {(outcome, self.store): Times(totals.times, totals.sum_us) for outcome, totals in ever.items()}
+        return {(outcome, self.store): Times(times.exported(), times.sum_us) for outcome, times in ever.items()}
 
     def _places(self) -> Values:
         held = self._limiter.store.permits_held()
@@ -221,10 +221,11 @@ class ValuesOfLimiter:
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
 
 
-def _outcomes(totals: LifetimeTotals) -> dict[str, int]:
+def _outcomes(totals: Slice) -> dict[str, int]:
     """Return how many requests had each outcome; a block that nobody else accounts for is by a limit."""
-    shut = {outcome: totals.count(outcome) for outcome in _SHUT}
-    return {"passed": totals.count("pass"), "refused": totals.count("block") - sum(shut.values()), **shut}
+    events = totals.events
+    shut = {outcome: events.get(outcome, 0) for outcome in _SHUT}
+    return {"passed": events.get("pass", 0), "refused": events.get("block", 0) - sum(shut.values()), **shut}
 
 
 def _named(limiter: Limiter) -> str:

@@ -35,8 +35,8 @@ from ..core.durations import format_duration
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_duration_us
 from ..core.logs import logger
+from ..core.statistics.series import Series
 from ..limiter.engine import Engine
-from ..limiter.figures.series import Series
 from ..stores.forks import hold_over_fork
 from .catalogue import CATALOGUE, Metric
 from .values import Times, Value, Values, ValuesOfLimiter, together

@@ -209,7 +209,7 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
             raise ConfigurationError(
                 f"bans: {policy!r}: key: expected a built-in key such as header, not {quoted(policy.key)}"
             )
-        if _names_nobody(policy.key):
+        if names_nobody(policy.key):
             raise ConfigurationError(
                 f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
             )
@@ -230,10 +230,10 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
             )
 
 
-def _names_nobody(key: Key | None) -> bool:
+def names_nobody(key: Key | None) -> bool:
     """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
     parts = [*getattr(key, "keys", ()), *([key.fallback] if isinstance(key, Value) and key.fallback else [])]
-    return key is everyone or isinstance(key, PathParam) or any(map(_names_nobody, parts))
+    return key is everyone or isinstance(key, PathParam) or any(map(names_nobody, parts))
 
 
 async def strike(

@@ -24,7 +24,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
-from .rule_set import BoundRule, Met, RuleSet, Selection
+from .rule_set import BoundRule, Met, Selection, chosen
 from .rules import Rule
 
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
@@ -81,7 +81,7 @@ class UserCallbacks:
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.places is None else (*counted, (bound.places, key, 1))
 
-    async def evaluated(self, rules: RuleSet, selection: Selection, scope: Scope) -> Selection:
+    async def evaluated(self, selection: Selection, scope: Scope) -> Selection:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
 
         Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
@@ -101,7 +101,7 @@ class UserCallbacks:
             met.append(Met(rule, bound, ends))
             if ends:
                 break
-        return rules.settle(scope, met)
+        return chosen(met)
 
     async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""

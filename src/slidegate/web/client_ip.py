@@ -325,12 +325,5 @@ def read_node(text: str) -> Address | None:
 
 def field_value(scope: Scope, name: bytes) -> str:
     """Return the lines of a header as one value, in their order (RFC 9110, section 5.3), at most `MAX_FIELD` long."""
-    lines: list[str] = []
-    length = 0
-    for key, value in reversed(scope["headers"]):
-        if key == name:
-            lines.append(value.decode("latin-1"))
-            length += len(value) + 1
-            if length > MAX_FIELD:
-                break
-    return ",".join(reversed(lines))[-MAX_FIELD:]
+    value: bytes = b",".join([value for key, value in scope["headers"] if key == name])
+    return value[-MAX_FIELD:].decode("latin-1")

@@ -12,16 +12,19 @@ import time
 import tomllib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp
 
 from ..core.bans.policy import BanPolicy
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import MOST_QUOTED, ConfigurationError, closest
 from ..core.limits import AnyLimit, Quota, parse_limits
+from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
+from .bans import names_nobody
 from .checks import checked_codes
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
@@ -42,6 +45,9 @@ STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The address of the store where neither code nor file names one."""
 MOST_BYTES: Final = 2 << 20
 """The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
+MAX_SHOWN: Final = 200
+MAX_ERRORS: Final = 20
+"""How many mistakes are said at once."""
 MAX_DEPTH: Final = 32
 """The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
 _KINDS: Final = {
@@ -53,6 +59,10 @@ _KINDS: Final = {
     "list_type": "a list",
     "model_type": "a table",
     "too_short": "more entries",
+    "<text>": "text",
+    "<number>": "a whole number",
+    "<list>": "a list",
+    "<table>": "a table",
 }
 _EXAMPLES: Final = {
     "after": '"20/10m"',
@@ -86,8 +96,6 @@ _EXAMPLES: Final = {
     "trusted": '["10.0.0.0/8"]',
     "wait": '"200ms"',
 }
-_SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
-_DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
@@ -131,22 +139,15 @@ class ConfigFile:
         Raises:
             ConfigurationError: It is not TOML.
         """
-        text = ""
         try:
             text = content.decode("utf-8-sig")
-            if deep := _DEEP.search(text):
-                raise self._at_line(text, deep, f"a key is nested too deeply; expected at most {MAX_DEPTH}")
+            if _DEEP.search(text):
+                raise RecursionError
             self.data = tomllib.loads(text)
-        except UnicodeDecodeError as error:
-            raise ConfigFileError(f"{self.path}: is not UTF-8 text (byte {error.start})") from None
-        except tomllib.TOMLDecodeError as error:
-            raise self._syntax_error(text, str(error)) from None
         except RecursionError:
-            raise ConfigFileError(f"{self.path}: is nested too deeply") from None
-        except ConfigFileError:
-            raise
-        except ValueError:  # Python reads no number of more than 4,300 digits
-            raise self._at_line(text, _DIGITS.search(text), "a number has too many digits") from None
+            raise ConfigFileError(f"{self.path}: is nested too deeply; a key has at most {MAX_DEPTH} names") from None
+        except ValueError as error:  # it is not UTF-8 or not TOML, or a number has more digits than Python reads
+            raise ConfigFileError(f"{self.path}: not TOML: {escaped(str(error), MAX_SHOWN)}") from None
 
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
         """Make an error about a key."""
@@ -175,7 +176,8 @@ class ConfigFile:
     def invalid(self, error: ValidationError) -> ConfigurationError:
         """Make one error of everything that validation found."""
         found = []
-        for fact in error.errors(include_url=False):
+        facts = error.errors(include_url=False)
+        for fact in facts[:MAX_ERRORS]:
             path, value = _place(self.data, fact["loc"])
             context: Mapping[str, Any] = fact.get("ctx", {})
             if fact["type"] == "unknown_key":
@@ -187,27 +189,18 @@ class ConfigFile:
             else:
                 text = _wrong_value(fact["type"], fact["msg"], context, path, value)
             found.append(str(self.error(path, text)))
-        return ConfigFileError("\n".join(found))
-
-    def _at_line(self, text: str, found: re.Match[str] | None, problem: str) -> ConfigFileError:
-        line = text.count("\n", 0, found.start() if found else 0) + 1
-        return ConfigFileError(f"{self.path}, line {line}: {problem}")
-
-    def _syntax_error(self, text: str, message: str) -> ConfigurationError:
-        found = _SYNTAX.fullmatch(message)
-        what = found[1] if found else message
-        line = found[2] if found and found[2] else text.count("\n") + 1
-        column = f", column {found[3]}" if found and found[3] else ""
-        return ConfigFileError(f"{self.path}, line {line}{column}: not TOML: {what[:1].lower()}{what[1:]}")
+        more = [f"{self.path}: and {len(facts) - MAX_ERRORS} more"] if len(facts) > MAX_ERRORS else []
+        return ConfigFileError("\n".join(found + more))
 
 
 def _path_text(path: Sequence[str | int]) -> str:
     """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
-    text = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part if _BARE.fullmatch(part) else json.dumps(part)}"
-        for part in path
-    )
-    return text.removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path).removeprefix(".")
+
+
+def _key_text(key: str) -> str:
+    shown = escaped(key, MOST_QUOTED)
+    return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 
 def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
@@ -240,11 +233,15 @@ def _wrong_value(kind: str, message: str, context: Mapping[str, Any], path: Sequ
         near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
         return f"expected {context['expected']}, not {written}{near}"
     expected = _KINDS.get(kind) or message.removeprefix("Input should be ")
+    if kind == "union_tag_invalid":
+        *others, last = (_KINDS[tag] for tag in re.findall("<[a-z]+>", context["expected_tags"]))
+        expected = f"{', '.join(others)} or {last}"
     example = _example(path)
     hint = f", {example}" if " = " in example else ""
     return f"expected {expected}{hint}, not {written}"
 
 
+@dataclass
 class ConfigLoader:
     """Reads a configuration file once, into the options of a middleware.
 
@@ -264,24 +261,17 @@ class ConfigLoader:
             that were read follow their files by themselves, and are not among them.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        code: Mapping[str, Any],
-        limiter_at: Callable[[str, FailurePolicy], Limiter],
-        on_exceeded: Exceeded | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        replace_store: bool = False,
-        filled: Container[Path] = (),
-    ) -> None:
-        self.versions: dict[Path, FileVersion | None] = {path: version_of(path)}
-        self.file = ConfigFile(path)
-        self._code = code
-        self._limiter_at = limiter_at
-        self._on_exceeded = on_exceeded
-        self._clock = clock
-        self._replace_store = replace_store
-        self._filled = filled
+    path: Path
+    code: Mapping[str, Any]
+    limiter_at: Callable[[str, FailurePolicy], Limiter]
+    on_exceeded: Exceeded | None = None
+    clock: Callable[[], float] = time.monotonic
+    replace_store: bool = False
+    filled: Container[Path] = ()
+
+    def __post_init__(self) -> None:
+        self.versions: dict[Path, FileVersion | None] = {self.path: version_of(self.path)}
+        self.file = ConfigFile(self.path)
         self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
@@ -300,25 +290,25 @@ class ConfigLoader:
         with at("ignore_checks"):
             options["ignore_checks"] = checked_codes(found.ignore_checks)
         with at("client"):
-            client = options["client"] = self._code.get("client") or self._client(found.client)
+            client = options["client"] = self.code.get("client") or self._client(found.client)
         options["messages"] = self._messages(found, client)
         if found.load_shedding is not None:
             self._load_shedding = found.load_shedding.model_dump(exclude_unset=True)
         options["bans"] = [self._ban_policy(name, table, client) for name, table in found.bans.items()] or None
-        if "limits" not in self._code and "rules" not in self._code:
+        if "limits" not in self.code and "rules" not in self.code:
             options["rules"] = self._rules(found, client)
         for name in ("blocklist", "allowlist"):
             entries = getattr(found, name)
             if entries is not None:
                 with at(name):
                     options[name] = self._list(name, entries)
-        if "limiter" not in self._code:
+        if "limiter" not in self.code:
             options["limiter"] = self._limiter(found)
-        elif not self._replace_store:
+        elif not self.replace_store:
             for name in sorted(found.model_fields_set & {"store", "deadline", "on_error"}):
                 text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                 raise self.file.error((name,), text)
-        return options | dict(self._code)
+        return options | dict(self.code)
 
     def entry(self, middleware: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
         """Return where requests enter: what sheds load before the middleware, if the file has that.
@@ -365,7 +355,7 @@ class ConfigLoader:
         if found.limits is not None:
             with self.file.at("limits"):
                 return [Rule("*", _limits(found.limits))]
-        others = found.bans, found.default_limits, self._code.get("bans"), self._code.get("default_limits")
+        others = found.bans, found.default_limits, self.code.get("bans"), self.code.get("default_limits")
         if found.rules is None and not any(others):
             raise ConfigurationError(f'{self.file.path}: expected limits = "100/minute", or rules, or default_limits')
         rules = [self._rule(table, client, number) for number, table in enumerate(found.rules or ())]
@@ -381,8 +371,8 @@ class ConfigLoader:
         if table.count_if is not None:
             options["count_if"] = frozenset(table.count_if).__contains__
         if options.pop("on_exceeded", False):
-            options["on_exceeded"] = self._on_exceeded
-            if self._on_exceeded is None:
+            options["on_exceeded"] = self.on_exceeded
+            if self.on_exceeded is None:
                 text = "calls a function; give it in code: from_file(..., on_exceeded=function)"
                 raise self.file.error(("rules", number, "on_exceeded"), text)
         if "key" in options:
@@ -401,8 +391,9 @@ class ConfigLoader:
                     compile_pattern(signal)
         if "key" in options:
             with at("bans", name, "key"):
-                _check_ban_key(table.key)
                 options["key"] = self._key(table.key, None, client)
+                if names_nobody(options["key"]):
+                    raise ConfigurationError('does not say who it is; use for example { header = "X-API-Key" }')
         with at("bans", name):
             return BanPolicy(name=name, **options)
 
@@ -433,24 +424,28 @@ class ConfigLoader:
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
         """Make a blocklist or an allowlist, of networks or of files, relative to the directory of this one."""
-        if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-            listed = Networks(entries)
+        tables = entries if isinstance(entries, list) else [entries]
+        networks = [entry for entry in tables if isinstance(entry, str)] if tables is entries else []
+        if len(networks) == len(tables):
+            listed = Networks(networks)
             check_breadth([listed], name)
             return listed
+        if networks:
+            raise ConfigurationError("expected networks or tables, not both")
         files = []
-        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            options = {"path": entry} if isinstance(entry, str) else entry.model_dump(exclude_unset=True)
+        for number, table in enumerate(tables):
+            options = {"path": table} if isinstance(table, str) else table.model_dump(exclude_unset=True)
             path = self.file.path.parent / options.pop("path")
-            with self.file.at(name, number) if isinstance(entries, list) else self.file.at(name):
+            with self.file.at(name, number) if tables is entries else self.file.at(name):
                 files.append(NetworkFile(path, **options))
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
         versions = {Path(file.path): version_of(Path(file.path)) for file in files}
         self.versions = versions | read
         for path, version in versions.items():
-            if path in self._filled and version is not None and not version.size:
+            if path in self.filled and version is not None and not version.size:
                 raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
-        made = NetworkFiles(files, clock=self._clock)
+        made = NetworkFiles(files, clock=self.clock)
         self.versions = read
         return made
 
@@ -462,7 +457,7 @@ class ConfigLoader:
             return self._limiter_in(STORE_VARIABLE, policy, "memory://")
         with self.file.at("store"):
             if isinstance(found.store, str):
-                return self._limiter_at(found.store, policy)
+                return self.limiter_at(found.store, policy)
             return self._limiter_in(found.store.env, policy)
 
     def _limiter_in(self, variable: str, policy: FailurePolicy, default: str = "") -> Limiter:
@@ -470,24 +465,11 @@ class ConfigLoader:
         if not address:
             raise ConfigurationError(f"the environment variable {variable} is not set")
         try:
-            return self._limiter_at(address, policy)
+            return self.limiter_at(address, policy)
         except ConfigurationError as error:
             # An address may hold a password.
             text = str(error).replace(repr(address), "its value")
             raise ConfigurationError(f"the environment variable {variable}: {text}") from None
-
-
-def _check_ban_key(key: schema.Key) -> None:
-    """Check that a key tells clients apart, also where a value is missing: a ban must not shut out anybody else."""
-    if isinstance(key, str):
-        if key == "everyone":
-            raise ConfigurationError('"everyone" does not say who it is; use "client" or "user", for example')
-        return
-    if key.path_param is not None:
-        raise ConfigurationError('path_param: does not say who it is; use for example { header = "X-API-Key" }')
-    for part in (*(key.combine or ()), key.fallback):
-        if part is not None:
-            _check_ban_key(part)
 
 
 def _limits(found: schema.Limits) -> str | AnyLimit | list[str | AnyLimit]:

@@ -22,42 +22,26 @@ WRONG_WEIGHT: Final = "wrong_weight"
 MAX_WEIGHT: Final = 1_000_000
 
 
+_FORMS: Final = {bool: "<other>", int: "<number>", str: "<text>", list: "<list>", dict: "<table>", BaseModel: "<table>"}
+
+
 def form_of(value: object) -> str:
     """Return the tag of the form that a value has, so that an error is about that form alone."""
-    if isinstance(value, (dict, BaseModel)):
-        return "<table>"
-    if isinstance(value, list):
-        return "<list>"
-    return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
+    return next((form for kind, form in _FORMS.items() if isinstance(value, kind)), "<other>")
 
 
-def form_of_list(value: object) -> str:
-    """Return the tag of the form that a list of networks has: a list may hold networks or tables."""
-    found = form_of(value)
-    if isinstance(value, list) and any(form_of(entry) == "<table>" for entry in value):
-        return "<tables>"
-    return found if found in ("<list>", "<table>") else "<text>"
-
-
-def text_or(*others: str) -> Discriminator:
-    def form(value: object) -> str:
-        found = form_of(value)
-        return found if found in others else "<text>"
-
-    return Discriminator(form)
-
-
+Form: Final = Discriminator(form_of)
 Text: TypeAlias = Annotated[str, Tag("<text>")]
+Number: TypeAlias = Annotated[int, Tag("<number>")]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
-Paths: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
+Paths: TypeAlias = Annotated[Text | Texts, Form]
 Trusted: TypeAlias = Annotated[
-    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
-    text_or("<list>", "<number>"),
+    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")], Form
 ]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -71,62 +55,63 @@ class _Table(BaseModel):
 class Environment(_Table):
     """The value of an environment variable."""
 
-    env: str = Field(min_length=1, description="The name of the variable.")
+    env: str = Field(min_length=1)
+    """The name of the variable."""
 
 
 class QuotaTable(_Table):
     """An amount for each day, week, month or year of the calendar."""
 
-    quota: str = Field(description='The amount and its period, such as "10000/month".')
-    zone: str = Field(default="UTC", description='The time zone of the calendar, such as "Europe/Berlin".')
-    starts: Annotated[Text | Annotated[int, Tag("<number>")], text_or("<number>")] | None = Field(
-        default=None,
-        description='Where periods start: "06:00" in a day, "sunday" in a week, 15 in a month, "04-01" in a year.',
-    )
-    name: str | None = Field(default=None, description="The name of the quota in headers.")
+    quota: str
+    """The amount and its period, such as "10000/month"."""
+    zone: str = "UTC"
+    """The time zone of the calendar, such as "Europe/Berlin"."""
+    starts: Annotated[Text | Number, Form] | None = None
+    """Where periods start: "06:00" in a day, "sunday" in a week, 15 in a month, "04-01" in a year."""
+    name: str | None = None
+    """The name of the quota in headers."""
 
 
-LimitForm: TypeAlias = Annotated[Text | Annotated[QuotaTable, Tag("<table>")], text_or("<table>")]
-Limits: TypeAlias = Annotated[
-    Text | Annotated[QuotaTable, Tag("<table>")] | Annotated[list[LimitForm], Field(min_length=1), Tag("<list>")],
-    text_or("<table>", "<list>"),
-]
+_Quota: TypeAlias = Annotated[QuotaTable, Tag("<table>")]
+_LimitList: TypeAlias = Annotated[list[Annotated[Text | _Quota, Form]], Field(min_length=1), Tag("<list>")]
+Limits: TypeAlias = Annotated[Text | _Quota | _LimitList, Form]
 
 
 class Client(_Table):
     """How the client's address is found."""
 
-    trusted: Trusted = Field(
-        default=[],
-        description="Networks of the proxies you run, a file of them, or how many proxies stand in front.",
-    )
-    header: str = Field(default="x-forwarded-for", description="The header in which the proxies name the client.")
-    ipv4_prefix: int = Field(default=32, ge=8, le=32, description="Bits of an IPv4 address that make one client.")
-    ipv6_prefix: int = Field(default=64, ge=32, le=128, description="Bits of an IPv6 address that make one client.")
-    trust_all: bool = Field(default=False, description="Allow trusted networks that cover most addresses.")
+    trusted: Trusted = []
+    """Networks of the proxies you run, a file of them, or how many proxies stand in front."""
+    header: str = "x-forwarded-for"
+    """The header in which the proxies name the client."""
+    ipv4_prefix: int = Field(default=32, ge=8, le=32)
+    """Bits of an IPv4 address that make one client."""
+    ipv6_prefix: int = Field(default=64, ge=32, le=128)
+    """Bits of an IPv6 address that make one client."""
+    trust_all: bool = False
+    """Allow trusted networks that cover most addresses."""
 
 
 class ListTable(_Table):
     """A file that lists networks."""
 
-    path: str = Field(description="The file, relative to the directory of this one.")
-    name: str = Field(default="", description="The name of the list; by default the file's name without suffix.")
-    column: str | None = Field(default=None, description="The name of the column, where it is a CSV file.")
-    strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
+    path: str
+    """The file, relative to the directory of this one."""
+    name: str = ""
+    """The name of the list; by default the file's name without suffix."""
+    column: str | None = None
+    """The name of the column, where it is a CSV file."""
+    strict: bool = True
+    """Whether host bits behind a prefix are an error."""
 
 
-Lists: TypeAlias = Annotated[
-    Text
-    | Annotated[list[str], Tag("<list>")]
-    | Annotated[ListTable, Tag("<table>")]
-    | Annotated[list[ListTable], Tag("<tables>")],
-    Discriminator(form_of_list),
-]
+_List: TypeAlias = Annotated[ListTable, Tag("<table>")]
+Lists: TypeAlias = Annotated[Text | _List | Annotated[list[Annotated[Text | _List, Form]], Tag("<list>")], Form]
 KeyWord: TypeAlias = Literal["client", "everyone", "user"]
 MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
 _KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
-Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
-MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
+Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, Form]
+MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, Form]
 
 _VALUES: Final = ("header", "cookie", "query", "path_param")
 _COMPLETE: Final = ("client", "combine")
@@ -143,13 +128,20 @@ class KeyTable(_Table):
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE)
 
-    header: str | None = Field(default=None, description="Each value of a request header.")
-    cookie: str | None = Field(default=None, description="Each value of a cookie.")
-    query: str | None = Field(default=None, description="Each value of a query parameter.")
-    path_param: str | None = Field(default=None, description="Each value of a parameter of the rule's path.")
-    client: Client | None = Field(default=None, description="Each client address, found in a way of its own.")
-    combine: list[Key] | None = Field(default=None, min_length=2, description="Each combination of several keys.")
-    fallback: Key | None = Field(default=None, description="The key where the value is missing; by default the client.")
+    header: str | None = None
+    """Each value of a request header."""
+    cookie: str | None = None
+    """Each value of a cookie."""
+    query: str | None = None
+    """Each value of a query parameter."""
+    path_param: str | None = None
+    """Each value of a parameter of the rule's path."""
+    client: Client | None = None
+    """Each client address, found in a way of its own."""
+    combine: list[Key] | None = Field(default=None, min_length=2)
+    """Each combination of several keys."""
+    fallback: Key | None = None
+    """The key where the value is missing; by default the client."""
 
     @model_validator(mode="after")
     def _name_one_source(self) -> KeyTable:
@@ -183,39 +175,42 @@ class RuleTable(_Table):
 
     model_config = ConfigDict(json_schema_extra=_exclude)
 
-    path: Paths = Field(
-        description='A path such as "/items/{id}" or "/api/{rest:path}", a list of paths that share their counts, or '
-        '"*" for all.'
-    )
-    limits: Limits | None = Field(default=None, description='Limits such as "5/minute; 50/hour".')
-    concurrency: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="The largest number of requests of a key at a time."
-    )
-    methods: Texts | None = Field(default=None, description="HTTP methods; by default all.")
-    connection: Literal["http", "websocket"] | None = Field(
-        default=None, description="Which requests to hold; by default both kinds."
-    )
-    key: Key = Field(default="client", description="Whom to count.")
-    cost: int = Field(default=1, ge=0, description="Units for one request.")
-    count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = Field(
-        default=None, description="Count only requests whose answer has one of these statuses."
-    )
-    count_denied: bool = Field(default=False, description="Count refused requests as well.")
-    shadow: bool = Field(default=False, description="Only report the requests that would have been refused.")
-    on_exceeded: bool = Field(
-        default=False, description="Only track, and call the function that the code gives when a key passes the limit."
-    )
-    block: bool = Field(default=False, description="Refuse all requests, and let no later rule apply.")
-    status: int | None = Field(
-        default=None, ge=400, le=599, description="With block = true: the status of the answer; by default 403."
-    )
-    wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
-    wait_max: int = Field(
-        default=16, ge=1, le=1000, description="The largest number of requests of one key that wait at a time."
-    )
-    name: str | None = Field(default=None, description="The name of the limit; the counts belong to it.")
-    exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
-    final: bool = Field(default=False, description="No later rule applies to matching requests.")
+    path: Paths
+    """A path such as "/items/{id}" or "/api/{rest:path}", a list of paths that share their counts, or "*" for all."""
+    limits: Limits | None = None
+    """Limits such as "5/minute; 50/hour"."""
+    concurrency: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """The largest number of requests of a key at a time."""
+    methods: Texts | None = None
+    """HTTP methods; by default all."""
+    connection: Literal["http", "websocket"] | None = None
+    """Which requests to hold; by default both kinds."""
+    key: Key = "client"
+    """Whom to count."""
+    cost: int = Field(default=1, ge=0)
+    """Units for one request."""
+    count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = None
+    """Count only requests whose answer has one of these statuses."""
+    count_denied: bool = False
+    """Count refused requests as well."""
+    shadow: bool = False
+    """Only report the requests that would have been refused."""
+    on_exceeded: bool = False
+    """Only track, and call the function that the code gives when a key passes the limit."""
+    block: bool = False
+    """Refuse all requests, and let no later rule apply."""
+    status: int | None = Field(default=None, ge=400, le=599)
+    """With block = true: the status of the answer; by default 403."""
+    wait: str | None = None
+    """How long a request may wait for its turn, such as "200ms"."""
+    wait_max: int = Field(default=16, ge=1, le=1000)
+    """The largest number of requests of one key that wait at a time."""
+    name: str | None = None
+    """The name of the limit; the counts belong to it."""
+    exempt: bool = False
+    """Let matching requests pass uncounted; no later rule applies."""
+    final: bool = False
+    """No later rule applies to matching requests."""
 
     @model_validator(mode="after")
     def _exclude_each_other(self) -> RuleTable:
@@ -235,58 +230,70 @@ def _check_weight(value: object) -> object:
 
 _Whole: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
 Weight: TypeAlias = Annotated[_Whole | Literal["ban"], BeforeValidator(_check_weight)]
-BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, text_or("<table>")]
+BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, Form]
 
 
 class BanTable(_Table):
     """Shuts out clients that keep abusing."""
 
-    after: str = Field(default="20/10m", description="The number of strikes within a time that ban.")
-    duration: str = Field(default="1h", description="How long the first ban lasts.")
-    factor: float = Field(default=4, ge=1, le=1_000, description="How many times longer each further ban lasts.")
-    longest: str | None = Field(default=None, description='How long a ban lasts at most; by default "7d" or duration.')
-    jitter: float = Field(default=0.1, ge=0, le=1, description="The part of its length by which a ban may be longer.")
-    forgive: str = Field(default="24h", description="How long one has to be clean to step one rung down.")
-    signals: dict[str, Weight] = Field(
-        default={"refused": 1},
-        description="The signals that strike, and how heavily: refused, a status or class like "
-        '"4xx", or a path; a number, or "ban" for as many strikes as a ban takes.',
-    )
-    key: BanKey = Field(default="client", description="Whom to strike and ban.")
-    action: Literal["ban", "shadow"] = Field(default="ban", description="Ban, or report which clients would be banned.")
-    prolong: bool = Field(default=False, description="Whether requests while banned begin the ban anew.")
-    status: Literal[403, 429] = Field(default=403, description="The status of the answer to a banned client.")
-    answer: Literal["problem", "drop"] = Field(default="problem", description="Problem details, or no body at all.")
-    most: str = Field(
-        default="100/minute", description="The largest number of bans that the policy may make in a time."
-    )
-    prefix_after: str | None = Field(
-        default=None, description='How many banned addresses of one prefix ban the prefix, such as "4/1h".'
-    )
-    ipv4_prefix: int = Field(default=24, ge=16, le=31, description="Bits of that prefix for IPv4 addresses.")
-    ipv6_prefix: int = Field(default=56, ge=24, le=63, description="Bits of that prefix for IPv6 addresses.")
-    ban_private: bool = Field(default=False, description="Whether private and loopback addresses can be banned.")
+    after: str = "20/10m"
+    """The number of strikes within a time that ban."""
+    duration: str = "1h"
+    """How long the first ban lasts."""
+    factor: float = Field(default=4, ge=1, le=1_000)
+    """How many times longer each further ban lasts."""
+    longest: str | None = None
+    """How long a ban lasts at most; by default "7d" or duration."""
+    jitter: float = Field(default=0.1, ge=0, le=1)
+    """The part of its length by which a ban may be longer."""
+    forgive: str = "24h"
+    """How long one has to be clean to step one rung down."""
+    signals: dict[str, Weight] = {"refused": 1}
+    """What strikes, and how much: refused, a status or class ("4xx"), a path; a number, or "ban" for all it takes."""
+    key: BanKey = "client"
+    """Whom to strike and ban."""
+    action: Literal["ban", "shadow"] = "ban"
+    """Ban, or report which clients would be banned."""
+    prolong: bool = False
+    """Whether requests while banned begin the ban anew."""
+    status: Literal[403, 429] = 403
+    """The status of the answer to a banned client."""
+    answer: Literal["problem", "drop"] = "problem"
+    """Problem details, or no body at all."""
+    most: str = "100/minute"
+    """The largest number of bans that the policy may make in a time."""
+    prefix_after: str | None = None
+    """How many banned addresses of one prefix ban the prefix, such as "4/1h"."""
+    ipv4_prefix: int = Field(default=24, ge=16, le=31)
+    """Bits of that prefix for IPv4 addresses."""
+    ipv6_prefix: int = Field(default=56, ge=24, le=63)
+    """Bits of that prefix for IPv6 addresses."""
+    ban_private: bool = False
+    """Whether private and loopback addresses can be banned."""
 
 
 class MessageTable(_Table):
     """Holds the messages of websockets to limits."""
 
-    limits: Limits = Field(description='Limits such as "10/second".')
-    key: MessageKey = Field(default="connection", description="The key by which messages are counted.")
-    beyond: Literal["close", "drop", "wait"] = Field(
-        default="close", description="The action on a message beyond the limit."
-    )
+    limits: Limits
+    """Limits such as "10/second"."""
+    key: MessageKey = "connection"
+    """The key by which messages are counted."""
+    beyond: Literal["close", "drop", "wait"] = "close"
+    """The action on a message beyond the limit."""
 
 
 class LoadSheddingTable(_Table):
     """Refuses a share of the requests with 503 while the service is overloaded."""
 
-    lag: str | None = Field(default=None, description='How late the event loop may be, such as "50ms".')
-    latency: str | None = Field(
-        default=None, description='How long requests may take to their first byte on average, such as "2s".'
-    )
-    exempt: Paths | None = Field(default=None, description="A path whose requests are never shed, or a list of paths.")
-    methods: Texts | None = Field(default=None, description="The HTTP methods that may be shed; by default all.")
+    lag: str | None = None
+    """How late the event loop may be, such as "50ms"."""
+    latency: str | None = None
+    """How long requests may take to their first byte on average, such as "2s"."""
+    exempt: Paths | None = None
+    """A path whose requests are never shed, or a list of paths."""
+    methods: Texts | None = None
+    """The HTTP methods that may be shed; by default all."""
 
 
 class Configuration(_Table):
@@ -294,37 +301,38 @@ class Configuration(_Table):
 
     model_config = ConfigDict(title="slidegate.toml", json_schema_extra={"not": {"required": ["limits", "rules"]}})
 
-    limits: Limits | None = Field(default=None, description="Limits for each client, instead of rules.")
-    rules: list[RuleTable] | None = Field(
-        default=None, description="Rules that hold requests to limits; every rule that matches applies."
-    )
-    default_limits: Limits | None = Field(
-        default=None, description="Limits of each route by itself, behind limits or rules, or alone."
-    )
-    client: Client = Field(
-        default=Client(), description="The proxies that are trusted, and the prefixes that make one client."
-    )
-    blocklist: Lists | None = Field(default=None, description="Networks refused, or files of them.")
-    allowlist: Lists | None = Field(default=None, description="Networks never refused nor counted, or files of them.")
-    bans: dict[str, BanTable] = Field(default={}, description="Ban policies, each by its name.")
-    store: Annotated[
-        Text | Annotated[Environment, Tag("<table>")], text_or("<table>")
-    ] | None = Field(default=None, description='The address of the store, such as "memory://".')  # fmt: skip
-    deadline: str = Field(default="50ms", description="How long a store may take to answer a request.")
-    on_error: Literal["local", "allow", "deny"] = Field(
-        default="local",
-        description="The decision when the store does not answer: by a store of this process, or always the same.",
-    )
-    headers: Literal["draft", "legacy", "both", "none"] = Field(
-        default="draft", description="The header fields that tell clients their limits."
-    )
-    messages: MessageTable | None = Field(default=None, description="The limits of messages over a websocket.")
-    load_shedding: LoadSheddingTable | None = Field(
-        default=None, description="Refuse a share of the requests while the service is overloaded."
-    )
-    statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
-    enabled: bool = Field(default=True, description="False lets everything pass.")
-    ignore_checks: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")
+    limits: Limits | None = None
+    """Limits for each client, instead of rules."""
+    rules: list[RuleTable] | None = None
+    """Rules that hold requests to limits; every rule that matches applies."""
+    default_limits: Limits | None = None
+    """Limits of each route by itself, behind limits or rules, or alone."""
+    client: Client = Client()
+    """The proxies that are trusted, and the prefixes that make one client."""
+    blocklist: Lists | None = None
+    """Networks refused, or files of them."""
+    allowlist: Lists | None = None
+    """Networks never refused nor counted, or files of them."""
+    bans: dict[str, BanTable] = {}
+    """Ban policies, each by its name."""
+    store: Annotated[Text | Annotated[Environment, Tag("<table>")], Form] | None = None
+    """The address of the store, such as "memory://"."""
+    deadline: str = "50ms"
+    """How long a store may take to answer a request."""
+    on_error: Literal["local", "allow", "deny"] = "local"
+    """The decision when the store does not answer: by a store of this process, or always the same."""
+    headers: Literal["draft", "legacy", "both", "none"] = "draft"
+    """The header fields that tell clients their limits."""
+    messages: MessageTable | None = None
+    """The limits of messages over a websocket."""
+    load_shedding: LoadSheddingTable | None = None
+    """Refuse a share of the requests while the service is overloaded."""
+    statistics: bool = True
+    """Whether outcomes, statuses and times of requests are recorded."""
+    enabled: bool = True
+    """False lets everything pass."""
+    ignore_checks: list[str] = []
+    """Codes of start-up findings that are not reported."""
 
 
 class _Generator(GenerateJsonSchema):

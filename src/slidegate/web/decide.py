@@ -105,8 +105,14 @@ class Decider:
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
-    def decide(self, scope: Scope, before: Sequence[Step]) -> Decision | Awaitable[Decision]:
-        """Decide about a request, after the middlewares further out, whose steps are in `before`."""
+    def decide(self, scope: Scope, before: Sequence[Step], step: Step) -> Decision | Awaitable[Decision]:
+        """Decide about a request.
+
+        Args:
+            scope: Its scope.
+            before: The steps of the middlewares further out.
+            step: The step of this one, which learns whether the request is spared.
+        """
         client = self.client(scope)
         if before and allowlisted(before):
             return _ALLOWLISTED
@@ -118,8 +124,9 @@ class Decider:
         if self._abuse.keyed:
             guarded = self._abuse.guarded(scope, client.key, client.address)
         selection = self._rules.select(scope)
+        step.spared = selection.exempt or is_preflight(scope)
         if selection.open or selection.onlookers or before or self._abuse.on_request:
-            return self._by_rules(selection, scope, before, client.key, guarded)
+            return self._by_rules(selection, scope, before, step, client.key, guarded)
         return self._ask(selection, scope, client.key, guarded)
 
     def client(self, scope: Scope) -> Client:
@@ -149,20 +156,29 @@ class Decider:
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
-        if always is None or always.onlookers or not always.limiting or not always.plain or self._rules.waits:
+        if always is None or always.exempt or always.onlookers or not always.limiting:
+            return None
+        if not always.plain or self._rules.waits:
             return None
         if self._abuse.keyed or self._abuse.on_request or any(bound.key is not None for bound in always.limiting):
             return None
         return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
 
     async def _by_rules(
-        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
+        self,
+        selection: Selection,
+        scope: Scope,
+        before: Sequence[Step],
+        step: Step,
+        client_key: str,
+        guarded: Sequence[Guarded],
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
-            selection = await self._calls.evaluated(self._rules, selection, scope)
+            selection = await self._calls.evaluated(selection, scope)
+            step.spared |= selection.exempt
         signals: Sequence[Signal] = ()
-        if self._abuse.on_request and not selection.exempt and not is_preflight(scope):
+        if self._abuse.on_request and not step.spared:
             signals = self._abuse.signals_of(scope, [step.side.abuse for step in before])
         if before:
             selection = self._without(selection, before)

@@ -18,7 +18,6 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature, isclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -104,6 +103,9 @@ def check_places(app: object) -> None:
     places = list(walk(app))
     used = {id(function) for place in places for function in layers(place.route.endpoint)}
     for place in places:
+        # A limited function may be there for others to call.
+        used |= {id(named) for call in (place.route.endpoint, *dependencies(place.route)) for named in _named_in(call)}
+    for place in places:
         endpoint = place.route.endpoint
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
@@ -130,17 +132,32 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     found = set()
     for place in walk(app):
         for call in (place.route.endpoint, *dependencies(place.route)):
-            *_, core = layers(call) if call is not None else (None,)  # a frontend has no endpoint
-            if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
-                continue
-            with suppress(ValueError):  # a variable of an enclosing function that has no value yet
-                variables = inspect.getclosurevars(core)
-                named = (*variables.nonlocals.values(), *variables.globals.values())
-                found |= {(core.__qualname__, f.__qualname__) for f in named if inspect.isfunction(f) and _was_plain(f)}
+            core = _core(call)
+            if inspect.isfunction(core) and not inspect.iscoroutinefunction(core):
+                named = [function for function in _named_in(core) if _was_plain(function)]
+                found |= {(core.__qualname__, function.__qualname__) for function in named}
     return sorted(found)
 
 
-def _was_plain(function: Callable[..., Any]) -> bool:
+def _core(call: Any) -> Any:
+    """Return the innermost function of an endpoint; None for a frontend, which has none."""
+    return deque(layers(call), maxlen=1).pop() if call is not None else None
+
+
+def _named_in(call: Any) -> list[Any]:
+    """Return the functions that the text of an endpoint names, but for itself."""
+    core = _core(call)
+    if not inspect.isfunction(core):
+        return []
+    try:
+        variables = inspect.getclosurevars(core)
+    except ValueError:  # a variable of an enclosing function that has no value yet
+        return []
+    named = (*variables.nonlocals.values(), *variables.globals.values())
+    return [function for function in named if inspect.isfunction(function) and _core(function) is not core]
+
+
+def _was_plain(function: Any) -> bool:
     return LIMIT in vars(function) and not is_async_callable(vars(function)["__wrapped__"])
 
 
@@ -149,7 +166,7 @@ def _is_function_or_class(endpoint: object) -> bool:
 
 
 def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    *_, core = layers(endpoint)
+    core = _core(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
             f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "

@@ -103,9 +103,10 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     if request.answered and scope["type"] == "websocket":
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
     if not request.answered:
-        if request.refused is None and is_limited(decision):
+        if request.refusal is None and is_limited(decision):
             await strike(scope, request)
-        request.refused, request.unfinished = decision, True
+        request.refuse(scope, decision)
+        request.raised = request.unfinished = True
         request.handlers = scope.get(_HANDLERS)
         _put_handler(scope)
     return _exception(scope, request, decision)
@@ -184,17 +185,17 @@ async def answer_unanswered(
     Returns:
         Whether all is done; an exception that is more than the refusal is to be raised on.
     """
-    if request.refused is None or request.answered:
+    if request.refusal is None or not request.raised or request.answered:
         return _is_only(error, ClientLeft)
     refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
     bug: Exception | None = None
     if refused:
         try:
-            await _ask_handlers(request.refused, request, scope, receive, send)
+            await _ask_handlers(request.refusal, request, scope, receive, send)
         except Exception as failed:
             bug = failed
     if not request.answered:
-        await request.side.refusals.send(scope, receive, send, request.refused)
+        await request.side.refusals.send(scope, receive, send, request.refusal)
     if bug is not None:
         raise bug
     return refused

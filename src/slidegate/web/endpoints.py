@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.arguments import names_checked
+from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.errors import ConfigurationError, closest
 from ..core.memo import remember
@@ -25,7 +25,6 @@ from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, layers
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .options import check_flag
 from .request import RequestLimits, Reservation, Step, charges
 from .routes import ResolvedRoute, RouteIndex
 from .rule_set import BoundRule, buckets_of
@@ -181,7 +180,7 @@ class RateLimit:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.steps.append(Step(decision, side, spared))
+        request.steps.append(Step(side, decision, spared))
         request.waited |= decision.reason is Reason.WAITED
         request.unfinished |= rule.concurrency is not None
         if rule.count_if is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -88,6 +88,7 @@ class FileWatcher:
     """Has files read again when they have changed, each version once.
 
     Args:
+        paths: The files; it is made before they are read.
         prepare: Reads the changed files, and returns a function that puts what was read to work. That is called if the
             files are still the same versions after the reading. Neither must raise.
         clock: Returns seconds; measures the time between two looks.
@@ -99,12 +100,13 @@ class FileWatcher:
 
     def __init__(
         self,
+        paths: Iterable[Path],
         prepare: Callable[[Versions], Callable[[], None]],
         clock: Callable[[], float],
         *,
         together: bool = False,
     ) -> None:
-        self.versions: dict[Path, FileVersion | None] = {}
+        self.versions: dict[Path, FileVersion | None] = {path: version_of(path) for path in paths}
         self._prepare = prepare
         self._clock = clock
         self._together = together
@@ -113,7 +115,7 @@ class FileWatcher:
         self._next_look_s = clock() + LOOK_EVERY_S
 
     def due(self) -> bool:
-        """Return whether it is time for a look."""
+        """Return whether the last look at the files is a second old."""
         return self._clock() >= self._next_look_s
 
     def look_aside(self) -> None:
@@ -122,16 +124,12 @@ class FileWatcher:
         try:
             Thread(target=self._look, name=THREAD, daemon=True).start()
         except RuntimeError as error:  # the request that looks shall not fail for it; the next look tries again
-            logger.warning("no thread to look at %s: %s", self._names, error)
+            logger.warning("no thread to look at %s: %s", ", ".join(map(str, self.versions)), error)
 
     async def look(self) -> None:
-        """Look at the files in a thread, and wait until those that have changed are read."""
+        """Do the same as `look_aside`, and wait for its end."""
         self._next_look_s = self._clock() + LOOK_EVERY_S
         await anyio.to_thread.run_sync(self._look)
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(map(str, self.versions))
 
     def _look(self) -> None:
         # A reading may take longer than the time between two looks, and a caller that awaits it may be cancelled.
@@ -145,7 +143,7 @@ class FileWatcher:
                     self.versions.update(changed)
                     put_to_work()
         except Exception:
-            logger.exception("following %s failed", self._names)
+            logger.exception("following %s failed", ", ".join(map(str, self.versions)))
         finally:
             self._looking.release()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
@@ -33,6 +34,7 @@ NOT_STORED: Final = (b"cache-control", b"no-store")
 """The field by which no cache keeps the answer to a refused request."""
 _LENGTHS: Final = frozenset(map(len, OURS))
 """A look at the length spares nearly every field the making of its name in lower case."""
+_name_of: Final = itemgetter(0)
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -71,10 +73,8 @@ class HeaderWriter:
         readings, checks = decision.readings, decision.checks
         if not readings:
             return fields
-        for field in fields:
-            if len(field[0]) in _LENGTHS and lowered(field[0]) in OURS:
-                fields = self._without_ours(fields)
-                break
+        if not _LENGTHS.isdisjoint(map(len, map(_name_of, fields))):
+            fields = self._without_ours(fields)
         asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
         policy, limits, amounts = self._known.get(asked) or self._learn(asked)
         place = 0

@@ -173,7 +173,7 @@ def is_odd(path: str) -> bool:
 
 def normal_forms(path: str) -> tuple[str, ...]:
     """Return a path and its normal forms, each once; of a very long path only the path itself."""
-    if len(path) > MAX_ODD or not is_odd(path):
+    if len(path) > MAX_ODD or _ODD.search(path) is None:
         return (path,)
     found = {path: None}
     for text in {path: None, _without_matrix(path): None}:
@@ -276,10 +276,9 @@ class RequestPath:
         texts: The texts of which a limit has to match one. Each comes with the beginning and the end that the path of a
             rule must have to be compared with it.
         anything: Whether a router may take the path for any other, so that every limit applies and no exemption.
-        lasting: Whether every request with this type, method, path and root has these texts.
     """
 
-    __slots__ = ("anything", "lasting", "path", "served", "strict", "texts")
+    __slots__ = ("anything", "path", "served", "strict", "texts")
 
     def __init__(self, scope: Scope, routes: Routes, *, slashed: bool) -> None:
         path: str = scope["path"]
@@ -291,20 +290,17 @@ class RequestPath:
         self.path = here
         self.anything = "\n" in path or (len(path) > MAX_ODD and is_odd(path))
         self.strict = normal_forms(here)
-        self.lasting = True
         generous = self.strict
         if given and self.served != here:
             generous += normal_forms(self.served)
         if routes.lead_astray(off_root=root != "" and here == path):
             read = [form for text in routes.texts(scope, root) for form in normal_forms(text)]
             self.strict, generous = (*self.strict, *read), (*generous, *read)
-            self.lasting = routes.by_path
         self.texts = [(text, "", "") for text in generous]
-        if slashed or len(generous) > 1 or (here[-1:] == "/" and here != "/"):
-            self.lasting = routes.by_path
-            if routes.drop_slash(scope, root):
-                self.texts += [(text.rstrip("/"), "", "") for text in generous if text[-1:] == "/" and text.strip("/")]
-                self.texts += [(f"{text}/", "", "/") for text in generous if text[-1:] != "/"]
+        ends = slashed or len(generous) > 1 or (here[-1:] == "/" and here != "/")
+        if ends and routes.drop_slash(scope, root):
+            self.texts += [(text.rstrip("/"), "", "") for text in generous if text[-1:] == "/" and text.strip("/")]
+            self.texts += [(f"{text}/", "", "/") for text in generous if text[-1:] != "/"]
         # A rule may be written with the root, but not with the part of a path that a mount has read.
         if root and "app_root_path" not in scope:
             self.texts += [(root + text, f"{root}/", end) for text, _, end in self.texts]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import names_checked
+from ..core.arguments import check_flag, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -38,14 +38,25 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import check_flag, expect, switched_off
-from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
+from .options import expect, switched_off
+from .request import (
+    BODIES,
+    Ahead,
+    RequestLimits,
+    Reservation,
+    Side,
+    Step,
+    allowlisted,
+    is_failure,
+    is_last,
+    unless_left,
+)
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .routes import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
-from .scope_keys import OFF, RECORD, STATUS, is_preflight
+from .scope_keys import OFF, RECORD, STATUS
 from .stats import RefusedRoutes, RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
@@ -53,7 +64,6 @@ if TYPE_CHECKING:
     from .reload import Claim, ReloadingMiddleware, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
-_BODIES: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
 
 
 class RateLimitMiddleware(Breakable):
@@ -137,23 +147,22 @@ class RateLimitMiddleware(Breakable):
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self._refused_routes = RefusedRoutes(app)
-        counts = check_flag("statistics", statistics)
-        self._stats = RequestStats(self.limiter, self._refused_routes) if counts else None
+        self._counts = check_flag("statistics", statistics)
+        self._stats = RequestStats(self.limiter)
         self._responses = RefusalResponses(abuse.policies, on_refused, calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_places()
-        figures = self._stats is not None
-        self._decider = Decider(self.limiter, client, self._rules, **lists, calls=calls, abuse=abuse, figures=figures)
+        self._decider = Decider(
+            self.limiter, client, self._rules, **lists, calls=calls, abuse=abuse, figures=self._counts
+        )
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         self._messages: MessageCounter | None = None
         if messages is not None:
             self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
         self._side = self._made_side()
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
-        self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
-        self._exempts = any(rule.exempt for rule in self.rules)
         self._hooked = bool(self._rules.reserving) or abuse.on_status or self._rules.holds
         self._looked = False
         off = switched_off(enabled)
@@ -175,7 +184,7 @@ class RateLimitMiddleware(Breakable):
             self._abuse,
             EndpointBuckets(self._claim("endpoints:"), decider.decide_at, self._calls, decider.price),
             self._responses,
-            RefusalEvents(self.limiter, self._client, self._refused_routes),
+            RefusalEvents(self.limiter, self._client),
         )
 
     @classmethod
@@ -225,16 +234,17 @@ class RateLimitMiddleware(Breakable):
         if self._watch is not None or self._lists:
             self._look(scope)
         outer: RequestLimits | None = scope.get(RECORD)
-        request = outer
-        if request is None:
-            request = scope[RECORD] = RequestLimits(0 if self._stats is None else self._stats.now(), self._side)
+        if outer is None:
+            request = scope[RECORD] = RequestLimits(self._side, self._stats.now(), counted=not self._counts)
             send = partial(self._send, scope, request, send)
+        else:
+            request = outer
+            request.side = self._side
         hooks = len(request.on_start)
         try:
-            side = request.side = self._side
-            answer = self._decider.decide(scope, request.steps)
-            decision = answer if isinstance(answer, Decision) else await answer
-            step = Step(decision, side, self._strikes and self._spares(scope, decision))
+            step = Step(self._side)
+            answer = self._decider.decide(scope, request.steps, step)
+            decision = step.decision = answer if isinstance(answer, Decision) else await answer
             request.steps.append(step)
             admitted = decision.allowed
             if not admitted:
@@ -254,18 +264,17 @@ class RateLimitMiddleware(Breakable):
 
         It is no coroutine function, because most messages have nothing to wait for.
         """
-        kind = message["type"]
         if not request.answered:
-            if kind in STATUS:
+            if message["type"] in STATUS:
                 request.answered = True
                 if request.on_start:
                     return self._start_later(scope, request, send, message)
                 message = self._started(scope, request, message)
-        elif not request.counted and kind in _BODIES and (stats := self._stats) is not None:
+        elif not request.counted and message["type"] in BODIES:
             if message.get("more_body", False):
-                stats.go_on(scope, request)
+                self._stats.begin(scope, request)
             else:
-                stats.end(scope, request, "success")
+                self._stats.end(scope, request, "success")
         return _send_and_release(request, send, message) if request.unfinished else send(message)
 
     async def _start_later(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> None:
@@ -278,21 +287,33 @@ class RateLimitMiddleware(Breakable):
         """Note that an answer starts, and return its first message with all header fields."""
         kind = message["type"]
         request.status = message.get("status") or STATUS[kind]
-        if self._stats is not None:
-            self._stats.start(scope, request, message)
-        refused = request.refused
-        if refused is not None:
-            request.tell(scope, refused, request.status)
-        if kind == "websocket.close" or (self._headers is None and refused is None):
+        request.first_byte = self._stats.now()
+        if request.refusal is not None:
+            self._refused(request, request.refusal)
+        elif kind != "http.response.start" and not request.counted:
+            self._stats.begin(scope, request)
+        if kind == "websocket.close" or (self._headers is None and not request.raised):
             return message
         fields = message.get("headers", ())
-        if refused is not None:
-            fields = completed(fields, needed_fields(refused))
+        if request.refusal is not None and request.raised:
+            fields = completed(fields, needed_fields(request.refusal))
         if self._headers is not None:
             fields = self._headers.add(fields, request.steps)
         message = {**message}  # an application may send one prepared message again and again
         message["headers"] = fields
         return message
+
+    def _refused(self, request: RequestLimits, refusal: Decision) -> None:
+        """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
+        listened = request.side.limiter.engine.events.refused
+        scope = request.refused_scope
+        if scope is None or (request.counted and not listened):
+            return
+        route = self._refused_routes.of(scope)
+        if not request.counted:
+            self._stats.refuse(request, refusal, route)
+        if listened:
+            request.side.refusal_events.tell(scope, refusal, route, request.status or None)
 
     async def _turn_away(
         self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
@@ -307,15 +328,12 @@ class RateLimitMiddleware(Breakable):
             if not await self._wait(scope, channel, request, step) or step.decision.allowed:
                 return step.decision.allowed, receive
         decision = step.decision
+        request.refuse(scope, decision)
         if len(request.steps) > 1:
             await request.hand_back()
         if (self._strikes or len(request.steps) > 1) and is_limited(decision):
             await strike(scope, request)
-        try:
-            await self._responses.send(scope, receive, send, decision)
-        finally:
-            if self._events.refused:
-                self._side.refusal_events.tell(scope, decision, request.status or None)
+        await self._responses.send(scope, receive, send, decision)
         return False, receive
 
     async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, step: Step) -> bool:
@@ -329,13 +347,6 @@ class RateLimitMiddleware(Breakable):
         step.decision, request.waited = decision, decision.allowed
         self._decider.note_units(decision)
         return True
-
-    def _spares(self, scope: Scope, decision: Decision) -> bool:
-        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
-        itself. The application may change the path that rules see, so it is asked before the application is."""
-        if not decision.allowed and not is_limited(decision):
-            return False
-        return is_preflight(scope) or (self._exempts and self._rules.select(scope).exempt)
 
     def _prepare(
         self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
@@ -357,7 +368,7 @@ class RateLimitMiddleware(Breakable):
     async def _strike_for_status(self, step: Step, scope: Scope, status: int, fields: object) -> None:
         """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
         request: RequestLimits = scope[RECORD]
-        if not request.own_answer() and not request.spared_by(step.side):
+        if request.refusal is None and not request.spared_by(step.side):
             outer = [other.side.abuse for other in request.steps[: request.steps.index(step)]]
             await self._abuse.answered(status, scope, outer)
 
@@ -403,7 +414,7 @@ class RateLimitMiddleware(Breakable):
         ended = False
         try:
             if isinstance(error, Exception):
-                if is_failure(error) and request.refused is None and not request.answered:
+                if is_failure(error) and request.refusal is None and not request.answered:
                     await request.start(scope, 500, (), hooks)  # a server makes that of it
                 ended = await answer_unanswered(error, request, scope, receive, send)
         except Exception as failed:
@@ -411,11 +422,11 @@ class RateLimitMiddleware(Breakable):
             raise
         finally:
             if outermost and not ended:
-                if request.refused is not None and not request.answered:
-                    request.tell(scope, request.refused, None)
+                if request.refusal is not None and not request.answered:
+                    self._refused(request, request.refusal)
                 if request.unfinished:
                     await request.end()
-                if self._stats is not None:
+                if not request.counted:
                     self._stats.fail(scope, request, error)
         return ended
 
@@ -427,7 +438,7 @@ class RateLimitMiddleware(Breakable):
         if request.unfinished:
             await request.end()
             await answer_unanswered(None, request, scope, receive, send)
-        if self._stats is not None and not request.counted:
+        if not request.counted:
             self._stats.leave(scope, request)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -531,12 +542,12 @@ def _with_last_figures(limiter: Limiter, send: Send) -> Send:
 
     Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """
-    if not limiter.engine.figures.publishes:
+    if not limiter.engine.publisher.publishes:
         return send
 
     async def send_last(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.engine.figures.publish_last()
+            await limiter.engine.publisher.publish_last()
         await send(message)
 
     return send_last

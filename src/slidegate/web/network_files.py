@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
+from ..core.arguments import check_flag
 from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.public_space import HALF
 from ..core.store import Event, Observer, Observers
-from .file_watcher import FileVersion, FileWatcher, Versions, read_whole, version_of
+from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,7 @@ class Networks(core.Networks):
 class NetworkList:
     """What a file lists."""
 
+    name: str
     networks: core.Networks
     count: int
     """The number of entries, as they stand in the file."""
@@ -99,8 +101,7 @@ class NetworkFile:
             raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(self.path)}')
         if not isinstance(self.name, str):
             raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(self.name)}')
-        if not isinstance(self.strict, bool):
-            raise ConfigurationError(f"strict: expected True or False, not {quoted(self.strict)}")
+        check_flag("strict", self.strict)
         _checked_column(self.column)
         object.__setattr__(self, "path", _path(self.path))
         object.__setattr__(self, "name", self.name or _path(self.path).stem)
@@ -111,19 +112,13 @@ class NetworkFile:
         Raises:
             ConfigurationError: It cannot be read, or a line of it; the message names the line.
         """
-        count = 0
-
-        def counted() -> Iterator[tuple[int, int, int]]:
-            nonlocal count
-            for count, found in enumerate(_read_ranges(self.path, self.column, strict=self.strict), start=1):  # noqa: B007
-                yield found
-
-        networks = core.Networks.of_ranges(counted())
+        ranges = list(_read_ranges(self.path, self.column, strict=self.strict))
+        networks = core.Networks.of_ranges(ranges)
         check_breadth([networks], str(self.path))
-        return NetworkList(networks, count)
+        return NetworkList(self.name, networks, len(ranges))
 
 
-class NetworkFiles:
+class NetworkFiles(FileWatcher):
     """Lists of networks, each in a file with a name, that follow their files.
 
     Give it to a `RateLimitMiddleware` as `blocklist` or `allowlist`: it looks at the files at most once a second, when
@@ -153,32 +148,32 @@ class NetworkFiles:
         if twice is not None:
             raise ConfigurationError(f"files: two lists are called {quoted(twice)}; give one of them another name")
         self._observers = Observers()
-        self._watcher = FileWatcher(self._read_again, clock)
-        self._watcher.versions = {_path(file.path): version_of(_path(file.path)) for file in self._files}
-        self._lists = tuple((file.name, file.read()) for file in self._files)
+        self._paths = [_path(file.path) for file in self._files]
+        super().__init__(self._paths, self._read_again, clock)
+        self._lists = tuple(file.read() for file in self._files)
         self.generation = 0
-        check_breadth([listed.networks for _, listed in self._lists], "files")
+        check_breadth((listed.networks for listed in self._lists), "files")
 
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of entries of each list, by its name."""
-        return {name: listed.count for name, listed in self._lists}
+        return {listed.name: listed.count for listed in self._lists}
 
     @property
     def states(self) -> list[tuple[NetworkFile, int, int | None]]:
         """Each file, the number of entries at work, and when the version of them was written, in ns of Unix time."""
-        versions = (self._watcher.versions.get(_path(file.path)) for file in self._files)
+        versions = map(self.versions.get, self._paths)
         found = zip(self._files, self._lists, versions, strict=True)
-        return [(file, listed.count, version and version.written_ns) for file, (_, listed), version in found]
+        return [(file, listed.count, version and version.written_ns) for file, listed, version in found]
 
     def __repr__(self) -> str:
         return f"<NetworkFiles: {', '.join(f'{name} ({count})' for name, count in self.counts.items())}>"
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the first list that holds an address (see `parse_address`), else None."""
-        for name, listed in self._lists:
+        for listed in self._lists:
             if listed.networks.covers(version, value):
-                return name
+                return listed.name
         return None
 
     def covers(self, version: int, value: int) -> bool:
@@ -187,41 +182,26 @@ class NetworkFiles:
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
         """Return whether a network of one of the lists has an address in common with the range."""
-        return any(listed.networks.overlaps(version, first, last) for _, listed in self._lists)
+        return any(listed.networks.overlaps(version, first, last) for listed in self._lists)
 
     def observe(self, observer: Observer) -> None:
         """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
         if observer not in self._observers:
             self._observers.add(observer)
 
-    def due(self) -> bool:
-        """Return whether the last look at the files is a second old."""
-        return self._watcher.due()
-
-    def look_aside(self) -> None:
-        """Look at the files in a thread, and read there those that have changed; return at once."""
-        self._watcher.look_aside()
-
-    async def look(self) -> None:
-        """Do the same as `look_aside`, and wait for its end."""
-        await self._watcher.look()
-
     def _read_again(self, changed: Versions) -> Callable[[], None]:
-        lists = []
-        events: list[tuple[int, Event]] = []
-        for file, (name, before) in zip(self._files, self._lists, strict=True):
-            listed = before
-            if file.path in changed:
-                listed, level, event = _replaced(file, before, changed[_path(file.path)])
-                events.append((level, event))
-            lists.append((name, listed))
-        try:
-            check_breadth([listed.networks for _, listed in lists], "files")
-        except ConfigurationError as error:
-            names = [file.name for file in self._files if file.path in changed]
-            details: dict[str, object] = {"list": names[0], "path": ", ".join(sorted(map(str, changed)))}
-            message = f"the lists stay as they are: with {', '.join(map(repr, names))} together, {error}"
-            lists, events = list(self._lists), [(logging.ERROR, Event("list_rejected", message, details))]
+        lists = list(self._lists)
+        events = []
+        for number, (file, path) in enumerate(zip(self._files, self._paths, strict=True)):
+            if path in changed:
+                try:
+                    lists[number] = _reread(file, lists[number], changed[path])
+                    check_breadth((listed.networks for listed in lists), "files")
+                except ConfigurationError as error:
+                    lists[number] = self._lists[number]
+                    events.append(_rejected(file, error))
+                else:
+                    events.append(_reloaded(file, self._lists[number], lists[number]))
 
         def put_to_work() -> None:
             self._lists = tuple(lists)
@@ -233,20 +213,27 @@ class NetworkFiles:
         return put_to_work
 
 
-def _replaced(file: NetworkFile, before: NetworkList, version: FileVersion | None) -> tuple[NetworkList, int, Event]:
-    """Return the list to go on with, the level of the log line, and the event."""
-    details: dict[str, object] = {"list": file.name, "path": str(file.path)}
+def _reread(file: NetworkFile, before: NetworkList, version: FileVersion | None) -> NetworkList:
+    if version is not None and not version.size and before.count:
+        raise ConfigurationError(f"{file.path}: has zero bytes; for a list of nothing, write a comment: # nothing")
     try:
-        if version is not None and not version.size and before.count:
-            raise ConfigurationError(f"{file.path}: has zero bytes; for a list of nothing, write a comment: # nothing")
-        listed = file.read()
+        return file.read()
+    except ConfigurationError:
+        raise
     except Exception as error:
-        if not isinstance(error, ConfigurationError):
-            logger.exception("reading %s failed", file.path)
-        return before, logging.ERROR, Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
-    level = logging.WARNING if before.count and not listed.count else logging.INFO
-    message = f"list {file.name!r}: {listed.count} entries"
-    return listed, level, Event("list_reloaded", message, details | {"count": listed.count})
+        logger.exception("reading %s failed", file.path)
+        raise ConfigurationError(f"{file.path}: {error}") from error
+
+
+def _rejected(file: NetworkFile, error: ConfigurationError) -> tuple[int, Event]:
+    details: dict[str, object] = {"list": file.name, "path": str(file.path)}
+    return logging.ERROR, Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
+
+
+def _reloaded(file: NetworkFile, before: NetworkList, after: NetworkList) -> tuple[int, Event]:
+    level = logging.WARNING if before.count and not after.count else logging.INFO
+    details: dict[str, object] = {"list": file.name, "path": str(file.path), "count": after.count}
+    return level, Event("list_reloaded", f"list {file.name!r}: {after.count} entries", details)
 
 
 AddressList: TypeAlias = core.Networks | NetworkFiles

@@ -6,6 +6,7 @@ import os
 from collections.abc import Container
 from typing import Final, NamedTuple, TypeVar
 
+from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 
 _T = TypeVar("_T")
@@ -56,17 +57,6 @@ def conflict(given: Container[str]) -> str:
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
-    return value
-
-
-def check_flag(what: str, value: object) -> bool:
-    """Return `value` if it is True or False.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
     return value
 
 

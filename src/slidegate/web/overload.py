@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_takes, names_checked
+from ..core.arguments import check_flag, check_takes, names_checked
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
@@ -30,7 +30,7 @@ from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks, request_of
-from .options import check_flag, expect, switched_off
+from .options import expect, switched_off
 from .responses import reduced_capacity, refuse_websocket
 from .rule_set import RuleSet
 from .rules import Rule, checked_methods
@@ -105,11 +105,7 @@ class LoadSheddingMiddleware(Breakable):
         self.app = app
         self._lag_us = _duration("lag", lag, 60_000_000)
         self._latency_us = _duration("latency", latency, 3_600_000_000)
-        if callable(priority):
-            check_takes("priority", priority, "request")
-        else:
-            _check_priority(priority)
-        self._priority = priority
+        self._priority = check_takes("priority", priority, "request") if callable(priority) else _checked(priority)
         self._exempt = _exemptions(exempt, app)
         self._methods = checked_methods(methods)
         expect("limiter", limiter, Limiter, "Limiter(MemoryStore())")
@@ -150,7 +146,7 @@ class LoadSheddingMiddleware(Breakable):
         try:
             answer = self._priority(request_of(scope))
             found = await answer if isawaitable(answer) else answer
-            return None if found is None else _check_priority(found)
+            return None if found is None else _checked(found)
         except Exception as error:
             self._calls.report("priority", LABEL, error, "the request is of the least importance")
             return 0
@@ -310,7 +306,7 @@ def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet | None:
         raise ConfigurationError(f"exempt: {str(error).removeprefix('path: ')}") from None
 
 
-def _check_priority(priority: object) -> int:
+def _checked(priority: object) -> int:
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= HIGHEST:
         raise ConfigurationError(
             f"priority: expected a whole number from 0 to {HIGHEST}, for example 5, not {quoted(priority)}"

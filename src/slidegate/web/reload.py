@@ -133,9 +133,7 @@ class ReloadingMiddleware(Breakable):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        self._on_exceeded = on_exceeded
+        self._on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(
@@ -145,7 +143,7 @@ class ReloadingMiddleware(Breakable):
         self._shared = _Shared(observers)
         self._clock = clock
         self._replace_store = replace_store
-        self._watcher = FileWatcher(self._read_again, clock, together=True)
+        self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app, self._entry = self._made_of(loader)
         self._watcher.versions = loader.versions

@@ -20,9 +20,9 @@ from starlette.types import Message, Receive, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision, LimitState, Reason
+from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
-from ..limiter.figures.series import Series
 
 if TYPE_CHECKING:
     from .bans import BanSignals
@@ -42,6 +42,8 @@ BODIES: Final = frozenset(
     }
 )
 """The messages that are a piece of a body."""
+UNDECIDED: Final = Decision(False, Reason.UNAVAILABLE)
+"""Stands for a decision that nobody has made yet."""
 
 
 class Side(NamedTuple):
@@ -70,16 +72,17 @@ class Step:
     """One decision about a request.
 
     Args:
-        decision: The decision.
-        side: The middleware that asked for it.
-        spared: Whether the policies of that middleware hold nothing of this request against its client.
+        side: The middleware that asks for it.
+        decision: The decision, where it is known already.
+        spared: Whether the policies of that middleware hold nothing of this request against its client: a rule exempts
+            the request, or a browser sends it by itself.
     """
 
     __slots__ = ("decision", "side", "spared")
 
-    def __init__(self, decision: Decision, side: Side, spared: bool) -> None:
-        self.decision = decision
+    def __init__(self, side: Side, decision: Decision = UNDECIDED, spared: bool = False) -> None:
         self.side = side
+        self.decision = decision
         self.spared = spared
 
 
@@ -179,14 +182,17 @@ class RequestLimits:
     """The decisions about one request, and what is left to do for it.
 
     Args:
-        began: When the request came, in ticks of the figures.
         side: The outermost middleware.
+        began: When the request came, in ticks of the figures.
+        counted: Whether nobody keeps figures.
 
     Attributes:
-        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
         side: The middleware nearest above: limits at endpoints count there.
-        refused: The refusal of a limit at an endpoint.
-        handlers: The exception handlers of the application in which it refused.
+        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
+        refusal: The decision that refuses the request, if one does.
+        refused_scope: The scope as the refusing middleware or endpoint saw it.
+        raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
+        handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
@@ -199,19 +205,16 @@ class RequestLimits:
         series: The series that has counted the request before its end, of a long answer for example.
     """
 
-    __slots__ = (
-        "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
-        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless", "waited",
-    )  # fmt: skip
-
-    def __init__(self, began: int, side: Side) -> None:
-        self.began = began
+    def __init__(self, side: Side, began: int, *, counted: bool) -> None:
         self.side = side
+        self.began = began
+        self.counted = counted
         self.steps: list[Step] = []
-        self.refused: Decision | None = None
+        self.refusal: Decision | None = None
+        self.refused_scope: Scope | None = None
         self.handlers: Any = None
         self.on_start: Sequence[Hook] = ()
-        self.answered = self.unfinished = self.waited = self.trailers = self.counted = self.userless = False
+        self.answered = self.raised = self.unfinished = self.userless = self.waited = self.trailers = False
         self.status = self.first_byte = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()
@@ -230,7 +233,7 @@ class RequestLimits:
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
-        self.steps.append(Step(decision, self.side, self.spared_by(self.side)))
+        self.steps.append(Step(self.side, decision, self.spared_by(self.side)))
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
@@ -272,14 +275,9 @@ class RequestLimits:
         """Tell whether the policies of a middleware hold nothing of this request against its client."""
         return allowlisted(self.steps) or any(step.spared and step.side is side for step in self.steps)
 
-    def own_answer(self) -> bool:
-        """Tell whether the answer is the refusal of a limit, a ban or a list, and not the application's."""
-        return self.refused is not None or (bool(self.steps) and not self.steps[-1].decision.allowed)
-
-    def tell(self, scope: Scope, refused: Decision, status: int | None) -> None:
-        """Tell of the refusal of a limit at an endpoint; there is no status where the client left before the answer."""
-        if self.side.limiter.engine.events.refused:
-            self.side.refusal_events.tell(scope, refused, status)
+    def refuse(self, scope: Scope, refusal: Decision) -> None:
+        """Note that a decision refuses the request; figures and events tell of it when the answer starts."""
+        self.refusal, self.refused_scope = refusal, scope
 
     async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
         """Call the hooks, from the given place on: the status of the answer is known."""

@@ -32,7 +32,6 @@ from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, sendable
-from .stats import RefusedRoutes
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 Rendered: TypeAlias = tuple[int, bytes, Fields]
@@ -183,20 +182,19 @@ class RefusalEvents:
     Args:
         limiter: The limiter.
         client: Finds the client's address.
-        routes: Finds the route that a refused request would have gone to.
     """
 
-    def __init__(self, limiter: Limiter, client: ClientAddress, routes: RefusedRoutes) -> None:
+    def __init__(self, limiter: Limiter, client: ClientAddress) -> None:
         self._tell = limiter.engine.tell
         self._client = client
-        self._routes = routes
 
-    def tell(self, scope: Scope, refusal: Decision, status: int | None) -> None:
+    def tell(self, scope: Scope, refusal: Decision, route: str, status: int | None) -> None:
         """Tell of a refused request.
 
         Args:
             scope: Its scope.
             refusal: The decision.
+            route: The route that it would have gone to.
             status: The status of the answer; None where the client left before it.
         """
         client, _ = self._client.locate(scope)
@@ -209,7 +207,6 @@ class RefusalEvents:
         elif isinstance(refusal, RuleBlock) or refusal.reason is Reason.NOBODY:
             rule, by = by, ""
         method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
-        route = self._routes.of(scope)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
         details = {
             "key": key,

@@ -19,10 +19,8 @@ from .keys import Key, read_at
 from .matching import RequestPath, RuleIndex
 from .routes import Routes
 from .rules import Limits, Rule, says_nobody
-from .scope_keys import SETTLED, is_preflight
+from .scope_keys import is_preflight
 
-_MEMO: Final = 2_048
-_MEMO_PATH: Final = 256
 _MEMO_PLANS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
@@ -183,15 +181,15 @@ class RuleSet:
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
         self._routes = Routes(app)
-        self._version = 0
         self._throttle = Throttle()
         self._defaults = defaults
-        self._known: dict[tuple[str, str, str, str], Selection] = {}
-        self._conditional = any(rule.conditional for rule in rules)
+        self._default_rules: dict[tuple[str, str, str, str], Sequence[BoundRule]] = {}
+        self._version = 0
+        self._selections: dict[object, Selection] = {}
         self.always: Selection | None = None
         """The selection of every request, where all requests meet the same rules."""
         if defaults is None and all(rule.always for rule, _ in self._bound):
-            self.always = self._select({"type": "http", "path": "/"}, self._routes)[0]
+            self.always = self._select({"type": "http", "path": "/"})
 
     def select(self, scope: Scope) -> Selection:
         """Return the rules that a request meets, in their order.
@@ -202,7 +200,7 @@ class RuleSet:
         if self.always is not None and not is_preflight(scope):
             return self.always
         try:
-            return self._known_or_learned(scope)
+            return self._select(scope)
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
@@ -211,64 +209,68 @@ class RuleSet:
                 )
             return _selected(self._every(scope))
 
-    def _known_or_learned(self, scope: Scope) -> Selection:
-        if self._conditional and (settled := scope.get(SETTLED, {}).get((id(self), scope["path"]))) is not None:
-            found: Selection = settled
-            return found
+    def _select(self, scope: Scope) -> Selection:
         routes = self._routes
         if routes.router is None:
             routes = routes.seen_by(scope)
         version = routes.current()
-        if version != self._version:
-            self._version = version
-            self._known.clear()
-        method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
-        asked = scope["type"], method, scope["path"], scope.get("root_path", "")
-        return self._known.get(asked) or self._learn(asked, scope, routes)
-
-    def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
-        """Return, from now on, the rules of this request whose conditions hold."""
-        selection = _chosen(met)
-        scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
-        return selection
-
-    def _learn(self, asked: tuple[str, str, str, str], scope: Scope, routes: Routes) -> Selection:
-        selection, lasting = self._select(scope, routes)
-        # The server alone bounds the length of a path; only ordinary ones are worth remembering.
-        if lasting and sum(map(len, asked)) <= _MEMO_PATH:
-            remember(self._known, asked, selection, _MEMO)
-        return selection
-
-    def _select(self, scope: Scope, routes: Routes) -> tuple[Selection, bool]:
-        """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         kind, method = scope["type"], scope.get("method", "GET")
         path = RequestPath(scope, routes, slashed=self._index.slashed)
         texts = self._index.find(path)
-        preflight = is_preflight(scope)
-        met: list[Met] = []
+        if path.anything:
+            everything = [place for place, (rule, _) in enumerate(self._bound) if rule.action != "track"]
+            texts = dict.fromkeys(everything, path.path) | texts
+        met: list[tuple[int, str | None, bool]] = []
         ended = False
-        for place in range(len(self._bound)) if path.anything else sorted(texts):
+        for place in sorted(texts):
             rule, bound = self._bound[place]
-            if preflight and bound is not None:
-                bound = bound.for_preflights()
-            text = texts.get(place)
-            if text is None and rule.action != "track":
-                text = path.path
-            if rule.exempt or not limits_kind(rule, kind, method):
-                text = None
-            ends = text is not None if rule.blocks else rule.final and exempts(rule, kind, method, path)
-            if text is not None or ends:
-                charged = None if bound is None or text is None else bound if text == path.served else bound.at(text)
-                met.append(Met(rule, charged, ends))
+            counts = not rule.exempt and limits_kind(rule, kind, method)
+            ends = counts if rule.blocks else rule.final and exempts(rule, kind, method, path)
+            if counts or ends:
+                # Only the key of a rule reads the text, and only another one than the application serves matters.
+                ordinary = bound is None or bound.key is None or texts[place] == path.served
+                met.append((place, None if not counts else "" if ordinary else texts[place], ends))
             if ends and not rule.conditional:
                 ended = True
                 break
-        lasting = path.lasting
-        if self._defaults is not None and not ended:
-            found = self._defaults.find(scope, routes)
-            met += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in found]
-            lasting = lasting and routes.by_path
-        return _selected(met), lasting
+        defaults = () if self._defaults is None or ended else self._defaults_of(scope, routes, version)
+        asked = tuple(met), tuple(defaults), is_preflight(scope)
+        return self._selections.get(asked) or remember(self._selections, asked, self._selection_of(*asked))
+
+    def _selection_of(
+        self, met: Iterable[tuple[int, str | None, bool]], defaults: Iterable[BoundRule], preflight: bool
+    ) -> Selection:
+        """Return the selection of some rules.
+
+        Args:
+            met: The place of each rule; the text of the path by which it applies, empty where that is the ordinary one
+                and None where the rule only ends the list; and whether it ends the list.
+            defaults: The limits behind them.
+            preflight: Whether the request is a CORS preflight.
+        """
+        found: list[Met] = []
+        for place, text, ends in met:
+            rule, bound = self._bound[place]
+            if bound is not None and preflight:
+                bound = bound.for_preflights()
+            if bound is not None and text != "":
+                bound = None if text is None else bound.at(text)
+            found.append(Met(rule, bound, ends))
+        found += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in defaults]
+        return _selected(found)
+
+    def _defaults_of(self, scope: Scope, routes: Routes, version: int) -> Sequence[BoundRule]:
+        """Return the limits behind all rules; they are remembered, because all routers below are asked for them."""
+        assert self._defaults is not None, "there are defaults"
+        if version != self._version:
+            self._version = version
+            self._default_rules.clear()
+        asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
+        known = self._default_rules.get(asked)
+        if known is not None:
+            return known
+        found = self._defaults.find(scope, routes)
+        return remember(self._default_rules, asked, found) if routes.by_path else found
 
     def _every(self, scope: Scope) -> list[Met]:
         """Return all rules that count or block a request of this type and method, whatever its path."""
@@ -316,10 +318,10 @@ def _selected(met: Sequence[Met]) -> Selection:
     """Return the selection of some rules, which waits for their conditions where they have any."""
     if any(rule.conditional for rule, _, _ in met):
         return Selection((), plain=False, open=tuple(met))
-    return _chosen(met)
+    return chosen(met)
 
 
-def _chosen(met: Sequence[Met]) -> Selection:
+def chosen(met: Sequence[Met]) -> Selection:
     """Return the selection that some rules make, in their order."""
     found: list[BoundRule] = []
     last: Rule | None = None

@@ -15,14 +15,14 @@ from typing import Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_takes, names_checked, signature_of
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
-from .matching import PathMatcher, PathPattern, compile_pattern
-from .options import check_flag, conflict
+from .matching import PathMatcher, compile_pattern
+from .options import conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -111,35 +111,28 @@ class Rule:
         status: int | None = None,
     ) -> None:
         flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
-        for what, flag in flags.items():
-            check_flag(what, flag)
-        self._read_paths(path)
+        for option, flag in flags.items():
+            check_flag(option, flag)
+        self.paths = checked_paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
-        self.when = when
-        self.on_exceeded = on_exceeded
-        if when is not None:
-            check_takes("when", when, "request")
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        options: dict[str, object] = {
-            "limits": limits,
-            "concurrency": concurrency,
-            "key": key,
-            "count_if": count_if,
-            "wait": wait,
-        }
-        options |= {"cost": None if cost == 1 else cost, "on_exceeded": on_exceeded, "status": status}
-        given = {what for what, option in options.items() if option is not None}
-        self._check_together(given | {what for what, flag in flags.items() if flag})
+        self.when = None if when is None else check_takes("when", when, "request")
+        self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
+        options: dict[str, object] = {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if}
+        options |= {"cost": None if cost == 1 else cost, "wait": wait, "on_exceeded": on_exceeded, "status": status}
+        options |= flags
+        self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
+        matched = tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
+        self.key = bind(key, matched, self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_cost(cost)
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
@@ -159,15 +152,8 @@ class Rule:
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
-    def _read_paths(self, path: str | Iterable[str]) -> None:
-        self.paths = checked_paths(path)
-        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
-
     def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
-        self.limits_function = limits if callable(limits) else None
-        if self.limits_function is not None:
-            check_takes("limits", self.limits_function, "request")
+        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
         fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
@@ -243,10 +229,6 @@ class Rule:
     def conditional(self) -> bool:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
         return self.when is not None
-
-    def _matched(self) -> tuple[PathPattern, ...]:
-        """Return the patterns by which the paths limit."""
-        return tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
 
 
 def _function_name(function: object) -> str:

@@ -10,8 +10,6 @@ RECORD: Final = "slidegate"
 """The key of a request's `RequestLimits` in its ASGI scope."""
 OFF: Final = "slidegate.off"
 """The key in the ASGI scope by which a middleware that is switched off says that it is there."""
-SETTLED: Final = "slidegate.settled"
-"""The key in the ASGI scope by which a gate keeps the rules of a request whose conditions it has asked."""
 STATUS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,

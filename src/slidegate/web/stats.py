@@ -5,7 +5,7 @@ refusal is counted then. The end of a request that passed is that of the last pi
 application's call. Whatever comes after the end, such as a background task that fails, is not counted. A request
 without an end of its own was cancelled: the client left.
 
-A request pays for a look into a memo and one small tuple: `BufferedWindow` counts later, many at once. What is noted
+A request pays for a look into a memo and one small tuple: its `Series` counts later, many at once. What is noted
 holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
 """
 
@@ -18,17 +18,16 @@ from typing import Any, Final, TypeAlias
 from starlette.convertors import Convertor, StringConvertor
 from starlette.requests import ClientDisconnect
 from starlette.routing import PARAM_REGEX, Mount
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.barred import RuleBlock
 from ..core.decision import Bucket, Decision, Reason
 from ..core.memo import remember
-from ..core.statistics.buffered import Outcome
 from ..core.statistics.metrics import OVERFLOW
+from ..core.statistics.series import Outcome, Series
 from ..limiter import Limiter
-from ..limiter.figures.series import Series
-from ..limiter.figures.statistics import UNROUTED
+from ..limiter.stats import UNROUTED
 from .matching import PathIndex, Written, below
 from .request import RequestLimits
 from .routes import ResolvedRoute, RouteIndex, Routes, walk, written_of
@@ -78,67 +77,21 @@ class RequestStats:
 
     Args:
         limiter: The limiter with the `stats` that tell of them.
-        routes: Finds the routes of refused requests.
 
     Attributes:
         now: Returns the moments to note, in ticks.
     """
 
-    def __init__(self, limiter: Limiter, routes: RefusedRoutes) -> None:
+    def __init__(self, limiter: Limiter) -> None:
         self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
         self._index = RouteIndex()
-        self._routes = routes
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
 
-    def start(self, scope: Scope, request: RequestLimits, message: Message) -> None:
-        """Note the first message of an answer."""
-        request.first_byte = self.now()
-        decided = request.steps[-1].decision if request.refused is None else request.refused
-        if not decided.allowed:
-            request.counted = True
-            self._refuse(scope, decided, request.status, request.first_byte)
-        elif message["type"] != "http.response.start":
-            self._count_start(scope, request)
-
-    def go_on(self, scope: Scope, request: RequestLimits) -> None:
-        """Note a piece of the body of an answer that is not the last: a long one counts before it is over."""
-        if request.series is None:
-            self._count_start(scope, request)
-
-    def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
-        """Note an exception of the application, or its cancellation."""
-        if isinstance(error, WebSocketDisconnect):
-            self.leave(scope, request)
-        elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
-            self._give_up(scope, request, "cancelled")
-        else:
-            self._give_up(scope, request, "exception", 500)
-
-    def leave(self, scope: Scope, request: RequestLimits) -> None:
-        """Note that the application is done."""
-        done = request.status and scope["type"] == "websocket"
-        self._give_up(scope, request, "success" if done else "cancelled")
-
-    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status: int = 0) -> None:
-        """Note an end that is not that of the answer; the status is the one that the server sends instead."""
-        if request.counted:
+    def begin(self, scope: Scope, request: RequestLimits) -> None:
+        """Note the outcome of an answer before its end: that of a websocket, or a long one."""
+        if request.series is not None:
             return
-        if request.status:
-            self.end(scope, request, how)
-            return
-        request.answered = request.counted = True
-        now = self.now()
-        came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
-        if came and request.own_answer():
-            refusal = request.steps[-1].decision if request.refused is None else request.refused
-            self._refuse(scope, refusal, status, now)
-            return
-        events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
-        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
-
-    def _count_start(self, scope: Scope, request: RequestLimits) -> None:
-        """Note the outcome before the end."""
         request.series = series = self._series(scope, request)
         what = outcome("pass", class_of(request.status), first=True)
         series.note(what, request.began, request.first_byte, request.first_byte)
@@ -162,6 +115,31 @@ class RequestStats:
         if request.waited:
             _note_wait(series, request)
 
+    def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
+        """Note an exception of the application, or its cancellation."""
+        if isinstance(error, WebSocketDisconnect):
+            self.leave(scope, request)
+        elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
+            self._give_up(scope, request, "cancelled")
+        else:
+            self._give_up(scope, request, "exception", 500)
+
+    def leave(self, scope: Scope, request: RequestLimits) -> None:
+        """Note that the application is done."""
+        done = request.status and scope["type"] == "websocket"
+        self._give_up(scope, request, "success" if done else "cancelled")
+
+    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status: int = 0) -> None:
+        """Note an end that is not that of the answer; the status is the one that the server sends instead."""
+        if request.status:
+            self.end(scope, request, how)
+            return
+        request.answered = request.counted = True
+        now = self.now()
+        came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
+        events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
+        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
+
     def _series(self, scope: Scope, request: RequestLimits) -> Series:
         """Return the series of a request that the application has seen."""
         steps = request.steps
@@ -184,8 +162,9 @@ class RequestStats:
             remember(self._passed, (counted, id(endpoint)), (series, router, endpoint))
         return series
 
-    def _refuse(self, scope: Scope, refusal: Decision, status: int, now: int) -> None:
+    def refuse(self, request: RequestLimits, refusal: Decision, route: str) -> None:
         """Note a refusal: its rules are those that had no room. The status is 0 where no answer came."""
+        request.counted = True
         labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
             labels = (refusal.checks[0][0].label,)
@@ -194,11 +173,12 @@ class RequestStats:
         elif refusal.readings:
             violated = {state.rule for state in refusal.violated}
             labels = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
-        series = self._statistics.series(labels, self._routes.of(scope))
+        series = self._statistics.series(labels, route)
         by_status = _LIMITED
         if not refusal.readings and refusal.reason in _SHUT:
             by_status = _refused_by(str(refusal.reason))
-        series.note(by_status.get(status) or by_status[-1], now, now, now)
+        now = self.now()
+        series.note(by_status.get(request.status) or by_status[-1], now, now, now)
 
 
 def _note_wait(series: Series, request: RequestLimits) -> None:

@@ -19,7 +19,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.ban_cache import CHUNK
 from slidegate.stores.redis.batch import Batcher
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...fault_proxy import FaultProxy

@@ -10,7 +10,7 @@ from slidegate import BanPolicy, StoreError
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisServer, needs_redis

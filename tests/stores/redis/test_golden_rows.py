@@ -18,7 +18,7 @@ from slidegate.core.ring import HEAD, entries
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
-from slidegate.testing.contract.programs import YEAR_2100_US, Dice
+from slidegate.testing.contract.programs import YEAR_2100_US, Choices
 
 from ...redis_servers import RedisServer, needs_redis
 from .stores import store_at
@@ -39,7 +39,7 @@ class Golden:
     """
 
     def __init__(self, redis: Redis, store: RedisStore, clock: FakeClock, rolled: bytes) -> None:
-        self.redis, self.store, self.clock, self.dice = redis, store, clock, Dice(rolled)
+        self.redis, self.store, self.clock, self.dice = redis, store, clock, Choices(rolled)
         resolution = self.dice.pick((1, 2, 3, 8))
         window_us = self.dice.pick((1_000, 4_001, 60_000_000))
         amounts = resolution, resolution * 3, 2**31 - 1  # exact, and in slices

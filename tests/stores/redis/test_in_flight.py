@@ -17,7 +17,7 @@ from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MIN_APART, Batcher
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 

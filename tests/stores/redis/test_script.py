@@ -15,7 +15,7 @@ from slidegate.core.decision import Bucket, Decision
 from slidegate.core.limits import Quota, parse_limits
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program, programs
 

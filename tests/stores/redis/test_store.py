@@ -24,7 +24,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import Program
 

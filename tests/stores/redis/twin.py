@@ -21,8 +21,8 @@ from slidegate.testing.contract.programs import (
     Align,
     Ask,
     Change,
+    Choices,
     Debt,
-    Dice,
     Look,
     Move,
     Program,
@@ -161,12 +161,12 @@ class BanTwin:
 
     async def play(self, rolled: bytes) -> None:
         """Play moves until the bytes are used up."""
-        dice = Dice(rolled)
+        dice = Choices(rolled)
         while dice:
             await self._move(dice)
             await self._compare(dice)
 
-    async def _move(self, dice: Dice) -> None:
+    async def _move(self, dice: Choices) -> None:
         key, policy = dice.pick(ADDRESSES), dice.pick(POLICIES)
         kind = dice.below(16)
         if kind < 8:
@@ -189,7 +189,7 @@ class BanTwin:
     async def _both(self, what: str, *asked: Any) -> list[Any]:
         return [await settle(getattr(book, what)(*asked)) for book in self.books]
 
-    async def _compare(self, dice: Dice) -> None:
+    async def _compare(self, dice: Choices) -> None:
         ours, theirs = await self._both("active")
         assert sorted(map(_shown, ours)) == sorted(map(_shown, theirs))
         for text in (dice.pick(ADDRESSES).removesuffix("/64"), "198.51.100.200", "2001:db8:3:9::1"):

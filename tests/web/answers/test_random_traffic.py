@@ -16,10 +16,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
-from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.statistics import OTHER, UNROUTED
-from slidegate.limiter.figures.stats import Stats
-from slidegate.limiter.figures.windows import SLICE_US, SLICES
+from slidegate.core.statistics.series import KEPT, SLICE_US
+from slidegate.limiter import stats
+from slidegate.limiter.stats import OTHER, UNROUTED, Stats
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import checks as startup_checks
 
@@ -70,16 +69,16 @@ class Recorder:
 
     def record(self, labels: tuple[str, ...], route: str, now_us: int, *events: str, **times: int) -> None:
         wanted = labels, route
-        if wanted not in self.windows and len(self.windows) >= statistics.MAX_SERIES:
+        if wanted not in self.windows and len(self.windows) >= stats.MAX_SERIES:
             wanted = (OTHER,), OTHER
-        window = self.windows.setdefault(wanted, MetricWindow(SLICES, SLICE_US))
+        window = self.windows.setdefault(wanted, MetricWindow(KEPT[SLICE_US], SLICE_US))
         window.record(now_us, *events, **times)
 
     def read(self, slices: int) -> tuple[dict[str, MetricSummary], dict[str, MetricSummary], MetricSummary]:
         now_us = self.clock()
         rules: dict[str, list[MetricSummary]] = {}
         routes: dict[str, list[MetricSummary]] = {}
-        nothing = MetricWindow(SLICES, SLICE_US).read(now_us, slices)
+        nothing = MetricWindow(KEPT[SLICE_US], SLICE_US).read(now_us, slices)
         total = [nothing]
         for (labels, route), window in self.windows.items():
             if (read := window.read(now_us, slices)).events:
@@ -214,7 +213,7 @@ def span_us(rng: random.Random) -> int:
     """Draw a span: mostly short, sometimes longer than a slice or than all slices, sometimes back."""
     if rng.random() < 0.98:
         return rng.choice((rng.randrange(30), rng.randrange(20_000)))
-    return rng.choice((1, -1)) * rng.choice((rng.randrange(3 * SLICE_US), rng.randrange(2 * SLICES * SLICE_US)))
+    return rng.choice((1, -1)) * rng.choice((rng.randrange(3 * SLICE_US), rng.randrange(2 * KEPT[SLICE_US] * SLICE_US)))
 
 
 class Fork(Router):
@@ -300,7 +299,7 @@ async def test_figures_are_those_of_a_recorder_that_counts_at_once(rng: random.R
 async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "MAX_SERIES", 2)
+    monkeypatch.setattr(stats, "MAX_SERIES", 2)
     await ask_and_compare(rng)
 
 
@@ -309,7 +308,7 @@ async def ask_and_compare(rng: random.Random) -> None:
     for name, plain in itertools.product(RULES, (False, True)):
         world = World(RULES[name], plain)
         await ask_in_rounds(world, rng)
-        assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > statistics.MAX_SERIES)
+        assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > stats.MAX_SERIES)
 
 
 async def ask_in_rounds(world: World, rng: random.Random) -> None:
@@ -318,9 +317,9 @@ async def ask_in_rounds(world: World, rng: random.Random) -> None:
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
             if rng.random() < 0.05:
-                world.agree(rng.randint(1, SLICES))
+                world.agree(rng.randint(1, KEPT[SLICE_US]))
         for task in tasks:
             task.result()
         if rng.random() < 0.5:
             world.clock.advance(us=max(span_us(rng) * 50, -(10**9)))
-        world.agree(rng.randint(1, SLICES))
+        world.agree(rng.randint(1, KEPT[SLICE_US]))

@@ -28,9 +28,8 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
 )
-from slidegate.core.statistics.buffered import Outcome
-from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.stats import Stats, Traffic
+from slidegate.core.statistics.series import Outcome
+from slidegate.limiter.stats import MAX_SERIES, Statistics, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import page, scope_of, send_scope
@@ -285,7 +284,7 @@ async def test_one_endpoint_of_two_applications_is_two_routes_when_their_request
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
     clock = FakeClock(1_000_000_000)
-    recorder = statistics.Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
+    recorder = Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
     together = threading.Barrier(8)
     turns = 400  # more than there is room for
 
@@ -301,7 +300,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
         for thread in threads:
             thread.join()
     stats = recorder.read("5m")
-    assert len(stats.routes) == statistics.MAX_SERIES + 1
+    assert len(stats.routes) == MAX_SERIES + 1
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (8 * turns, 8)
 
 

@@ -13,10 +13,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
-from slidegate.limiter.figures.publisher import Publisher
+from slidegate.limiter.shared_stats import Publisher
 
 from ...asgi import page
-from ...limiter.figures.shared_store import Board
+from ...limiter.shared_store import Board
 
 
 @RateLimit("100/minute", cost=4, name="costly")
@@ -81,7 +81,7 @@ def test_without_statistics_there_are_none(limiter: Limiter) -> None:
 
 def test_the_end_of_a_server_publishes_the_last_figures() -> None:
     board, limiter = Board(), Limiter()
-    limiter.engine.figures = Publisher(board, limiter.engine.statistics)
+    limiter.engine.publisher = Publisher(board, limiter.engine.statistics)
     with site(limiter, Rule("*", "100/minute", name="all")) as client:
         client.get("/item")
         assert board.writings == 0

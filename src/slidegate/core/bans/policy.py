@@ -10,7 +10,7 @@ from hashlib import sha1
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from ..arguments import names_checked
+from ..arguments import check_flag, names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, closest, quoted
 from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
@@ -30,6 +30,7 @@ PREFIX_NAME: Final = "/prefix"
 
 _EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
 _STATUS: Final = "[0-9]{3}"
+_WEEK_US: Final = 7 * 86_400_000_000
 _MAX_FACTOR: Final = 1_000
 _MIN_FACTOR: Final = 1.1
 
@@ -67,30 +68,6 @@ class BanPolicy:
         ConfigurationError: A value cannot work; the message says what would.
     """
 
-    name: str
-    after: Limit
-    duration_us: int
-    factor: float
-    longest_us: int
-    jitter: float
-    forgive_us: int
-    signals: Mapping[str | int, Weight]
-    key: Any
-    action: Action
-    prolong: bool
-    status: int
-    answer: Answer
-    most: Limit
-    prefix: BanPolicy | None
-    """The policy for prefixes, whose strikes are bans of this one."""
-    ipv4_prefix: int
-    ipv6_prefix: int
-    ban_private: bool
-    grain_us: int
-    """Strikes are counted from multiples of this."""
-    ladder_us: tuple[int, ...]
-    """How long the first, second ... ban lasts, without jitter; the last is for all further ones."""
-
     @names_checked
     def __init__(
         self,
@@ -114,30 +91,31 @@ class BanPolicy:
         ipv6_prefix: int = 56,
         ban_private: bool = False,
     ) -> None:
-        set_field = self.__dict__.__setitem__
-        set_field("name", check_name(name, "ban policy name"))
-        set_field("after", _one_limit(after, "after", "20/10m"))
+        self.name = check_name(name, "ban policy name")
+        self.after = _one_limit(after, "after", "20/10m")
         self._set_ladder(duration, factor, longest, jitter)
-        set_field("forgive_us", _span_us(forgive, "forgive", "24h"))
-        set_field("signals", _check_signals({"refused": 1} if signals is None else signals))
-        set_field("key", key)
-        set_field("action", _choice(action, ("ban", "shadow"), "action"))
-        set_field("answer", _choice(answer, ("problem", "drop"), "answer"))
+        self.forgive_us = _span_us(forgive, "forgive", "24h")
+        self.signals = _check_signals({"refused": 1} if signals is None else signals)
+        self.key = key
+        self.action = _choice(action, ("ban", "shadow"), "action")
+        self.answer = _choice(answer, ("problem", "drop"), "answer")
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
-        set_field("status", status)
-        set_field("most", _one_limit(most, "most", "100/minute"))
-        check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
-        check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
-        set_field("ipv4_prefix", ipv4_prefix)
-        set_field("ipv6_prefix", ipv6_prefix)
-        set_field("prolong", _flag(prolong, "prolong"))
-        set_field("ban_private", _flag(ban_private, "ban_private"))
-        set_field("grain_us", 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT))
-        set_field("prefix", None if prefix_after is None else self._for_prefixes(prefix_after))
+        self.status = status
+        self.most = _one_limit(most, "most", "100/minute")
+        self.ipv4_prefix = check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
+        self.ipv6_prefix = check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
+        self.prolong = check_flag("prolong", prolong)
+        self.ban_private = check_flag("ban_private", ban_private)
+        self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
+        """Strikes are counted from multiples of this."""
+        self.prefix: BanPolicy | None = None if prefix_after is None else self._for_prefixes(prefix_after)
+        """The policy for prefixes, whose strikes are bans of this one. It is set last: from then on nothing changes."""
 
     def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
+        if "prefix" in self.__dict__:
+            raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
+        super().__setattr__(field, value)
 
     def __repr__(self) -> str:
         return f"<BanPolicy {self.name!r} after {self.after}, {format_duration(self.duration_us)}>"
@@ -153,22 +131,24 @@ class BanPolicy:
         share = int.from_bytes(sha1(f"{self.name}\n{key}\n{rung}".encode(errors="surrogatepass")).digest()[:2], "big")
         return min(length_us + int(length_us * self.jitter) // 65_536 * share, self.longest_us)
 
-    def _set_ladder(self, duration: object, factor: object, longest: object, jitter: object) -> None:
-        duration_us = _span_us(duration, "duration", "1h")
-        longest_us = max(7 * 86_400_000_000, duration_us) if longest is None else _span_us(longest, "longest", "7d")
-        if longest_us < duration_us:
+    def _set_ladder(self, duration: Any, factor: Any, longest: Any, jitter: Any) -> None:
+        self.duration_us = _span_us(duration, "duration", "1h")
+        self.longest_us = max(_WEEK_US, self.duration_us) if longest is None else _span_us(longest, "longest", "7d")
+        if self.longest_us < self.duration_us:
             raise ConfigurationError(
                 f"longest: {quoted(longest)} is shorter than duration, {quoted(duration)}; it is the most"
             )
-        if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):  # type: ignore[operator]
+        if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
-        if not _is_number(jitter) or not 0 <= jitter <= 1:  # type: ignore[operator]
+        if not _is_number(jitter) or not 0 <= jitter <= 1:
             raise ConfigurationError(f"jitter: expected a part from 0 to 1, for example 0.1, not {quoted(jitter)}")
-        ladder = [duration_us]
-        while factor != 1 and ladder[-1] < longest_us:
-            ladder.append(min(int(duration_us * factor ** len(ladder)), longest_us))  # type: ignore[operator]
-        values = {"duration_us": duration_us, "factor": factor, "longest_us": longest_us, "jitter": jitter}
-        self.__dict__.update(values, ladder_us=tuple(ladder))
+        self.factor: float = factor
+        self.jitter: float = jitter
+        ladder = [self.duration_us]
+        while factor != 1 and ladder[-1] < self.longest_us:
+            ladder.append(min(int(self.duration_us * factor ** len(ladder)), self.longest_us))
+        self.ladder_us = tuple(ladder)
+        """How long the first, second ... ban lasts, without jitter; the last is for all further ones."""
 
     def _for_prefixes(self, after: str | Limit) -> BanPolicy:
         """Return the policy for prefixes: it has the same ladder, and its strikes are bans."""
@@ -209,12 +189,6 @@ def _span_us(value: Any, what: str, example: str) -> int:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
-    return value
 
 
 def _choice(value: object, choices: tuple[str, ...], what: str) -> str:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 try:
-    from .desk import Desk
+    from .harness import StoreHarness
     from .store_contract import StoreContract
 except ModuleNotFoundError as error:
     if error.name not in ("hypothesis", "pytest"):
         raise
     raise ImportError(f'the store contract needs the package {error.name}: pip install "slidegate[testing]"') from error
 
-__all__ = ["Desk", "StoreContract"]
+__all__ = ["StoreContract", "StoreHarness"]

@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ...core.addresses import parse_address
+from ...core.bans.in_force import Ban
+from ...core.bans.policy import BanPolicy
+from ...core.bans.standing_view import PolicyStanding, policy_standing
 from ...core.decision import Reason
 from ...core.errors import ConfigurationError
-from ...core.store import Store
 from ..clock import FakeClock
-from .ban_desk import HOUR_US, BanDesk
 from .ban_player import BanPlayer
-from .ban_programs import BanProgram, ban_programs
-from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .harness import HOUR_US, POLICY, StoreHarness, bucket, in_threads, with_store
 from .player import settle
-from .strike_contract import StrikesContract
+from .programs import SECOND_US, Choices, drawn
 
 UNREADABLE: tuple[list[Any], ...] = ([], [{"slidegate": "bans", "version": 99, "written_us": 0}], [{}])
 
 
-class BansContract(StrikesContract):
+class BansContract:
     """The tests; see `StoreContract`."""
 
     make_store: Callable[[FakeClock], Any]
@@ -34,48 +33,44 @@ class BansContract(StrikesContract):
         with asyncio.Runner() as runner:
 
             @settings(deadline=None)
-            @given(ban_programs())
-            def check(program: BanProgram) -> None:
-                player = BanPlayer(self.make_store, program.start_us, program.policies)
-                runner.run(player.play(program.moves))
+            @given(drawn(150, 600))
+            def check(choices: Choices) -> None:
+                runner.run(BanPlayer(self.make_store, choices).play())
 
             check()
 
-    @at_a_desk
-    async def test_a_ban_refuses_until_its_last_microsecond(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        made = await bans.ban("192.0.2.7")
+    @with_store()
+    async def test_a_ban_refuses_until_its_last_microsecond(self, store: StoreHarness) -> None:
+        made = await store.ban("192.0.2.7")
         assert made.ends_us == made.made_us + HOUR_US
-        refused = await bans.hit("192.0.2.7")
+        refused = await store.request("192.0.2.7")
         assert (refused.reason, refused.retry_after_us, refused.by) == (Reason.BANNED, HOUR_US, "ann")
         assert refused.ban == made
         assert refused.states == ()
-        bans.clock.advance(us=HOUR_US - 1)
-        refused = await bans.hit("192.0.2.7")
+        store.clock.advance(us=HOUR_US - 1)
+        refused = await store.request("192.0.2.7")
         assert (refused.reason, refused.retry_after_us, refused.retry_after) == (Reason.BANNED, 1, 1)
-        bans.clock.advance(us=1)
-        assert await bans.hit("192.0.2.7")
-        assert await bans.banned() == []
+        store.clock.advance(us=1)
+        assert await store.request("192.0.2.7")
+        assert await store.banned() == []
 
-    @at_a_desk
-    async def test_nothing_is_charged_while_banned(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        assert (await bans.hit("user:eve", 40)).remaining == 60
-        await bans.ban("user:eve")
-        refused = await bans.hit("user:eve", 40)
-        assert await desk.refund(refused) is False
+    @with_store()
+    async def test_nothing_is_charged_while_banned(self, store: StoreHarness) -> None:
+        assert (await store.request("user:eve", 40)).remaining == 60
+        await store.ban("user:eve")
+        refused = await store.request("user:eve", 40)
+        assert await store.refund(refused) is False
         both = ((bucket("100/400d"), "user:eve", 1), (bucket("100/400d"), "user:ann", 1))
-        assert (await desk.hit(*both)).reason is Reason.BANNED
-        assert (await desk.peek(*both)).reason is Reason.BANNED
-        await bans.unban("user:eve")
-        assert (await bans.hit("user:eve", 0)).remaining == 60
-        assert (await bans.hit("user:ann", 0)).remaining == 100
+        assert (await store.hit(*both)).reason is Reason.BANNED
+        assert (await store.peek(*both)).reason is Reason.BANNED
+        await store.unban("user:eve")
+        assert (await store.request("user:eve", 0)).remaining == 60
+        assert (await store.request("user:ann", 0)).remaining == 100
 
-    @at_a_desk
-    async def test_a_network_holds_its_addresses_and_no_others(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
+    @with_store()
+    async def test_a_network_holds_its_addresses_and_no_others(self, store: StoreHarness) -> None:
         for network in ("192.0.2.128/25", "2001:db8:1::/48", "2001:db8:2::7/128"):
-            await bans.ban(network)
+            await store.ban(network)
         held = (
             "192.0.2.128",
             "192.0.2.255",
@@ -85,52 +80,17 @@ class BansContract(StrikesContract):
             "2001:db8:2::7",
         )
         free = ("192.0.2.127", "192.0.3.0", "2001:db8:0:ffff::1", "2001:db8:2::1", "2001:db8:2::8", "192.0.2.128/26")
-        assert [(await bans.hit(client)).reason for client in held] == [Reason.BANNED] * len(held)
-        assert [(await bans.hit(client)).reason for client in free] == [Reason.OK] * len(free)
+        assert [(await store.request(client)).reason for client in held] == [Reason.BANNED] * len(held)
+        assert [(await store.request(client)).reason for client in free] == [Reason.OK] * len(free)
 
-    @at_a_desk
-    async def test_of_several_bans_the_longest_is_named(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.ban("192.0.2.7", HOUR_US)
-        assert (await bans.hit("192.0.2.7")).retry_after_us == HOUR_US
-        wide = await bans.ban("192.0.2.0/24", 2 * HOUR_US)
-        assert (await bans.hit("192.0.2.7")).ban == wide
-        for_ever = await bans.ban("192.0.2.0/30", None)
-        assert (await bans.hit("192.0.2.3")).ban == for_ever
-        assert (await bans.hit("192.0.2.4")).ban == wide
-        address = parse_address("192.0.2.3")
-        assert address is not None
-        assert await settle(desk.store.bans.find([address])) == for_ever
-        assert await settle(desk.store.bans.find(["192.0.2.3", "user:ann"])) is None
-
-    @at_a_desk
-    async def test_a_permanent_ban_has_no_end_until_it_is_taken_back(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        assert (await bans.ban("user:eve", None)).until is None
-        bans.clock.advance("400d")
-        refused = await bans.hit("user:eve")
-        assert (refused.reason, refused.retry_after_us, refused.retry_after) == (Reason.BANNED, None, None)
-        assert await bans.unban("user:eve") is True
-        assert await bans.hit("user:eve")
-
-    @at_a_desk
-    async def test_a_ban_by_hand_takes_the_place_of_another(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        for length_us in (None, 2 * HOUR_US, HOUR_US, HOUR_US):
-            await bans.ban("user:eve", length_us)
-        assert await bans.banned() == ["user:eve"]
-        assert (await bans.hit("user:eve")).retry_after_us == HOUR_US
-        assert [await bans.unban("user:eve") for _ in range(2)] == [True, False]
-
-    @at_a_desk
-    async def test_each_change_is_told_once_and_remembered(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.strike("user:eve", 5)
-        await bans.ban("192.0.2.7", None)
-        bans.clock.advance("1s")
-        await bans.unban("user:eve")
-        await bans.unban("user:eve")
-        history = await settle(desk.store.bans.history())
+    @with_store()
+    async def test_each_change_is_told_once_and_remembered(self, store: StoreHarness) -> None:
+        await store.strike("user:eve", 5)
+        await store.ban("192.0.2.7", None)
+        store.clock.advance("1s")
+        await store.unban("user:eve")
+        await store.unban("user:eve")
+        history = await settle(store.raw.bans.history())
         rows = [(change.kind, change.ban.key, change.ban.by, change.by) for change in history]
         assert rows == [
             ("banned", "user:eve", "abuse", "abuse"),
@@ -138,72 +98,103 @@ class BansContract(StrikesContract):
             ("unbanned", "user:eve", "abuse", "bob"),
         ]
         assert (history[2].at - history[0].at).total_seconds() == 1
-        assert bans.heard.kinds == [kind for kind, *_ in rows]
-        first = bans.heard.events[0].details
+        assert store.heard.kinds == [kind for kind, *_ in rows]
+        first = store.heard.events[0].details
         assert (first["key"], first["by"], first["reason"], first["rung"]) == ("user:eve", "abuse", "refused", 1)
 
-    @at_a_desk
-    async def test_a_ban_that_is_over_is_not_taken_back(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.ban("user:eve", SECOND_US)
-        bans.clock.advance("1s")
-        assert await bans.unban("user:eve") is False
-        assert bans.heard.kinds == ["banned"]
-
-    @at_a_desk
-    async def test_bans_move_to_a_store_whose_clock_stands_elsewhere(self, desk: Desk) -> None:
-        old = BanDesk(desk)
-        await old.strike("user:eve", 3)
-        await old.strike("user:bob", 2)
-        await old.ban("192.0.2.0/24", None)
-        old.clock.advance("5m")
-        rows = await old.dump()
-        clock = FakeClock(7 * SECOND_US)
-        store: Store = await settle(self.make_store(clock))
-        new = BanDesk(Desk(store, clock))
-        assert [await settle(store.bans.load(rows)) for _ in range(2)] == [2, 2]
-        assert (await new.hit("user:eve")).retry_after_us == 300 * SECOND_US
-        assert (await new.hit("192.0.2.9")).retry_after_us is None
-        assert new.heard.kinds == []
-        clock.advance(us=300 * SECOND_US - 1)
-        assert not await new.hit("user:eve")
-        clock.advance(us=1)
-        assert await new.hit("user:eve")
-        made = await new.strike("user:eve", 3)
-        assert made is not None
-        assert made.rung == 2
-        await settle(store.close())
-
-    @at_a_desk
-    async def test_what_cannot_be_read_changes_nothing(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.ban("user:eve")
-        rows = await bans.dump()
-        await bans.unban("user:eve")
+    @with_store()
+    async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
+        await store.ban("user:eve")
+        rows = await store.dump()
+        await store.unban("user:eve")
         for bad in (*UNREADABLE, [*rows, {"ban": "user:ann"}], [*rows, {"standing": "user:ann", "policy": "abuse"}]):
             with pytest.raises(ConfigurationError, match=r"^bans"):
-                await settle(desk.store.bans.load(bad))
-        assert await bans.banned() == []
+                await settle(store.raw.bans.load(bad))
+        assert await store.banned() == []
 
-    @at_a_desk
-    async def test_of_two_bans_of_a_key_the_longer_stays(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.ban("user:ann", HOUR_US)
-        await bans.ban("user:eve", 2 * HOUR_US)
-        rows = await bans.dump()
-        await bans.ban("user:ann", 2 * HOUR_US)
-        await bans.ban("user:eve", HOUR_US)
-        assert await settle(desk.store.bans.load(rows)) == 2
+    @with_store()
+    async def test_of_two_bans_of_a_key_the_longer_stays(self, store: StoreHarness) -> None:
+        await store.ban("user:ann", HOUR_US)
+        await store.ban("user:eve", 2 * HOUR_US)
+        rows = await store.dump()
+        await store.ban("user:ann", 2 * HOUR_US)
+        await store.ban("user:eve", HOUR_US)
+        assert await settle(store.raw.bans.load(rows)) == 2
         for key in ("user:ann", "user:eve"):
-            assert (await bans.hit(key)).retry_after_us == 2 * HOUR_US
+            assert (await store.request(key)).retry_after_us == 2 * HOUR_US
 
-    @at_a_desk
-    async def test_a_clock_that_steps_prolongs_no_ban(self, desk: Desk) -> None:
-        bans = BanDesk(desk)
-        await bans.ban("user:eve")
+    @with_store()
+    async def test_a_clock_that_steps_prolongs_no_ban(self, store: StoreHarness) -> None:
+        await store.ban("user:eve")
         for step in (-86_400, 86_400, -86_400):
-            bans.clock.advance(us=step * SECOND_US)
-            refused = await bans.hit("user:eve")
+            store.clock.advance(us=step * SECOND_US)
+            refused = await store.request("user:eve")
             assert refused or (refused.retry_after_us or 0) <= HOUR_US
-        bans.clock.advance(us=HOUR_US)
-        assert await bans.hit("user:eve")
+        store.clock.advance(us=HOUR_US)
+        assert await store.request("user:eve")
+
+    @with_store()
+    async def test_the_strike_that_is_one_too_many_bans(self, store: StoreHarness) -> None:
+        assert await store.strike("user:eve", 2) is None
+        store.clock.advance("1m")  # both have left
+        assert await store.strike("user:eve", 2) is None
+        store.clock.advance(us=60 * SECOND_US - 1)
+        made = await store.strike("user:eve")
+        assert made is not None
+        assert (made.key, made.by, made.reason, made.rung, made.prolong_us) == ("user:eve", "abuse", "refused", 1, 0)
+        assert (await store.request("user:eve")).retry_after_us == POLICY.duration_us
+        assert await store.request("user:ann")
+
+    @with_store()
+    async def test_the_standing_of_a_key_is_shown_by_policy_and_stays_as_it_is(self, store: StoreHarness) -> None:
+        scan = BanPolicy("5/minute", "10m", jitter=0, forgive="1h", name="scan")
+        start_us = store.clock.now_us
+        await store.strike("user:eve", 3)
+        await store.strike("user:ann", 2)
+        store.clock.advance("1s")
+        await store.strike("user:ann", 4, scan)
+        known = {"abuse": POLICY, "scan": scan}
+
+        async def stands(*keys: str) -> list[PolicyStanding | None]:
+            now_us, kept = await settle(store.raw.bans.standings(keys))
+            return [policy_standing(one, known[one.policy], now_us) for one in kept]
+
+        ends_us, now_us = start_us + POLICY.duration_us, start_us + SECOND_US
+        eve = PolicyStanding("abuse", "user:eve", 0, 3, 1, ends_us, ends_us + POLICY.forgive_us)
+        ann = PolicyStanding("abuse", "user:ann", 2, 3, 0, start_us, None)
+        scans = PolicyStanding("scan", "user:ann", 4, 5, 0, now_us, None)
+        for _ in range(3):
+            assert await stands("user:eve") == [eve]
+            assert sorted(filter(None, await stands("user:ann", "user:eve", "user:bob"))) == [ann, eve, scans]
+        assert await stands("user:bob") == []
+        store.clock.advance(us=59 * SECOND_US)  # the strikes of the first second have left
+        assert list(filter(None, await stands("user:ann"))) == [scans]
+        assert await store.strike("user:ann", 1, scan) is not None
+        assert (await stands("user:ann"))[-1:] != [scans]
+        await store.unban("user:eve")
+        assert await stands("user:eve") == []
+
+    @with_store()
+    async def test_a_policy_makes_no_more_bans_than_it_may(self, store: StoreHarness) -> None:
+        policy = BanPolicy("1/minute", "10m", jitter=0, most="2/1m")
+        made = [await store.strike(f"user:{number}", 1, policy) for number in range(20)]
+        assert [ban is not None for ban in made] == [True] * 2 + [False] * 18
+        assert store.heard.kinds.count("bans_capped") == 1
+        assert store.heard.kinds.count("banned") == 2
+        store.clock.advance("1m")
+        assert await store.strike("user:9", 1, policy)
+
+    @with_store()
+    async def test_a_thousand_tasks_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
+        made = await asyncio.gather(*(store.strike("user:eve") for _ in range(1_000)))
+        assert [ban.rung for ban in made if ban is not None] == [1]
+        assert store.heard.kinds == ["banned"]
+
+    @with_store()
+    async def test_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
+        async def strike() -> list[Ban]:
+            made = [await store.strike("user:eve") for _ in range(200)]
+            return [ban for ban in made if ban is not None]
+
+        made = [ban for bans in await in_threads(strike) for ban in bans]
+        assert ([ban.rung for ban in made], store.heard.kinds) == ([1], ["banned"])

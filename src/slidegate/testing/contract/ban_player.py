@@ -1,9 +1,9 @@
-"""Plays programs of `ban_programs` to a store and to the reference, and compares them after every move."""
+"""Random strikes, bans, times and restarts, played to a store and to the reference, and compared after every move."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from ...core.addresses import parse_address
@@ -16,30 +16,43 @@ from ...core.store import Event, Store
 from ..clock import FakeClock
 from ..observers import RecordingObserver
 from ..reference.ban_model import BanModel, Made, Stand
-from .ban_programs import CLIENTS, BanMove, HandBan, Hit, Restart, Strike, Unban, Wait, WaitForEnd
 from .player import same, settle
+from .programs import SECOND_US, YEAR_2100_US, Choices
 
 NewStore: TypeAlias = Callable[[FakeClock], Store | Awaitable[Store]]
 HAND = "hand"
 TOLD = ("banned", "unbanned", "shadow_banned")
 
+# (a client, its key, the prefix above it)
+CLIENTS = (
+    ("192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+    ("192.0.2.8", "192.0.2.8", "192.0.2.0/24"),
+    ("192.0.2.9", "192.0.2.9", "192.0.2.0/24"),
+    ("2001:db8:1:2::a", "2001:db8:1:2::/64", "2001:db8:1::/56"),
+    ("2001:db8:1:3::b", "2001:db8:1:3::/64", "2001:db8:1::/56"),
+    ("user:ann", "user:ann", ""),
+)
+NETWORKS = ("192.0.2.0/24", "192.0.2.8/31", "2001:db8:1::/56", "2001:db8:1:2::a/128", "2001:db8::/32")
+BANNED_BY_HAND = (*(key for _, key, _ in CLIENTS), *NETWORKS)
+
 
 class BanPlayer:
-    """Plays a program.
+    """Draws policies, a time to start at, and moves until the choices are used up, and plays them.
 
     Args:
         new_store: Makes an empty store that tells the time by the clock that it is given.
-        start_us: What the clock shows at first.
-        policies: The policies of the program.
+        choices: What is drawn.
     """
 
-    def __init__(self, new_store: NewStore, start_us: int, policies: Sequence[BanPolicy]) -> None:
+    def __init__(self, new_store: NewStore, choices: Choices) -> None:
         self.new_store = new_store
-        self.clock = FakeClock(start_us)
-        self.policies = policies
-        self.ladders = [*policies, *(policy.prefix for policy in policies if policy.prefix is not None)]
+        self.choices = choices
+        self.policies = [drawn_policy(choices, name) for name in ("login", "scan")[: choices.pick((1, 2))]]
+        self.clock = FakeClock(choices.pick((0, choices.below(10**9), YEAR_2100_US)))
         self.model = BanModel()
+        self.moves: list[str] = []
         self.named: set[str] = set()
+        self._ladders = [*self.policies, *(policy.prefix for policy in self.policies if policy.prefix is not None)]
         self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
         self._ahead_us = 0  # of the reference, whose time never steps back
 
@@ -48,18 +61,19 @@ class BanPlayer:
         """The time of the reference."""
         return self.clock.now_us + self._ahead_us
 
-    async def play(self, moves: Sequence[BanMove]) -> None:
+    async def play(self) -> None:
         """Play all moves, one after the other."""
         await self._open()
         try:
-            for number, move in enumerate(moves):
-                try:
-                    await self._play(move)
+            while self.choices:
+                before = len(self.moves)
+                await self._move()
+                if len(self.moves) > before:
                     await self._compare()
-                except AssertionError as error:
-                    played = "".join(f"\n  {move}" for move in moves[: number + 1])
-                    rules = [vars(policy) for policy in self.policies]
-                    raise AssertionError(f"{error}\nat {self.clock} after{played}\nunder {rules}") from error
+        except AssertionError as error:
+            played = "".join(f"\n  {move}" for move in self.moves)
+            rules = [vars(policy) for policy in self.policies]
+            raise AssertionError(f"{error}\nat {self.clock} after{played}\nunder {rules}") from error
         finally:
             await settle(self.store.close())
 
@@ -68,28 +82,32 @@ class BanPlayer:
         self.store = await settle(self.new_store(self.clock))
         self.store.observe(self.heard)
 
-    async def _play(self, move: BanMove) -> None:
-        match move:
-            case Strike(policy, client, weight):
-                await self._strike(self.policies[policy], CLIENTS[client], weight)
-            case Hit(client, peeks):
-                await self._hit(CLIENTS[client], peeks)
-            case HandBan(key, length_us):
-                self.named.add(key)
-                made = await settle(self.store.bans.ban(key, length_us, "why", HAND))
-                same(_shown(made), _shown(self.model.ban(key, length_us, HAND, self.now_us)))
-            case Unban(key):
-                await self._unban(key)
-            case Wait(span_us):
-                self.clock.advance(us=span_us)
-            case WaitForEnd(offset_us):
-                ends_us = [ban.ends_us for ban in self.model.active(self.now_us) if ban.ends_us is not None]
-                self.clock.advance(us=max(min(ends_us, default=0) + offset_us - self.now_us, 0))
-            case Restart(ahead_us, again):
-                await self._restart(max(self.clock.now_us + ahead_us, 0), again)
+    async def _move(self) -> None:
+        """Choose what happens next, mostly strikes."""
+        choices = self.choices
+        kind, client = choices.below(32), choices.pick(CLIENTS)
+        if kind == 0:
+            return  # so that shrinking, which turns bytes to 0, makes programs shorter
+        if kind < 15:
+            await self._strike(choices.pick(self.policies), client, choices.pick((1, 1, 2, 3, 64, 1_000)))
+        elif kind < 20:
+            await self._hit(client, peeks=kind == 19)
+        elif kind < 24:
+            self._wait(span_us(choices))
+        elif kind < 27:
+            ends_us = [ban.ends_us for ban in self.model.active(self.now_us) if ban.ends_us is not None]
+            self._wait(max(min(ends_us, default=0) + choices.pick((0, -1, 1)) - self.now_us, 0))
+        elif kind < 29:
+            await self._ban(choices.pick(BANNED_BY_HAND), choices.pick((None, span_us(choices), 2 * SECOND_US)))
+        elif kind == 29:
+            ahead_us = choices.pick((0, span_us(choices), -span_us(choices), -choices.below(2**40)))
+            await self._restart(max(self.clock.now_us + ahead_us, 0), loads=choices.pick((2, 1)))
+        else:
+            await self._unban(choices.pick(BANNED_BY_HAND))
 
     async def _strike(self, policy: BanPolicy, client: tuple[str, str, str], weight: int) -> None:
         _, key, prefix = client
+        self.moves.append(f"{weight} strikes of {key} under {policy.name}")
         self.named.update((key, prefix))
         made = await settle(self.store.bans.strike(policy, key, weight, "why", prefix))
         expected = self.model.strike(policy, key, weight, prefix, self.now_us)
@@ -97,6 +115,7 @@ class BanPlayer:
 
     async def _hit(self, client: tuple[str, str, str], peeks: bool) -> None:
         address, key, _ = client
+        self.moves.append(f"a {'peek' if peeks else 'hit'} of {address}")
         ask = self.store.peek if peeks else self.store.hit
         parsed = parse_address(address)
         guarded: tuple[Guarded, ...] = () if parsed is None else (parsed,)
@@ -115,16 +134,29 @@ class BanPlayer:
             assert ban is not None
             assert _shown(ban) in last, f"the store says {ban}, the reference one of {last}"
 
+    def _wait(self, wait_us: int) -> None:
+        self.moves.append(f"{wait_us} us go by")
+        self.clock.advance(us=wait_us)
+
+    async def _ban(self, key: str, length_us: int | None) -> None:
+        self.moves.append(f"a ban of {key} for {length_us} us")
+        self.named.add(key)
+        made = await settle(self.store.bans.ban(key, length_us, "why", HAND))
+        same(_shown(made), _shown(self.model.ban(key, length_us, HAND, self.now_us)))
+
     async def _unban(self, key: str) -> None:
+        self.moves.append(f"an unban of {key}")
         changed = await settle(self.store.bans.unban(key, HAND))
         # A store that does not know the policy yet may drop an empty standing whenever it likes.
-        if self.model.knows(self.ladders, key, self.now_us):
+        if self.model.knows(self._ladders, key, self.now_us):
             same(changed, True)
         elif key not in self.named:
             same(changed, False)
         self.model.unban(key, HAND, self.now_us)
 
-    async def _restart(self, start_us: int, again: bool) -> None:
+    async def _restart(self, start_us: int, loads: int) -> None:
+        """Go on with a new store whose clock stands elsewhere, and which loads what the old one dumped."""
+        self.moves.append(f"a restart at {start_us} us, with {loads} imports")
         rows = json.loads(json.dumps(list(await settle(self.store.bans.dump()))))
         await settle(self.store.close())
         before_us, was_us = self.now_us, self.clock.now_us
@@ -132,14 +164,18 @@ class BanPlayer:
         self._ahead_us = before_us + max(start_us - was_us, 0) - start_us
         await self._open()
         self.model.restart()
-        for _ in range(1 + again):
+        for _ in range(loads):
             same(await settle(self.store.bans.load(rows)), len(self.model.active(self.now_us)))
 
     async def _compare(self) -> None:
-        in_force = self.model.active(self.now_us)
-        active = await settle(self.store.bans.active())
-        same(sorted(map(_shown, active)), sorted(map(_shown, in_force)))
         rows = list(await settle(self.store.bans.dump()))
+        await self._compare_bans(rows)
+        await self._compare_changes()
+        await self._compare_standings(rows)
+
+    async def _compare_bans(self, rows: list[Any]) -> None:
+        in_force = self.model.active(self.now_us)
+        same(sorted(map(_shown, await settle(self.store.bans.active()))), sorted(map(_shown, in_force)))
         written_us = rows[0]["written_us"]
         dumped = [
             (row["ban"], row["by"], row["rung"], row["ends_us"] and row["ends_us"] - written_us)
@@ -147,28 +183,54 @@ class BanPlayer:
             if "ban" in row
         ]
         same(sorted(dumped, key=repr), sorted(map(self._expected, in_force), key=repr))
+
+    async def _compare_changes(self) -> None:
+        """Compare the history, and the events, which tell each change once."""
         changes = [(change.kind, change.ban.key, change.by) for change in await settle(self.store.bans.history())]
         same(changes, self.model.changes)
-        told = [event for event in self.heard.events if event.kind in TOLD]
-        same([_told(event) for event in told if event.kind != "shadow_banned"], [row[:2] for row in changes])
-        same(
-            [_told(event)[1] for event in told if event.kind == "shadow_banned"], [key for _, key in self.model.reports]
-        )
+        told = [_told(event) for event in self.heard.events if event.kind in TOLD]
+        same([one for one in told if one[0] != "shadow_banned"], [change[:2] for change in changes])
+        same([key for kind, key in told if kind == "shadow_banned"], [key for _, key in self.model.reports])
+
+    async def _compare_standings(self, rows: list[Any]) -> None:
         now_us, kept = await settle(self.store.bans.standings(sorted(self.named - {""})))
         looked = {(one.policy, one.key): one for one in kept}
         stands = {(row["policy"], row["standing"]): row for row in rows if "standing" in row}
-        for policy in self.ladders:
+        for policy in self._ladders:
             for key in self.named:
                 row = stands.get((policy.name, key))
-                stand = Stand(0, 0) if row is None else _stand(row, policy, written_us)
-                expected = self.model.stand(policy, key, self.now_us)
-                same((policy.name, key, stand), (policy.name, key, expected))
+                stand = Stand(0, 0) if row is None else _stand(row, policy, rows[0]["written_us"])
                 seen = _seen(looked.get((policy.name, key)), policy, now_us)
-                same((policy.name, key, seen), (policy.name, key, expected))
+                expected = self.model.stand(policy, key, self.now_us)
+                same((policy.name, key, stand, seen), (policy.name, key, expected, expected))
 
     def _expected(self, ban: Made) -> tuple[str, str, int, int | None]:
         """Return the facts of a dumped ban: key, by, rung and the microseconds that are left."""
         return ban.key, ban.by, ban.rung, None if ban.ends_us is None else ban.ends_us - self.now_us
+
+
+def drawn_policy(choices: Choices, name: str) -> BanPolicy:
+    """Choose a policy: few strikes, short times, now and then with everything else that a policy can have."""
+    duration_s = choices.pick((1, 2, 10))
+    return BanPolicy(
+        f"{choices.pick((1, 2, 3, 5, 64))}/{choices.pick((1, 3, 10, 60))}s",
+        duration_s,
+        factor=choices.pick((2, 1, 4)),
+        longest=duration_s * choices.pick((8, 1, 30)),
+        jitter=0,
+        forgive=choices.pick((5, 1, 30, 86_400)),
+        name=name,
+        action=choices.pick(("ban", "ban", "ban", "shadow")),
+        prolong=not choices.below(3),
+        most=choices.pick(("60/s", "60/s", "2/10s", "1/1s")),
+        prefix_after=choices.pick(("2/30s", None, "2/5s", "3/60s")),
+    )
+
+
+def span_us(choices: Choices) -> int:
+    """Choose a span of time, often a whole number of seconds or one beside it."""
+    whole_us = choices.pick((1, 2, 3, 5, 10, 30, 60)) * SECOND_US
+    return choices.pick((whole_us, whole_us - 1, whole_us + 1, choices.below(5 * SECOND_US), 86_400 * SECOND_US))
 
 
 def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
@@ -189,6 +251,7 @@ def _seen(kept: KeptStanding | None, policy: BanPolicy, now_us: int) -> Stand:
 
 def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:
     """Work out where a key stands from the dump of a store."""
-    clean_us = now_us - max(row["last_us"], row["until_us"] or row["last_us"])
+    clean_from_us = row["last_us"] if row["until_us"] is None else max(row["last_us"], row["until_us"])
+    clean_us = now_us - clean_from_us
     weight = sum(weight for at_us, weight, _ in row["strikes"] if at_us > now_us - policy.after.window_us)
     return Stand(max(row["rung"] - max(clean_us, 0) // policy.forgive_us, 0), min(weight, policy.after.amount))

@@ -13,9 +13,9 @@ from ...core.limits import Concurrency, Quota, parse_limits
 from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..clock import FakeClock
-from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .harness import StoreHarness, bucket, play_to, with_store
 from .player import Player, settle
-from .programs import Program, programs
+from .programs import SECOND_US, Program, programs
 
 MOST_MOMENTS = 12
 """How many of the moments at which something leaves are looked at, for each key and rule."""
@@ -65,27 +65,25 @@ class InspectContract:
 
     async def play(self, program: Program, *, looks: bool = False) -> None:
         """Play a program to a new store and to the reference; if it `looks`, see all windows empty afterwards."""
-        clock = FakeClock(program.start_us)
-        store = await settle(self.make_store(clock))
-        try:
-            player = Player(store, clock, program.rules, program.count_denied)
-            await player.play(program.moves)
-            if not looks:
-                return
-            await player.look_after_all()  # a changed amount moves units once, when its window is asked
-            for rule, key in sorted(player.named):
-                await _see_it_empty(store, clock, key, player.plain[rule])
-        finally:
-            await settle(store.close())
 
-    @at_a_desk
-    async def test_slices_of_counts_and_moments_of_times_are_where_units_were_spent(self, desk: Desk) -> None:
-        start_us = desk.clock.now_us - desk.clock.now_us % (60 * SECOND_US)
+        async def play(store: StoreHarness) -> None:
+            player = Player(store.raw, store.clock, program.rules, program.count_denied)
+            await player.play(program.moves)
+            if looks:
+                await player.look_after_all()  # a changed amount moves units once, when its window is asked
+                for rule, key in sorted(player.named):
+                    await _see_it_empty(store, key, player.plain[rule])
+
+        await play_to(self, program.start_us, play)
+
+    @with_store()
+    async def test_slices_of_counts_and_moments_of_times_are_where_units_were_spent(self, store: StoreHarness) -> None:
+        start_us = store.clock.now_us - store.clock.now_us % (60 * SECOND_US)
         counted, timed = bucket("100/minute @6", "counted"), bucket("5/minute", "timed")
         for second, cost in ((0, 1), (9, 2), (10, 1), (35, 1)):
-            desk.clock.set(start_us + 60 * SECOND_US + second * SECOND_US)
-            await desk.hit((counted, "ann", cost), (timed, "ann", cost))
-        counts, times = await as_peek_says(desk.store, "ann", counted, timed)
+            store.clock.set(start_us + 60 * SECOND_US + second * SECOND_US)
+            await store.hit((counted, "ann", cost), (timed, "ann", cost))
+        counts, times = await as_peek_says(store.raw, "ann", counted, timed)
         at = [(part.start_us - start_us) // SECOND_US for part in counts.slices]
         assert at == [30, 40, 50, 60, 70, 80, 90]
         assert [part.units for part in counts.slices] == [0, 0, 0, 3, 1, 0, 1]
@@ -97,96 +95,96 @@ class InspectContract:
         assert (times.used, times.remaining, times.retry_after_us) == (5, 0, 25 * SECOND_US)
         assert (counts.used, counts.remaining, counts.retry_after_us) == (5, 95, 0)
 
-    @at_a_desk
-    async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, desk: Desk) -> None:
+    @with_store()
+    async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, store: StoreHarness) -> None:
         asked = bucket("5/minute; 100/hour")
-        assert [(view.used, view.slices) for view in await as_peek_says(desk.store, "ann", asked)] == [(0, ())] * 2
-        decision = await desk.hit((asked, "ann", 3))
-        shown = await as_peek_says(desk.store, "ann", asked)
-        assert shown == await as_peek_says(desk.store, "ann", asked)
-        assert [view.used for view in await as_peek_says(desk.store, "bob", asked)] == [0, 0]
-        assert await desk.refund(decision) is True
-        assert [view.used for view in await as_peek_says(desk.store, "ann", asked)] == [0, 0]
-        assert await settle(desk.store.inspect("ann", ())) == (desk.clock.now_us, [])
+        assert [(view.used, view.slices) for view in await as_peek_says(store.raw, "ann", asked)] == [(0, ())] * 2
+        decision = await store.hit((asked, "ann", 3))
+        shown = await as_peek_says(store.raw, "ann", asked)
+        assert shown == await as_peek_says(store.raw, "ann", asked)
+        assert [view.used for view in await as_peek_says(store.raw, "bob", asked)] == [0, 0]
+        assert await store.refund(decision) is True
+        assert [view.used for view in await as_peek_says(store.raw, "ann", asked)] == [0, 0]
+        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, [])
 
-    @at_a_desk
-    async def test_quotas_and_places_are_shown_too(self, desk: Desk) -> None:
+    @with_store()
+    async def test_quotas_and_places_are_shown_too(self, store: StoreHarness) -> None:
         plan = Bucket("plan", parse_limits(Quota("100/day")))
-        await desk.hit((plan, "ann", 30))
-        (view,) = await as_peek_says(desk.store, "ann", plan)
+        await store.hit((plan, "ann", 30))
+        (view,) = await as_peek_says(store.raw, "ann", plan)
         ((start_us, end_us, leaves_us, count),) = view.slices
         assert (count, leaves_us, end_us - start_us) == (30, end_us, 86_400 * SECOND_US)
-        assert start_us <= desk.clock.now_us < end_us
-        if desk.store.permits_held() is not None:
+        assert start_us <= store.clock.now_us < end_us
+        if store.raw.permits_held() is not None:
             held = Bucket("held", (Concurrency(2),))
-            first = await desk.hit((held, "ann", 1))
-            assert (await views_of(desk.store, "ann", held))[0][4:7] == (1, 1, 0)
-            second = await desk.hit((held, "ann", 1))
-            (view,) = await views_of(desk.store, "ann", held)
+            first = await store.hit((held, "ann", 1))
+            assert (await views_of(store.raw, "ann", held))[0][4:7] == (1, 1, 0)
+            second = await store.hit((held, "ann", 1))
+            (view,) = await views_of(store.raw, "ann", held)
             assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
-            await desk.refund(first)
-            await desk.refund(second)
+            await store.refund(first)
+            await store.refund(second)
 
-    @at_a_desk
-    async def test_reset_all_forgets_every_window_and_hands_no_earlier_charge_back(self, desk: Desk) -> None:
-        assert await desk.reset_all() is False
+    @with_store()
+    async def test_reset_all_forgets_every_window_and_hands_no_earlier_charge_back(self, store: StoreHarness) -> None:
+        assert await store.reset_all() is False
         rules = [bucket("5/minute", "timed"), bucket("100/minute", "counted"), bucket("5/minute; 9/hour", "both")]
-        early = [await desk.hit((rule, key, 5)) for rule in rules for key in ("ann", "bob")]
-        assert not await desk.hit((rules[0], "ann", 1))
-        assert await desk.reset_all() is True
+        early = [await store.hit((rule, key, 5)) for rule in rules for key in ("ann", "bob")]
+        assert not await store.hit((rules[0], "ann", 1))
+        assert await store.reset_all() is True
         for rule in rules:
             for key in ("ann", "bob"):
-                assert {view.used for view in await as_peek_says(desk.store, key, rule)} == {0}
-                assert (await desk.hit((rule, key, 4))).allowed
-        assert [await desk.refund(decision) for decision in early] == [False] * len(early)
-        assert (await desk.peek((rules[0], "ann", 0))).remaining == 1
+                assert {view.used for view in await as_peek_says(store.raw, key, rule)} == {0}
+                assert (await store.hit((rule, key, 4))).allowed
+        assert [await store.refund(decision) for decision in early] == [False] * len(early)
+        assert (await store.peek((rules[0], "ann", 0))).remaining == 1
 
-    @at_a_desk
-    async def test_reset_all_lets_bans_and_places_stay(self, desk: Desk) -> None:
-        await settle(desk.store.bans.ban("eve", None, "manual", "test"))
+    @with_store()
+    async def test_reset_all_lets_bans_and_places_stay(self, store: StoreHarness) -> None:
+        await settle(store.raw.bans.ban("eve", None, "manual", "test"))
         held = Bucket("held", (Concurrency(1),))
-        place = await desk.hit((held, "ann", 1)) if desk.store.permits_held() is not None else None
-        await desk.hit((bucket("5/minute"), "ann", 5))
-        assert await desk.reset_all() is True
-        assert (await desk.hit((bucket("5/minute"), "eve", 1))).ban is not None
+        place = await store.hit((held, "ann", 1)) if store.raw.permits_held() is not None else None
+        await store.hit((bucket("5/minute"), "ann", 5))
+        assert await store.reset_all() is True
+        assert (await store.hit((bucket("5/minute"), "eve", 1))).ban is not None
         if place is not None:
-            assert not await desk.hit((held, "ann", 1))
-            assert await desk.refund(place) is True
-            assert await desk.hit((held, "ann", 1))
+            assert not await store.hit((held, "ann", 1))
+            assert await store.refund(place) is True
+            assert await store.hit((held, "ann", 1))
 
-    @at_a_desk
-    async def test_reset_all_forgets_quotas(self, desk: Desk) -> None:
+    @with_store()
+    async def test_reset_all_forgets_quotas(self, store: StoreHarness) -> None:
         plan = Bucket("plan", parse_limits(Quota("100/day")))
-        early = await desk.hit((plan, "ann", 30))
-        assert await desk.reset_all() is True
-        assert (await desk.hit((plan, "ann", 1))).remaining == 99
-        assert await desk.refund(early) is False
+        early = await store.hit((plan, "ann", 30))
+        assert await store.reset_all() is True
+        assert (await store.hit((plan, "ann", 1))).remaining == 99
+        assert await store.refund(early) is False
 
-    @at_a_desk
-    async def test_reset_all_between_any_hits_leaves_what_comes_after(self, desk: Desk) -> None:
+    @with_store()
+    async def test_reset_all_between_any_hits_leaves_what_comes_after(self, store: StoreHarness) -> None:
         random = Random(16)
         rules = [bucket("9/minute", "timed"), bucket("200/minute", "counted")]
         used: dict[tuple[int, str], int] = {}
         for _ in range(60):
             if random.random() < 0.1:
-                await desk.reset_all()
+                await store.reset_all()
                 used.clear()
             place = random.randrange(2), random.choice("abc")
-            if (await desk.hit((rules[place[0]], place[1], 1))).allowed:
+            if (await store.hit((rules[place[0]], place[1], 1))).allowed:
                 used[place] = used.get(place, 0) + 1
         for rule in range(2):
             for key in "abc":
-                (view,) = await as_peek_says(desk.store, key, rules[rule])
+                (view,) = await as_peek_says(store.raw, key, rules[rule])
                 assert view.used == used.get((rule, key), 0)
 
 
-async def _see_it_empty(store: Store, clock: FakeClock, key: str, asked: Bucket) -> None:
+async def _see_it_empty(store: StoreHarness, key: str, asked: Bucket) -> None:
     """See that every unit leaves at the moment that its slice names, and none before."""
-    shown = await as_peek_says(store, key, asked)
+    shown = await as_peek_says(store.raw, key, asked)
     moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
     for moment_us in [step for us in moments[:MOST_MOMENTS] for step in (us - 1, us)]:
-        if moment_us <= clock.now_us:
+        if moment_us <= store.clock.now_us:
             continue
-        clock.set(moment_us)
-        for view, now in zip(shown, await as_peek_says(store, key, asked), strict=True):
+        store.clock.set(moment_us)
+        for view, now in zip(shown, await as_peek_says(store.raw, key, asked), strict=True):
             assert now.used == sum(part.units for part in view.slices if part.leaves_us > moment_us)

@@ -13,6 +13,7 @@ from ...core.limits import MAX_AMOUNT, Limit
 KEYS = ("ann", "bob", "192.0.2.7")
 MIN_WINDOW_US = 1_000
 MAX_DRAWN_WINDOW_US = 120_000_000
+SECOND_US = 1_000_000
 YEAR_2100_US = 4_102_444_800_000_000
 
 Choice = TypeVar("Choice")
@@ -86,7 +87,7 @@ class Program(NamedTuple):
     moves: list[Move]
 
 
-class Dice:
+class Choices:
     """Turns drawn bytes into choices; the earlier a choice stands in its list, the simpler it counts when shrinking.
 
     Hypothesis draws bytes a hundred times faster than it draws a program choice by choice, and shrinks them as well.
@@ -176,20 +177,24 @@ class Dice:
         return Change(rule, number, self.amount(rules[rule][number].resolution))
 
 
-def program(rolled: bytes) -> Program:
-    """Make a program out of drawn bytes: rules, a time to start at, and moves until the bytes are used up."""
-    dice = Dice(rolled)
-    rules = tuple(dice.rule() for _ in range(dice.pick((1, 1, 2, 3))))
-    count_denied = tuple(dice.pick((False, False, True)) for _ in rules)
-    start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
+def program(choices: Choices) -> Program:
+    """Make a program: rules, a time to start at, and moves until the choices are used up."""
+    rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
+    count_denied = tuple(choices.pick((False, False, True)) for _ in rules)
+    start_us = choices.pick((0, choices.below(10**9), YEAR_2100_US))
     moves = []
-    while dice:
-        move = dice.move(rules)
+    while choices:
+        move = choices.move(rules)
         if move is not None:
             moves.append(move)
     return Program(start_us, rules, count_denied, moves)
 
 
+def drawn(fewest: int, most: int) -> st.SearchStrategy[Choices]:
+    """Draw choices, now and then few, and else of so many bytes."""
+    return st.one_of(st.binary(max_size=60), st.binary(min_size=fewest, max_size=most)).map(Choices)
+
+
 def programs() -> st.SearchStrategy[Program]:
     """Draw programs, some short ones and many of 20 to 80 moves."""
-    return st.one_of(st.binary(max_size=60), st.binary(min_size=200, max_size=800)).map(program)
+    return drawn(200, 800).map(program)

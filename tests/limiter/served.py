@@ -1,4 +1,4 @@
-"""An application for several workers: ``python -m tests.limiter.figures.served STORE WORKERS`` prints its port.
+"""An application for several workers: ``python -m tests.limiter.served STORE WORKERS`` prints its port.
 
 ``/item`` is limited, ``/figures/{window}`` says what all workers have seen of it. Nobody closes the limiter: the gate
 publishes the last figures when the server ends.
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
-from slidegate.limiter.figures.stats import Traffic
+from slidegate.limiter.stats import Traffic
 
 AMOUNT = 60
 NAME = "items"
@@ -46,7 +46,7 @@ def counts(seen: Traffic) -> list[int]:
 
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
-    limiter.engine.figures.interval_s = INTERVAL_S
+    limiter.engine.publisher.interval_s = INTERVAL_S
     gate = Middleware(
         RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
     )

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.store import Event, SharedStats, StatsRow
-from slidegate.limiter.figures.all_workers import AllWorkers
-from slidegate.limiter.figures.publisher import Publisher
-from slidegate.limiter.figures.statistics import Statistics
+from slidegate.limiter.shared_stats import AllWorkers, Publisher
+from slidegate.limiter.stats import Statistics
 from slidegate.testing import FakeClock
 
 START_US = 1_700_000_000_000_000

@@ -8,8 +8,8 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final
 
-from ...core.statistics.lifetime import Lifetime, LifetimeTotals
-from ...core.store import Clock
+from ..core.statistics.histogram import ResponseTimes
+from ..core.store import Clock
 
 PASSED: Final = "passed"
 REFUSED: Final = "refused"
@@ -46,17 +46,17 @@ class Waits:
         self._lock = Lock()
         self._waiting = 0
         self.timed: Callable[[str, int], None] | None = None
-        self._ever = {outcome: Lifetime() for outcome in OUTCOMES}
+        self._ever = {outcome: ResponseTimes() for outcome in OUTCOMES}
 
     @property
     def waiting(self) -> int:
         """How many requests wait now."""
         return self._waiting
 
-    def ever(self) -> dict[str, LifetimeTotals]:
+    def ever(self) -> dict[str, ResponseTimes]:
         """Return how long requests have waited, by their outcome."""
         with self._lock:
-            return {outcome: lifetime.totals() for outcome, lifetime in self._ever.items()}
+            return {outcome: ResponseTimes.merged([times]) for outcome, times in self._ever.items()}
 
     @contextmanager
     def one(self) -> Iterator[Wait]:
@@ -71,7 +71,7 @@ class Waits:
             took_us = max(self._clock() - began_us, 0)
             with self._lock:
                 self._waiting -= 1
-                self._ever[wait.outcome].add({}, (took_us,))
+                self._ever[wait.outcome].count_one(took_us)
             if self.timed is not None:
                 self.timed(wait.outcome, took_us)
 

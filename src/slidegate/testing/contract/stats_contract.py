@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ...core.store import StatsRow
-from .desk import SECOND_US, Desk, at_a_desk
-from .player import settle
+from operator import attrgetter
 
+from ...core.store import StatsRow
+from .harness import StoreHarness, with_store
+from .player import settle
+from .programs import SECOND_US
+
+KEEPS_STATS = attrgetter("shared_stats")
 ANN, BOB = b"ann00000", b"bob00000"
 
 
@@ -14,14 +18,13 @@ def row(shelf: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
     return StatsRow(shelf, number, value, kept_s * SECOND_US)
 
 
-class FiguresContract:
+class StatsContract:
     """The tests; see `StoreContract`. A store that keeps no figures passes them by."""
 
-    @at_a_desk
-    async def test_rows_of_all_workers_are_read_by_shelf_and_number(self, desk: Desk) -> None:
-        stats = desk.store.shared_stats
-        if stats is None:
-            return
+    @with_store(ability=KEEPS_STATS)
+    async def test_rows_of_all_workers_are_read_by_shelf_and_number(self, store: StoreHarness) -> None:
+        stats = store.raw.shared_stats
+        assert stats is not None
         assert await settle(stats.read("5s", 0, 9)) == []
         mine = [row("5s", 7, b"seven"), row("5s", 300, b"far"), row("5sx", 7, b"x"), row("workers", 0, b"\0\xff")]
         await settle(stats.write(ANN, mine))
@@ -35,37 +38,35 @@ class FiguresContract:
         assert list(await settle(stats.read("workers", 0, 0))) == [(0, ANN, b"\0\xff")]
         assert list(await settle(stats.read("5sx", 0, 7))) == [(7, ANN, b"x")]
 
-    @at_a_desk
-    async def test_a_row_is_replaced_and_taken_back_by_the_worker_that_wrote_it(self, desk: Desk) -> None:
-        stats = desk.store.shared_stats
-        if stats is None:
-            return
+    @with_store(ability=KEEPS_STATS)
+    async def test_a_row_is_replaced_and_taken_back_by_the_worker_that_wrote_it(self, store: StoreHarness) -> None:
+        stats = store.raw.shared_stats
+        assert stats is not None
         for worker, value in ((ANN, b"old"), (BOB, b"other"), (ANN, b"new")):
             await settle(stats.write(worker, [row("5s", 1, value)]))
         assert sorted(await settle(stats.read("5s", 0, 2))) == [(1, ANN, b"new"), (1, BOB, b"other")]
         await settle(stats.write(ANN, [row("5s", 1, b"", 0), row("5s", 2, b"", -5)]))
         assert list(await settle(stats.read("5s", 0, 2))) == [(1, BOB, b"other")]
 
-    @at_a_desk
-    async def test_a_row_goes_when_its_time_is_over_and_not_before(self, desk: Desk) -> None:
-        stats = desk.store.shared_stats
-        if stats is None:
-            return
+    @with_store(ability=KEEPS_STATS)
+    async def test_a_row_goes_when_its_time_is_over_and_not_before(self, store: StoreHarness) -> None:
+        stats = store.raw.shared_stats
+        assert stats is not None
         await settle(stats.write(ANN, [row("workers", 0, b"ann", 10), row("5s", 1, b"1", 20)]))
-        desk.clock.advance("5s")
+        store.clock.advance("5s")
         await settle(stats.write(BOB, [row("workers", 0, b"bob", 10)]))
-        desk.clock.advance(us=5 * SECOND_US - 1)
+        store.clock.advance(us=5 * SECOND_US - 1)
         assert len(await settle(stats.read("workers", 0, 0))) == 2
-        desk.clock.advance(us=1)
+        store.clock.advance(us=1)
         assert list(await settle(stats.read("workers", 0, 0))) == [(0, BOB, b"bob")]
         assert list(await settle(stats.read("5s", 1, 1))) == [(1, ANN, b"1")]
-        desk.clock.advance("10s")
+        store.clock.advance("10s")
         assert await settle(stats.read("5s", 1, 1)) == []
 
-    @at_a_desk
-    async def test_the_time_of_figures_is_that_of_the_store(self, desk: Desk) -> None:
-        stats = desk.store.shared_stats
+    @with_store()
+    async def test_the_time_of_figures_is_that_of_the_store(self, store: StoreHarness) -> None:
+        stats = store.raw.shared_stats
         if stats is not None:
             before_us = await settle(stats.time())
-            desk.clock.advance("3s")
+            store.clock.advance("3s")
             assert await settle(stats.time()) == before_us + 3 * SECOND_US

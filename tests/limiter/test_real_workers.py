@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from ...redis_servers import RedisServer, needs_redis
+from ..redis_servers import RedisServer, needs_redis
 from .served import AMOUNT, INTERVAL_S
 
 pytestmark = pytest.mark.all
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 PATIENCE_S = 60
 
@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @contextmanager
 def serving(store: str) -> Iterator[str]:
     """Run the application; end its workers in order."""
-    command = [sys.executable, "-m", "tests.limiter.figures.served", store, str(WORKERS)]
+    command = [sys.executable, "-m", "tests.limiter.served", store, str(WORKERS)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

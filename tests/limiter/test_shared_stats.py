@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import zlib
 from collections import Counter
 from typing import Any
 
@@ -12,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, StoreError
-from slidegate.core.statistics.buffered import Outcome
-from slidegate.limiter.figures.publisher import ALIVE_US
-from slidegate.limiter.figures.slice_rows import VERSION, unpack_row
-from slidegate.limiter.figures.stats import Traffic
-from slidegate.limiter.figures.windows import span_of
+from slidegate.core.statistics.series import Outcome
+from slidegate.limiter.shared_stats import ALIVE_US, VERSION, unpack_row
+from slidegate.limiter.stats import Span, Traffic
 
 from .shared_store import Board, Staff
 
@@ -94,7 +93,7 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
         written += [one for some in unpublished for one in some]
         found = await staff[0].all.stats(window)
         span_us = found.total.seen.span_us
-        now_us, step_us = board.clock(), span_of(window).step_us
+        now_us, step_us = board.clock(), Span.of(window).step_us
         sure = [one for one in written if one[0] > now_us - span_us + 2 * step_us]
         maybe = [one for one in written if one[0] > now_us - span_us - 2 * step_us]
         least, most = Counter(what for _, what, _ in sure), Counter(what for _, what, _ in maybe)
@@ -128,7 +127,9 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
     for worker in staff:
         await worker.publisher.publish()
     for window in ("1m", "1h", "24h"):
-        assert (await staff[0].all.stats(window)).total.seen.rt == (await alone.all.stats(window)).total.seen.rt
+        together, expected = (await staff[0].all.stats(window)).total.seen, (await alone.all.stats(window)).total.seen
+        assert (together.rt, together.first) == (expected.rt, expected.first)
+        assert together.first.count == len(took) * 5
     assert alone.statistics.read("24h").total.seen.rt == alone.statistics.read("1m").total.seen.rt
 
 
@@ -226,7 +227,7 @@ def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
     limiter = Limiter()
-    limiter.engine.figures.add_section("events", lambda: [1])
+    limiter.engine.publisher.add_section("events", lambda: [1])
     limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.engine.statistics.ticks())
     found = await limiter.stats_all("24h")
     assert [worker.here for worker in found.workers] == [True]
@@ -313,3 +314,21 @@ async def test_units_are_those_that_rules_charged() -> None:
 def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
     for wrong in (row, bytes([VERSION]) + row):
         assert isinstance(unpack_row(wrong), list)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        "[", "7", "[[]]", "[" * 100_000, '[[["api"],"",[],{},[0,null,[]],[0,null,[]]]]',
+        '[[["api"],"",[1],{"pass":1e999},[0,null,[]],[0,null,[]]]]', '[[["api"],"",[1],[],[0,null,[]],[0,null,[]]]]',
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
+    assert unpack_row(bytes([VERSION]) + zlib.compress(flat.encode())) == []
+
+
+def test_a_row_names_no_bucket_that_does_not_exist() -> None:
+    flat = '[[["api"],"GET /",[1],{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]],[0,null,[]]]]'
+    ((name, some),) = unpack_row(bytes([VERSION]) + zlib.compress(flat.encode()))
+    assert name == (("api",), "GET /", (1,))
+    assert (some.events, some.rt.buckets, some.rt.quantile(1)) == ({"pass": 2}, {0: 1}, 5)

@@ -1,1 +1,0 @@
-"""Places of concurrency limits, as a limiter deals with them."""

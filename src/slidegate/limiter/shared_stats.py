@@ -1,0 +1,424 @@
+"""Publishes the stats of this process now and then, for the workers that share its store, and adds up those of all.
+
+Every few seconds a worker writes the slices that were counted in since it last did, each as a row of its own, and a row
+that says that it is alive::
+
+    5s, 1m, 5m    number of the slice     its counts of all series, until it has left the window
+    workers       0                       host, process, and when it wrote this, for 45 seconds
+    s-NAME        0                       JSON of another part, see `add_section`, for 45 seconds
+
+Rows replace each other, so nothing is counted twice, however often a slice is written. A worker that is killed loses
+the counts since it last wrote; its rows go with their slices.
+
+**Time.** Slices here are named by the time of this process, rows by the time of the store: the same for all workers.
+The distance between the two is rounded to whole slices, for each length by itself, so a slice moves to the row that
+fits it best, whole and within half a slice. It is measured at each writing, and kept unless it is wrong by three
+quarters of a slice: then the rows are written again under their new numbers.
+
+Nothing here is on the way of a request. A timer of the event loop writes, from the first request on; a store that does
+not answer is asked again at the next turn, when everything that was not written yet goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from ..core.errors import ConfigurationError, StoreError
+from ..core.logs import logger
+from ..core.statistics.histogram import BUCKETS, ResponseTimes
+from ..core.statistics.series import KEPT
+from ..core.statistics.slices import Slice
+from ..core.store import SharedStats, StatsRow
+from .aio import let_others_run, within
+from .stats import AllStats, Chart, Parts, SeriesName, Span, Statistics, Worker, chart_of, stats_of
+
+INTERVAL_S: Final = 5.0
+ALIVE_US: Final = 45_000_000
+"""How long a worker that says nothing more is held to be alive."""
+DEADLINE_S: Final = 5.0
+LAST_S: Final = 2.0
+"""How long the last publication may take, when the limiter is closed."""
+SHELVES: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
+WORKERS: Final = "workers"
+MAX_SECTION_BYTES: Final = 32_768
+ROWS_AT_ONCE: Final = 32
+SERIES_AT_ONCE: Final = 8
+LOG_EVERY_S: Final = 600.0
+WORKER_BYTES: Final = 8
+VERSION: Final = 2
+MAX_ROW_BYTES: Final = 8 * 2**20
+"""A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
+
+_LOOK_AGAIN_S: Final = 0.01
+_SECTION: Final = "[a-z_]{1,32}"
+_WRONG: Final = 0.75
+"""A distance between the clocks is measured anew when it is wrong by so many slices."""
+
+
+class Section(NamedTuple):
+    """A section of one worker, see `Publisher.add_section`.
+
+    Attributes:
+        worker: The worker.
+        value: The value, as JSON gave it back.
+    """
+
+    worker: Worker
+    value: Any
+
+
+class Publisher:
+    """Publishes the stats of a limiter.
+
+    Args:
+        store: Where; None for a store of this process alone.
+        statistics: The stats.
+
+    Attributes:
+        interval_s: How long it waits from one time to the next.
+        publishes: Whether there is a store to publish to.
+    """
+
+    def __init__(self, store: SharedStats | None, statistics: Statistics) -> None:
+        self.interval_s = INTERVAL_S
+        self.publishes = store is not None
+        self._store = store
+        self._statistics = statistics
+        self._sections: dict[str, Callable[[], Any]] = {}
+        self._worker = b""
+        self._process = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = self._writing = False
+        self._log_again_s = 0.0
+        self._pending: set[tuple[int, int]] = set()
+        self._shifts: dict[int, int] = {}
+        self._misplaced: list[StatsRow] = []
+        statistics.started = self.start
+
+    @property
+    def worker(self) -> bytes:
+        """The name of this worker, made anew after `fork`."""
+        if self._process != os.getpid():
+            self._process, self._worker = os.getpid(), os.urandom(WORKER_BYTES)
+            self._loop = self._task = None
+            self._writing = False
+            self._pending, self._shifts, self._misplaced = set(), {}, []
+        return self._worker
+
+    def whoami(self) -> dict[str, Any]:
+        """Return what the row that says that this worker is alive holds, but its time."""
+        return {"host": socket.gethostname()[:255], "pid": os.getpid()}
+
+    def add_section(self, name: str, read: Callable[[], Any]) -> None:
+        """Publish something else with the stats.
+
+        Args:
+            name: 1 to 32 characters of ``a-z`` and ``_``. A second section of a name takes the place of the first.
+            read: Returns a value that JSON can hold, at most 32 KiB of it; it is called at each writing, on the event
+                loop. A larger value is left out, and so is one that raises; the log says so now and then.
+
+        Raises:
+            ConfigurationError: The name cannot be used.
+        """
+        if not isinstance(name, str) or not re.fullmatch(_SECTION, name):
+            raise ConfigurationError(f'section: expected a name of a-z and _, for example "refusals", not {name!r}')
+        self._sections[name] = read
+        self.start()
+
+    def section(self, name: str) -> bytes | None:
+        """Return a section of this worker as it is now, as JSON; None if there is none, or it cannot be read."""
+        read = self._sections.get(name)
+        if read is None:
+            return None
+        try:
+            value = json.dumps(read(), separators=(",", ":")).encode()
+        except Exception:
+            self._log("section %r cannot be read", name)
+            return None
+        if len(value) > MAX_SECTION_BYTES:
+            self._log("section %r is larger than %d bytes", name, MAX_SECTION_BYTES)
+            return None
+        return value
+
+    def start(self) -> None:
+        """Publish from the running event loop from now on, unless another loop does so."""
+        if self._store is None or self._closed:
+            return
+        if self.worker and self._loop is not None and not self._loop.is_closed():
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._loop = loop
+        loop.call_later(self.interval_s, self._next, loop)
+
+    def keep_quiet(self) -> None:
+        """Publish nothing from now on: this process only looks on, and is no worker."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """Publish the last stats, and say that this worker is gone. A store that does not answer is left alone."""
+        if not self._closed:
+            await self.publish_last()
+            self._closed = True
+
+    async def publish_last(self) -> None:
+        """Publish the last stats, before the process ends, and say that this worker is gone."""
+        if self._store is None or self._closed or self._process != os.getpid():
+            return  # it has counted nothing, or its parent has
+        problem: object = "the store takes too long"
+        with anyio.move_on_after(LAST_S):
+            while self._writing:  # noqa: ASYNC110 - it may write in another event loop
+                await anyio.sleep(_LOOK_AGAIN_S)
+            try:
+                await self.publish(gone=True)
+                return
+            except (StoreError, ConfigurationError) as error:
+                problem = error
+        logger.warning("the last stats of this process were not published: %s", problem)
+
+    async def publish(self, *, gone: bool = False) -> None:
+        """Publish what has changed.
+
+        Args:
+            gone: Whether this worker says that it is gone.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        assert self._store is not None, "there is nobody to publish for"
+        worker, self._writing = self.worker, True
+        try:
+            store_us = await within(self._store.time(), DEADLINE_S)
+            moved = self._shift_all(store_us)
+            for series in self._statistics.listed():
+                self._pending |= series.take_changed(every=moved)
+            pending, misplaced = set(self._pending), len(self._misplaced)
+            rows = [*self._misplaced, *self._signs(store_us, gone)]
+            for step_us, number in sorted(pending):
+                row_number = number + self._shifts[step_us]
+                kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
+                if kept_us > 0 and row_number >= 0:
+                    rows.append(StatsRow(SHELVES[step_us], row_number, await self._row(step_us, number), kept_us))
+            for first in range(0, len(rows), ROWS_AT_ONCE):
+                await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
+            self._pending -= pending
+            del self._misplaced[:misplaced]
+        finally:
+            self._writing = False
+
+    def shift(self, step_us: int, store_us: int) -> int:
+        """Return how much higher the number of a slice is in the store than here."""
+        exactly = (store_us - self._statistics.now_us()) / step_us
+        known = self._shifts.get(step_us)
+        if known is None or abs(exactly - known) > _WRONG:
+            return round(exactly)
+        return known
+
+    def _shift_all(self, store_us: int) -> bool:
+        """Measure the distance between the clocks; where it has changed, have rows under the old numbers taken back."""
+        changed = False
+        for step_us in KEPT:
+            known, found = self._shifts.get(step_us), self.shift(step_us, store_us)
+            self._shifts[step_us] = found
+            if known is not None and known != found:
+                last = self._statistics.now_us() // step_us + known
+                numbers = range(max(last - KEPT[step_us], 0), last + 2)
+                self._misplaced += [StatsRow(SHELVES[step_us], number, b"", 0) for number in numbers]
+                changed = True
+        return changed
+
+    def _signs(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
+        """Yield the rows that say that this worker is alive, and its sections."""
+        kept_us = 0 if gone else ALIVE_US
+        yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
+        for name in list(self._sections):
+            value = b"" if gone else self.section(name)
+            if value is not None:
+                yield StatsRow(f"s-{name}", 0, value, kept_us)
+
+    async def _row(self, step_us: int, number: int) -> bytes:
+        """Return the row of a slice. Other tasks go on in between."""
+        entries = []
+        for place, series in enumerate(self._statistics.listed(), 1):
+            entries += [(series.name, some) for some in series.read(step_us, number, 1).values()]
+            if not place % SERIES_AT_ONCE:
+                await let_others_run()
+        return pack_row(entries)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._closed and self._loop is loop and self._process == os.getpid():
+            self._task = loop.create_task(self._publish_and_go_on(loop))
+
+    async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            if not self._writing and not self._closed:
+                await self.publish()
+        except StoreError as error:
+            self._log("stats were not published, and will be later: %s", error)
+        except Exception:
+            logger.exception("stats cannot be published")
+        finally:
+            if not self._closed and not loop.is_closed():
+                loop.call_later(self.interval_s, self._next, loop)
+
+    def _log(self, message: str, *args: object) -> None:
+        if monotonic() >= self._log_again_s:
+            self._log_again_s = monotonic() + LOG_EVERY_S
+            logger.warning(message, *args)
+
+
+class AllWorkers:
+    """Reads the stats of all workers.
+
+    Args:
+        store: Where they publish; None for a store of this process alone.
+        statistics: The stats of this process.
+        publisher: Publishes them.
+    """
+
+    def __init__(self, store: SharedStats | None, statistics: Statistics, publisher: Publisher) -> None:
+        self._store = store
+        self._statistics = statistics
+        self._publisher = publisher
+
+    async def stats(self, window: str | float | timedelta) -> AllStats:
+        """Return the stats of a window; see `Limiter.stats_all`."""
+        span = Span.of(window)
+        parts, _, start_us = await self._parts(span)
+        found = stats_of(parts, start_us, span)
+        others = sorted((await self._others()).values(), key=lambda worker: worker.name)
+        return AllStats(found.rules, found.routes, found.total, (self._here(), *others))
+
+    async def chart(self, window: str | float | timedelta, rule: str | None, route: str | None) -> Chart:
+        """Return the stats of a window step by step; see `Limiter.chart_all`."""
+        span = Span.of(window)
+        parts, first, start_us = await self._parts(span)
+        return chart_of(parts, first, start_us, span, rule, route)
+
+    async def sections(self, name: str) -> list[Section]:
+        """Return a section of each worker that is alive, this one first."""
+        own = self._publisher.section(name)
+        found = [] if own is None else [Section(self._here(), json.loads(own))]
+        if self._store is not None:
+            self._publisher.start()
+            workers = await self._others()
+            for _, worker, value in await within(self._store.read(f"s-{name}", 0, 0)):
+                if worker in workers and (read := _read(value)) is not None:
+                    found.append(Section(workers[worker], read))
+        return found
+
+    async def _parts(self, span: Span) -> tuple[Parts, int, int]:
+        """Return the slices of all workers by their numbers in the store, the first number, and when that began."""
+        now_us = self._statistics.now_us()
+        if self._store is None:
+            first = span.first(now_us)
+            return await self._own(span, first), first, first * span.step_us
+        self._publisher.start()
+        store_us = await within(self._store.time())
+        first = span.first(store_us)
+        last = first + span.steps - 1
+        parts: Parts = {}
+
+        def add(name: SeriesName, number: int, some: Slice) -> None:
+            # A slice moves to the row that fits it best, which may be the one after the running one.
+            parts.setdefault(name, {}).setdefault(min(number, last), Slice()).add(some)
+
+        shift = self._publisher.shift(span.step_us, store_us)
+        for name, slices in (await self._own(Span(span.step_us, span.steps + 1), first - shift)).items():
+            for number, some in slices.items():
+                add(name, number + shift, some)
+        rows = await within(self._store.read(SHELVES[span.step_us], max(first, 0), last + 1))
+        for place, (number, worker, value) in enumerate(rows):
+            if worker != self._publisher.worker:
+                for name, some in unpack_row(value):
+                    add(name, number, some)
+            if not place % SERIES_AT_ONCE:
+                await let_others_run()
+        return parts, first, first * span.step_us + now_us - store_us
+
+    async def _own(self, span: Span, first: int) -> Parts:
+        """Return the slices of this worker. Other tasks go on between two series."""
+        parts: Parts = {}
+        for series in self._statistics.listed():
+            if slices := series.read(span.step_us, first, span.steps):
+                parts[series.name] = slices
+            await let_others_run()
+        return parts
+
+    async def _others(self) -> dict[bytes, Worker]:
+        """Return the other workers that are alive."""
+        if self._store is None:
+            return {}
+        store_us = await within(self._store.time())
+        found = {}
+        for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
+            known = _read(value)
+            if worker != self._publisher.worker and isinstance(known, dict):
+                age_s = max(store_us - int(known.get("at_us", 0)), 0) / 1_000_000
+                found[worker] = _worker(worker, known, age_s, here=False)
+        return found
+
+    def _here(self) -> Worker:
+        return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
+
+
+def pack_row(entries: Iterable[tuple[SeriesName, Slice]]) -> bytes:
+    """Return the row of a slice: a byte for the version, and compressed JSON.
+
+    A row of another version is passed by: workers of two versions share a store while they are replaced.
+    """
+    flat = [(*name, some.events, _flat(some.rt), _flat(some.first)) for name, some in entries]
+    return bytes((VERSION,)) + zlib.compress(json.dumps(flat, separators=(",", ":")).encode(), 1)
+
+
+def unpack_row(row: bytes) -> list[tuple[SeriesName, Slice]]:
+    """Return what each series holds in a row; nothing of a row that cannot be read."""
+    if row[:1] != bytes((VERSION,)):
+        return []
+    try:
+        found = []
+        flat = zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES)
+        for rules, route, costs, events, rt, first in json.loads(flat):
+            name = tuple(map(str, rules)), str(route), tuple(map(int, costs))
+            counts = {str(event): int(times) for event, times in events.items()}
+            if len(rules) == len(costs):
+                found.append((name, Slice(counts, _times(*rt), _times(*first))))
+        return found
+    except Exception:  # whatever lies there, it is not ours
+        return []
+
+
+def _flat(times: ResponseTimes) -> tuple[int, int | None, list[tuple[int, int]]]:
+    return times.sum_us, times.min_us, list(times.buckets.items())
+
+
+def _times(sum_us: int, min_us: int | None, buckets: Sequence[tuple[int, int]]) -> ResponseTimes:
+    counts = {int(bucket): int(times) for bucket, times in buckets if 0 <= bucket < BUCKETS}
+    return ResponseTimes(int(sum_us), None if min_us is None else int(min_us), counts)
+
+
+def _worker(worker: bytes, known: dict[str, Any], age_s: float, *, here: bool) -> Worker:
+    host, pid = str(known.get("host", ""))[:255], int(known.get("pid", 0))
+    return Worker(f"{host}:{pid}:{worker[:4].hex()}", host, pid, age_s, here)
+
+
+def _read(value: bytes) -> Any:
+    """Return what JSON says; None where it cannot be read."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

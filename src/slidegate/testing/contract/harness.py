@@ -1,0 +1,138 @@
+"""A store in a harness: what the tests of the store contract are written with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ...core.addresses import parse_address
+from ...core.bans.in_force import Ban, Guarded
+from ...core.bans.policy import BanPolicy
+from ...core.decision import Bucket, Decision
+from ...core.limits import parse_limits
+from ...core.store import Store
+from ..clock import FakeClock
+from ..observers import RecordingObserver
+from .player import settle
+from .programs import SECOND_US, YEAR_2100_US
+
+T = TypeVar("T")
+
+HOUR_US = 3_600 * SECOND_US
+POLICY = BanPolicy("3/minute", "10m", factor=2, jitter=0, forgive="1h")
+
+
+class StoreHarness:
+    """A store, its clock and the events that it tells, with every method awaited.
+
+    Attributes:
+        raw: The store itself.
+    """
+
+    def __init__(self, store: Store, clock: FakeClock) -> None:
+        self.raw = store
+        self.clock = clock
+        self.heard = RecordingObserver()
+        store.observe(self.heard)
+
+    async def hit(self, *checks: tuple[Bucket, str, int]) -> Decision:
+        """Charge all checks or none."""
+        return await settle(self.raw.hit(checks))
+
+    async def peek(self, *checks: tuple[Bucket, str, int]) -> Decision:
+        """Ask without charging."""
+        return await settle(self.raw.peek(checks))
+
+    async def charge(self, *checks: tuple[Bucket, str, int]) -> Decision:
+        """Charge whatever the limits."""
+        return await settle(self.raw.charge(checks))
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand back."""
+        return await settle(self.raw.refund(decision))
+
+    async def reset(self, key: str) -> bool:
+        """Forget a key."""
+        return await settle(self.raw.reset(key))
+
+    async def reset_all(self) -> bool:
+        """Forget all keys."""
+        return await settle(self.raw.reset_all())
+
+    async def request(self, client: str, cost: int = 1) -> Decision:
+        """Send a request of an address or key, which only bans refuse."""
+        parsed = parse_address(client)
+        guarded: tuple[Guarded, ...] = () if parsed is None else (parsed,)
+        return await settle(self.raw.hit(((bucket("100/400d"), client, cost),), guarded))
+
+    async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY, prefix: str = "") -> Ban | None:
+        """Strike a key several times, and return the ban that the last strike made."""
+        made = None
+        for _ in range(times):
+            made = await settle(self.raw.bans.strike(policy, key, 1, "refused", prefix))
+        return made
+
+    async def ban(self, key: str, length_us: int | None = HOUR_US) -> Ban:
+        """Ban by hand."""
+        return await settle(self.raw.bans.ban(key, length_us, "by request", "ann"))
+
+    async def unban(self, key: str) -> bool:
+        """Take a ban back."""
+        return await settle(self.raw.bans.unban(key, "bob"))
+
+    async def banned(self) -> list[str]:
+        """Return the keys of the bans in force."""
+        return sorted(ban.key for ban in await settle(self.raw.bans.active()))
+
+    async def dump(self) -> Sequence[Any]:
+        """Return what the store knows of bans, after a way through JSON."""
+        rows: Sequence[Any] = json.loads(json.dumps(list(await settle(self.raw.bans.dump()))))
+        return rows
+
+
+def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
+    """Return a bucket for limits as text."""
+    return Bucket(rule, parse_limits(limits), count_denied=count_denied)
+
+
+async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
+    """Run a job in eight threads at once, each with an event loop of its own, and return what they answered."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(8) as pool:
+        return await asyncio.gather(*(loop.run_in_executor(pool, lambda: asyncio.run(job())) for _ in range(8)))
+
+
+async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], Awaitable[None]]) -> None:
+    """Make a store of a contract, let somebody play with it, and close it."""
+    clock = FakeClock(start_us)
+    store = await settle(contract.make_store(clock))
+    try:
+        await play(StoreHarness(store, clock))
+    finally:
+        await settle(store.close())
+
+
+def with_store(
+    *, ability: Callable[[Store], object] = lambda store: True
+) -> Callable[[Callable[[Any, StoreHarness], Awaitable[None]]], Callable[[Any], None]]:
+    """Turn an asynchronous test of a store into one that pytest can call.
+
+    Args:
+        ability: Asks the store for what the test is about; where it is None, the test has nothing to see.
+    """
+
+    def of(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable[[Any], None]:
+        def run(self: Any) -> None:
+            async def if_able(store: StoreHarness) -> None:
+                if ability(store.raw) is not None:
+                    await test(self, store)
+
+            asyncio.run(play_to(self, YEAR_2100_US, if_able))
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__  # not `wraps`: pytest would take `store` for a fixture
+        return run
+
+    return of

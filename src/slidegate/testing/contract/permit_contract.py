@@ -1,0 +1,133 @@
+"""The part of the store contract about places: how many requests of a key are under way."""
+
+from __future__ import annotations
+
+import random
+from operator import methodcaller
+
+from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.limits import Concurrency
+from .harness import StoreHarness, bucket, with_store
+from .programs import SECOND_US
+
+HOLDS_PERMITS = methodcaller("permits_held")
+
+
+def places(amount: int, rule: str = "rule") -> Bucket:
+    """Return the bucket of a concurrency limit."""
+    return Bucket(rule, (Concurrency(amount),))
+
+
+class PermitsContract:
+    """The tests; see `StoreContract`. A store that holds no places passes them by."""
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_a_place_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
+        asked = (places(2), "ann", 1)
+        first, second = await store.hit(asked), await store.hit(asked)
+        assert [(d.allowed, d.reason, d.remaining) for d in (first, second)] == [
+            (True, Reason.OK, 1),
+            (True, Reason.OK, 0),
+        ]
+        refused = await store.hit(asked)
+        assert (refused.allowed, refused.reason, refused.retry_after_us) == (False, Reason.LIMITED, None)
+        assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
+        store.clock.advance("1s")
+        assert not await store.hit(asked), "a second frees nothing"
+        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has places of its own"
+        assert await store.refund(first) is True
+        assert (await store.hit(asked)).remaining == 0
+        assert not await store.hit(asked)
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_a_place_is_handed_back_once(self, store: StoreHarness) -> None:
+        asked = (places(2), "ann", 1)
+        first, _ = await store.hit(asked), await store.hit(asked)
+        refused = await store.hit(asked)
+        assert await store.refund(refused) is False
+        part = first.take_out(0)
+        assert [await store.refund(part), await store.refund(part), await store.refund(first)] == [True, False, False]
+        third = await store.hit(asked)
+        assert third.allowed
+        assert not await store.hit(asked)
+        assert store.raw.permits_held() == 2, "a place is held as long as its decision is there"
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_places_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
+        window, held = (bucket("3/minute", "both"), "ann", 1), (places(1, "both"), "ann", 1)
+        first = await store.hit(window, held)
+        assert [state.remaining for state in first.states] == [2, 0]
+        refused = await store.hit(window, held)
+        assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, None)
+        assert [state.remaining for state in refused.violated] == [0]
+        assert (await store.peek(window)).remaining == 1, "a refusal for lack of a place charges no window"
+        assert await store.refund(first.take_out(1)) is True
+        second = await store.hit((window[0], "ann", 2), held)
+        assert await store.refund(second.take_out(1)) is True
+        spent = await store.hit(window, held)
+        assert (spent.retry_after_us, spent.reason) == (60 * SECOND_US, Reason.LIMITED)
+        assert store.raw.permits_held() == 0, "a refusal by a window takes no place"
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_looking_takes_no_place_and_a_reset_frees_none(self, store: StoreHarness) -> None:
+        asked = (places(1), "ann", 1)
+        assert (await store.peek(asked)).allowed
+        first = await store.hit(asked)
+        assert not (await store.peek(asked)).allowed
+        await store.reset("ann")
+        assert not await store.hit(asked), "the request is under way all the same"
+        assert await store.refund(first) is True
+        assert (await store.peek(asked)).allowed
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_an_amount_that_changes_keeps_what_is_taken(self, store: StoreHarness) -> None:
+        taken = [await store.hit((places(3), "ann", 1)) for _ in range(3)]
+        assert not await store.hit((places(2), "ann", 1))
+        assert (await store.hit((places(4), "ann", 1))).remaining == 0
+        assert [await store.refund(decision) for decision in taken] == [True] * 3
+        assert (await store.hit((places(2), "ann", 1))).remaining == 0
+
+    @with_store(ability=HOLDS_PERMITS)
+    async def test_never_more_places_than_there_are_in_any_order_of_events(self, store: StoreHarness) -> None:
+        for seed in range(5):
+            try:
+                await _play(store, random.Random(seed))
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+        assert store.raw.permits_held() == 0
+
+
+async def _play(store: StoreHarness, chance: random.Random) -> None:
+    """Take and hand back at random, and compare with a count that is too simple to be wrong."""
+    amounts = {"one": 1, "few": 3, "many": 40}
+    buckets = {rule: places(amount, rule) for rule, amount in amounts.items()}
+    window = bucket("1000/minute", "window")
+    under_way: list[tuple[Decision, list[tuple[str, str]]]] = []
+    for _ in range(200):
+        store.clock.advance(us=chance.randrange(20_000))
+        match chance.randrange(8):
+            case 0 | 1 | 2 | 3:
+                key = chance.choice(("ann", "bob"))
+                asked = chance.sample(sorted(amounts), chance.randint(1, 3))
+                checks: list[Check] = [(buckets[rule], key, 1) for rule in asked]
+                if chance.random() < 0.3:
+                    checks.insert(chance.randrange(len(checks) + 1), (window, key, 1))
+                decision = await store.hit(*checks)
+                held = [place for _, taken in under_way for place in taken]
+                assert decision.allowed is all(held.count((rule, key)) < amounts[rule] for rule in asked)
+                if decision.allowed:
+                    under_way.append((decision, [(rule, key) for rule in asked]))
+            case 4:
+                await store.reset(chance.choice(("ann", "bob")))
+            case _ if under_way:
+                decision, _ = under_way.pop(chance.randrange(len(under_way)))
+                await _let_go(store, decision)
+    for decision, _ in under_way:
+        await _let_go(store, decision)
+
+
+async def _let_go(store: StoreHarness, decision: Decision) -> None:
+    """Hand the places of a decision back, one after the other, as a gate does."""
+    for place, (asked, _, _) in enumerate(decision.checks):
+        if asked.held:
+            assert await store.refund(decision.take_out(place)) is True
