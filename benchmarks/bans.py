@@ -87,13 +87,13 @@ def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
     limiter = Limiter()
     limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
     gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
-    abuse, signal = gate._side.abuse, Signal(policy, 1, "benchmark")
+    signals, signal = gate._view.signals, Signal(policy, 1, "benchmark")
     scope: Scope = {"type": "http", "client": (CLIENT, 4711), "headers": []}
 
     async def run() -> float:
         started_s = time.perf_counter()
         for _ in range(HITS):
-            await abuse.strike(signal, scope)
+            await signals.strike(signal, scope)
         return (time.perf_counter() - started_s) / HITS * 1_000_000
 
     return run

@@ -301,3 +301,27 @@ def test_something_that_is_not_a_list_is_named(networks: object) -> None:
 
 def test_host_bits_are_cleared_where_that_is_asked_for() -> None:
     assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
+
+
+@pytest.mark.parametrize(
+    ("networks", "most"),
+    [
+        (["0.0.0.0/0"], "IPv4"),
+        (["0.0.0.0/1", "128.0.0.0/1"], "IPv4"),
+        (["0.0.0.0/1", "128.0.0.0/2"], "IPv4"),
+        (["::/0", "10.0.0.0/8"], "IPv6"),
+        (["2000::/3"], "IPv6"),
+        (["2000::/4", "3000::/128"], "IPv6"),
+        (["2000::/4"], "IPv6"),
+        (["2000::/5", "3000::/5"], "IPv6"),
+        (["2000::/5", "3000::/6"], None),
+        (["::/3", "4000::/2", "8000::/1"], None),  # nobody has one of these
+        (["128.0.0.0/1"], "IPv4"),
+        (["128.0.0.0/2", "0.0.0.0/2"], "IPv4"),
+        (["128.0.0.0/2", "0.0.0.0/3"], None),
+        (["224.0.0.0/3", "10.0.0.0/8", "127.0.0.0/8"], None),
+        ([], None),
+    ],
+)
+def test_a_set_that_covers_most_of_everybody_is_noticed(networks: list[str], most: str | None) -> None:
+    assert Networks(networks).covers_most_of() == most

@@ -17,27 +17,33 @@ PATIENCE_S = 30.0
 
 
 def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that thread names another one before it lets go."""
     monkeypatch.setattr(forks, "PATIENCE_S", PATIENCE_S)
-    lock, taken = threading.Lock(), threading.Event()
-    hold_over_fork(lock)
+    first, lock, another = (threading.Lock() for _ in range(3))
+    for each in (first, lock):
+        hold_over_fork(each)
+    taken = threading.Event()
 
     def hold() -> None:
         with lock:
             taken.set()
             until_s = time.monotonic() + PATIENCE_S
-            while not forks._listing.locked() and time.monotonic() < until_s:
+            while not first.locked() and time.monotonic() < until_s:  # until the other thread is about to fork
                 time.sleep(0.001)
+            hold_over_fork(another)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert taken.wait(PATIENCE_S)
+    started_s = time.monotonic()
     child = os.fork()
     if not child:
-        os._exit(0 if lock.acquire(blocking=False) else 1)
+        os._exit(0 if all(each.acquire(blocking=False) for each in (first, lock, another)) else 1)
     holder.join()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert lock.acquire(blocking=False), "the parent has let it go"
+    assert all(each.acquire(blocking=False) for each in (first, lock, another)), "the parent has let them go"
+    assert time.monotonic() - started_s < PATIENCE_S, "nobody waited in vain"
 
 
 def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,37 +263,6 @@ async def test_one_function_may_be_exempt_below_one_router_and_limited_below_ano
     assert await statuses(app, 2, "/limited/page") == [200, 429]
 
 
-async def test_an_exemption_from_a_router_is_no_finding_and_one_from_nothing_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    router = APIRouter(**required(RateLimit("1/minute")))
-    router.get("/free", **required(RateLimit.exempt))(lambda: "free")
-    assert await statuses(application(router), 1, "/free") == [200]
-    assert "SG118" not in caplog.text
-    alone = APIRouter(dependencies=[Depends(RateLimit("1/minute")), Depends(RateLimit.exempt)])
-    alone.get("/beside")(lambda: "beside")
-    assert await statuses(application(alone), 1, "/beside") == [200]
-    assert "SG118: GET /beside takes the place of defaults, and there are none" in caplog.text
-
-
-async def test_a_finding_says_where_an_old_fastapi_does_not_show_what_is_to_be_lifted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fastapi.__version__", "0.136.3")
-    copied = [Depends(RateLimit("9/minute"))]  # as that version gave each route what its router requires
-    for default_limits, name in ((None, "bare"), ("60/minute", "with-defaults")):
-        app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], default_limits=default_limits)])
-        app.get("/other", dependencies=copied)(lambda: 1)
-        app.get(f"/{name}", dependencies=copied)(RateLimit.exempt(lambda: 1))
-        assert await counted(app, f"/{name}") != []
-        assert f"SG118: GET /{name} takes the place of defaults, but of a limit" in caplog.text
-    caplog.clear()
-    own = FastAPI(middleware=[Middleware(RateLimitMiddleware, default_limits="60/minute")])
-    own.get("/own", **required(RateLimit("9/minute")))(RateLimit.exempt(lambda: 1))
-    assert await statuses(own, 1, "/own") == [200]
-    assert "SG118" not in caplog.text
-
-
 async def test_it_lifts_the_limit_of_an_application_that_is_mounted_in_another() -> None:
     below = FastAPI(**required(RateLimit("1/minute")))
     below.get("/free")(RateLimit.exempt(lambda: "free"))
@@ -324,7 +293,7 @@ class Trees:
         self._made = 0
         self.expected: dict[str, list[str]] = {}
         dependencies, counting = self._level([])
-        gate = Middleware(RateLimitMiddleware, rules=[], ignore_checks=["SG118"])
+        gate = Middleware(RateLimitMiddleware, rules=[])
         self.app = FastAPI(dependencies=dependencies, middleware=[gate])
         self._fill(self.app, "", counting, 2)
 

@@ -1,4 +1,4 @@
-"""Arguments that users give: names of options that are not known, and functions that take something else.
+"""Checks of arguments that users give: unknown names of options, flags, and functions that take something else.
 
 Whoever comes from another library writes what an option is called there. `_CALLED_HERE` is the one table of such names,
 and of former names of this package; it answers in every class alike.
@@ -15,6 +15,7 @@ from .errors import ConfigurationError, closest, quoted
 
 _P = ParamSpec("_P")
 _F = TypeVar("_F")
+_T = TypeVar("_T")
 
 _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     # slowapi, Flask-Limiter, fastapi-limiter, django-ratelimit, express-rate-limit, rack-attack, fail2ban
@@ -111,6 +112,17 @@ def check_flag(what: str, value: object) -> bool:
     """
     if not isinstance(value, bool):
         raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
+    return value
+
+
+def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
+    """Return `value` if it is None or of a class.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
     return value
 
 

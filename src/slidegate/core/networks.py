@@ -17,9 +17,9 @@ from typing import Final, Self
 
 from .addresses import parse_address, parse_network
 from .errors import ConfigurationError, quoted
-from .public_space import HALF, public_addresses
 
 _RUN: Final = 4_096
+_EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
 
 
 class Networks:
@@ -70,18 +70,15 @@ class Networks:
         place = bisect_right(self._starts[version], last) - 1
         return place >= 0 and first <= self._ends[version][place]
 
-    def size(self, version: int) -> int:
-        """Return the number of addresses of one version."""
-        return sum(self._ends[version]) - sum(self._starts[version]) + len(self._starts[version])
-
     def covers_most_of(self) -> str | None:
-        """Return the version, ``"IPv4"`` or ``"IPv6"``, of whose public addresses more than half lie in the networks.
+        """Return the version, ``"IPv4"`` or ``"IPv6"``, of which half or more lies in the networks; None if none does.
 
-        None if there is none. Reserved addresses count for nothing.
+        Of IPv6 only 2000::/3 counts, all that is given out: lists of addresses that nobody has hold the rest.
         """
-        for version, half in HALF.items():
-            ranges = self._starts[version], self._ends[version]
-            if self.size(version) > half and public_addresses(version, *ranges) > half:
+        for version, (low, high) in _EVERYBODY.items():
+            ranges = zip(self._starts[version], self._ends[version], strict=True)
+            covered = sum(max(min(last, high) - max(first, low) + 1, 0) for first, last in ranges)
+            if 2 * covered > high - low:
                 return f"IPv{version}"
         return None
 

@@ -70,7 +70,7 @@ def note(span: Span, record: RequestLimits | None) -> None:
         span: A span that records.
         record: The record of the request; None, or an empty one, where no gate has decided.
     """
-    if record is None or not (record.steps or record.refusal is not None):
+    if record is None or not (record.entries or record.refusal is not None):
         return
     decisions = record.decisions
     told = [_attributes(decision) for decision in decisions]

@@ -31,7 +31,12 @@ def hold_over_fork(lock: Lock) -> None:
 
 def _before() -> None:
     _take(_listing)
-    for lock in list(_known):
+    known = list(_known)
+    _release_all()
+    for lock in known:
+        _take(lock)
+    _take(_listing)  # not before those: who holds one of them may be about to name another
+    for lock in [lock for lock in _known if lock not in known]:
         _take(lock)
 
 
@@ -40,10 +45,10 @@ def _take(lock: Lock) -> None:
         _held.append(lock)
 
 
-def _after() -> None:
+def _release_all() -> None:
     while _held:
         _held.pop().release()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has none
-    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+    os.register_at_fork(before=_before, after_in_parent=_release_all, after_in_child=_release_all)

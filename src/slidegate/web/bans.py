@@ -264,16 +264,16 @@ async def strike(
     if limits is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    sides = {name: step.side for step in reversed(limits.steps) for name in step.side.abuse.policies}
-    if policy is None and len(sides) == 1:
-        (policy,) = sides
-    side = sides.get(policy) if policy is not None else None
-    if side is None or policy is None:
-        names = ", ".join(map(repr, sides)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
-        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(sides))}"
+    above = {name: entry.middleware for entry in reversed(limits.entries) for name in entry.middleware.signals.policies}
+    if policy is None and len(above) == 1:
+        (policy,) = above
+    middleware = above.get(policy) if policy is not None else None
+    if middleware is None or policy is None:
+        names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
+        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(above))}"
         raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
-    if limits.spared_by(side):
+    if limits.exempt_from(middleware):
         return None
-    held = side.abuse.policies[policy]
+    held = middleware.signals.policies[policy]
     whole = held.after.amount if weight == "ban" else weight
-    return await side.abuse.strike(Signal(held, whole, clean_reason(reason)), request.scope)
+    return await middleware.signals.strike(Signal(held, whole, clean_reason(reason)), request.scope)

@@ -132,11 +132,9 @@ class UserCallbacks:
         suppressed = self._throttle.left_out((what, where), time.monotonic())
         if suppressed is None:
             return
-        logger.error(
-            "%s function of rule %r failed, so %s (suppressed=%d): %r",
-            what, where, consequence, suppressed, error,
-            exc_info=None if isinstance(error, ConfigurationError) else error,
-        )  # fmt: skip
+        trace = None if isinstance(error, ConfigurationError) else error
+        said = "%s function of rule %r failed, so %s (suppressed=%d): %r"
+        logger.error(said, what, where, consequence, suppressed, error, exc_info=trace)
 
     async def _holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
         """Return whether the condition of a rule holds; None if it fails."""

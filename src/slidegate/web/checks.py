@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import Scope
 
 from ..core.addresses import IPV6_PREFIX
+from ..core.arguments import check_flag
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import ban_target
 from ..core.errors import ConfigurationError, closest, quoted
@@ -45,7 +46,6 @@ CODES: Final = {
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
-    "SG118": "an exemption exempts from nothing",
     "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
     "SG123": "no route meets a rule",
@@ -61,6 +61,10 @@ _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _PARAMETER: Final = r"\{\w+(?::(\w+))?\}"
 _ALL_BELOW: Final = r"([^{]*)\{\w+:path\}"
+
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
 
 
 class Finding(NamedTuple):
@@ -97,6 +101,16 @@ class Checked(Protocol):
     @property
     def default_limits(self) -> Sequence[AnyLimit]:
         """The limits of each route."""
+
+
+def switched_off(enabled: object) -> str:
+    """Return the setting that switches everything off; empty if none does."""
+    text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
+    if text and text not in _TRUE + _FALSE:
+        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}")
+    if not check_flag("enabled", enabled):
+        return "enabled=False"
+    return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""
 
 
 def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
@@ -184,8 +198,8 @@ def _about_rules(gate: Checked) -> Iterator[Finding]:
         if path is not None:
             yield Finding(
                 "SG104",
-                f"{path!r} exempts nothing: the application below takes its root_path {root!r} away from paths; write "
-                f"{path.removeprefix(root)!r}",
+                f"{quoted(path)} exempts nothing: the application below takes its root_path {quoted(root)} away from "
+                f"paths; write {quoted(path.removeprefix(root))}",
             )
 
 
@@ -312,11 +326,6 @@ class StartupChecks:
         self._policies = [policy for policy in policies if _bans_by_address(policy)]
         self._left = WATCHED
         self._found: set[str] = set()
-
-    @property
-    def fresh(self) -> bool:
-        """Whether no request was checked yet."""
-        return self._left == WATCHED
 
     @property
     def over(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
-from .options import EXCLUSIONS, NEEDS, conflict
+from .rules import EXCLUSIONS, NEEDS, conflict
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"

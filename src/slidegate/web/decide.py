@@ -25,7 +25,7 @@ from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import GONE, ClientAddress, field_value
 from .endpoint_refusals import turn_at_endpoint
 from .network_files import AddressList, NetworkFiles
-from .request import Step, allowlisted, charged
+from .request import Entry, allowlisted, charged
 from .rule_set import BoundRule, RuleSet, Selection
 from .scope_keys import is_preflight
 
@@ -66,7 +66,7 @@ class Decider:
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
         calls: Calls the user's functions.
-        abuse: Strikes, and names the keys whose bans refuse a request.
+        signals: Strikes, and names the keys whose bans refuse a request.
         figures: Whether units and the refusals of shadows are figures of their rules.
     """
 
@@ -79,7 +79,7 @@ class Decider:
         blocklist: AddressList | None,
         allowlist: AddressList | None,
         calls: UserCallbacks,
-        abuse: BanSignals,
+        signals: BanSignals,
         figures: bool = True,
     ) -> None:
         self._limiter = limiter
@@ -94,7 +94,7 @@ class Decider:
         self._clients: dict[object, Client] = {}
         self._read = 0
         self._calls = calls
-        self._abuse = abuse
+        self._signals = signals
         self._onlookers = ShadowRules(limiter, calls, self._hit, figures=figures)
         self._figures = figures
         for bound in rules.bound():
@@ -105,13 +105,13 @@ class Decider:
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
-    def decide(self, scope: Scope, before: Sequence[Step], step: Step) -> Decision | Awaitable[Decision]:
+    def decide(self, scope: Scope, before: Sequence[Entry], entry: Entry) -> Decision | Awaitable[Decision]:
         """Decide about a request.
 
         Args:
             scope: Its scope.
-            before: The steps of the middlewares further out.
-            step: The step of this one, which learns whether the request is spared.
+            before: The entries of the middlewares further out.
+            entry: The entry of this one, which learns whether the request is exempt.
         """
         client = self.client(scope)
         if before and allowlisted(before):
@@ -121,12 +121,12 @@ class Decider:
         guarded = client.guarded
         if client.checks is not None and not before and scope.get("method") != "OPTIONS":
             return self._engine.decide(client.checks, guarded)
-        if self._abuse.keyed:
-            guarded = self._abuse.guarded(scope, client.key, client.address)
+        if self._signals.keyed:
+            guarded = self._signals.guarded(scope, client.key, client.address)
         selection = self._rules.select(scope)
-        step.spared = selection.exempt or is_preflight(scope)
-        if selection.open or selection.onlookers or before or self._abuse.on_request:
-            return self._by_rules(selection, scope, before, step, client.key, guarded)
+        entry.exempt = selection.exempt or is_preflight(scope)
+        if selection.open or selection.onlookers or before or self._signals.on_request:
+            return self._by_rules(selection, scope, before, entry, client.key, guarded)
         return self._ask(selection, scope, client.key, guarded)
 
     def client(self, scope: Scope) -> Client:
@@ -160,7 +160,7 @@ class Decider:
             return None
         if not always.plain or self._rules.waits:
             return None
-        if self._abuse.keyed or self._abuse.on_request or any(bound.key is not None for bound in always.limiting):
+        if self._signals.keyed or self._signals.on_request or any(bound.key is not None for bound in always.limiting):
             return None
         return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
 
@@ -168,18 +168,18 @@ class Decider:
         self,
         selection: Selection,
         scope: Scope,
-        before: Sequence[Step],
-        step: Step,
+        before: Sequence[Entry],
+        entry: Entry,
         client_key: str,
         guarded: Sequence[Guarded],
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
             selection = await self._calls.evaluated(selection, scope)
-            step.spared |= selection.exempt
+            entry.exempt |= selection.exempt
         signals: Sequence[Signal] = ()
-        if self._abuse.on_request and not step.spared:
-            signals = self._abuse.signals_of(scope, [step.side.abuse for step in before])
+        if self._signals.on_request and not entry.exempt:
+            signals = self._signals.signals_of(scope, [entry.middleware.signals for entry in before])
         if before:
             selection = self._without(selection, before)
         if signals or selection.onlookers:
@@ -187,14 +187,15 @@ class Decider:
         answer = self._ask(selection, scope, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
-    def _without(self, selection: Selection, before: Sequence[Step]) -> Selection:
+    def _without(self, selection: Selection, before: Sequence[Entry]) -> Selection:
         """Leave out the named rules that a middleware further out has counted under the same name."""
         limiting = tuple(
             bound
             for bound in selection.limiting
             if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
         )
-        looked = {rule for step in before if step.side.limiter is self._limiter for rule in step.side.onlookers}
+        outer = [entry.middleware for entry in before if entry.middleware.limiter is self._limiter]
+        looked = {rule for middleware in outer for rule in middleware.onlookers}
         onlookers = tuple(
             bound for bound in selection.onlookers if not (bound.rule.name and bound.bucket.rule in looked)
         )
@@ -269,7 +270,7 @@ class Decider:
         never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
         try:
             for signal in signals:
-                await self._abuse.strike(signal, scope)
+                await self._signals.strike(signal, scope)
         except StoreError:
             return self._engine.unanswered()
         answer = self._ask(selection, scope, client_key, guarded)
@@ -283,8 +284,8 @@ class Decider:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client = self.client(request.scope)
         client_key, guarded = client.key, client.guarded
-        if self._abuse.keyed:
-            guarded = self._abuse.guarded(request.scope, client_key, client.address)
+        if self._signals.keyed:
+            guarded = self._signals.guarded(request.scope, client_key, client.address)
         if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit":
             return self._engine.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
         return self._decide_there(bound, request, client_key, guarded)

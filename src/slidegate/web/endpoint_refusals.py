@@ -80,7 +80,7 @@ async def turn_at_endpoint(
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         raise ClientLeft(request.scope)
-    limits.steps.pop()
+    limits.entries.pop()
     limits.waited = last.allowed
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
@@ -120,10 +120,10 @@ def is_limited(decision: Decision) -> bool:
 async def strike(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all gates on the way."""
     outer: list[BanSignals] = []
-    for step in request.steps:
-        if step.side.abuse.on_refusal and not step.spared:
-            await step.side.abuse.refused(scope, outer)
-        outer.append(step.side.abuse)
+    for entry in request.entries:
+        if entry.middleware.signals.on_refusal and not entry.exempt:
+            await entry.middleware.signals.refused(scope, outer)
+        outer.append(entry.middleware.signals)
 
 
 def needed_fields(refusal: Decision) -> Fields:
@@ -161,7 +161,7 @@ async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIA
     """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await connection.scope[RECORD].side.refusals.send(scope, receive, send, refusal.decision)
+        await connection.scope[RECORD].middleware.refusals.send(scope, receive, send, refusal.decision)
 
     return answer
 
@@ -195,7 +195,7 @@ async def answer_unanswered(
         except Exception as failed:
             bug = failed
     if not request.answered:
-        await request.side.refusals.send(scope, receive, send, request.refusal)
+        await request.middleware.refusals.send(scope, receive, send, request.refusal)
     if bug is not None:
         raise bug
     return refused
@@ -218,7 +218,7 @@ async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope
 
 
 def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
-    status, body, *_ = request.side.refusals.answer(decision, scope)
+    status, body, *_ = request.middleware.refusals.answer(decision, scope)
     return EndpointRefusal(decision, status, json.loads(body)["detail"] if body else HTTPStatus(status).phrase)
 
 

@@ -25,7 +25,7 @@ from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, layers
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import RequestLimits, Reservation, Step, charges
+from .request import Entry, RequestLimits, Reservation, charges
 from .routes import ResolvedRoute, RouteIndex
 from .rule_set import BoundRule, buckets_of
 from .rules import (
@@ -164,27 +164,27 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware), with rules or without"
             )
-        side, rule, spared = request.side, self.rule, False
-        bound = side.endpoints.find(self, scope, endpoint)
+        middleware, rule, exempt = request.middleware, self.rule, False
+        bound = middleware.endpoints.find(self, scope, endpoint)
         if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
-            bound = side.endpoints.find(self, scope, endpoint, turn)
+            bound = middleware.endpoints.find(self, scope, endpoint, turn)
         if bound is None or (rule.action != "limit" and request.has_looked(bound.bucket.rule)):
             return
-        for step in request.steps:
-            if step.decision.reason is _ALLOWLISTED or charges(step, bound.bucket, side.limiter):
+        for entry in request.entries:
+            if entry.decision.reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):
                 return
-            spared = spared or (step.spared and step.side is side)
-        answer = side.endpoints.decide(bound, connection)
+            exempt = exempt or (entry.exempt and entry.middleware is middleware)
+        answer = middleware.endpoints.decide(bound, connection)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision is None:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.steps.append(Step(side, decision, spared))
+        request.entries.append(Entry(middleware, decision, exempt))
         request.waited |= decision.reason is Reason.WAITED
         request.unfinished |= rule.concurrency is not None
         if rule.count_if is not None:
-            request.reserve(Reservation(bound.rule, side.limiter, decision, side.endpoints.calls))
+            request.reserve(Reservation(bound.rule, middleware.limiter, decision, middleware.endpoints.calls))
 
 
 class EndpointBuckets:
@@ -313,9 +313,9 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     if record is None:
         return _UNCOUNTED
     counted = {
-        bucket.rule: (step.side.limiter, (bucket, key, units))
-        for step in record.steps
-        for bucket, key, _ in step.decision.checks
+        bucket.rule: (entry.middleware.limiter, (bucket, key, units))
+        for entry in record.entries
+        for bucket, key, _ in entry.decision.checks
         if not bucket.held
     }
     if rule is None and len(counted) == 1:

@@ -17,7 +17,7 @@ from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDO
 from ..core.limits import AnyLimit, Concurrency, Quota
 from ..core.memo import remember
 from ..core.ring import WindowState
-from .request import Step, tightest
+from .request import Entry, tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -57,19 +57,19 @@ class HeaderWriter:
         self._legacy = style in ("legacy", "both")
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
-    def add(self, theirs: Iterable[Field], steps: Sequence[Step]) -> list[Field]:
+    def add(self, theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
         """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
 
         A field comes once, and ours says what the middleware knows.
 
         Args:
             theirs: The fields of the application's.
-            steps: The decisions about the request; those without limits say nothing.
+            entries: The decisions about the request; those without limits say nothing.
         """
         fields: list[Field] = [*theirs]
-        if len(steps) > 1:
-            steps = [step for step in steps if step.decision.readings] or steps[:1]
-        decision = steps[0].decision if len(steps) == 1 else tightest([step.decision for step in steps])
+        if len(entries) > 1:
+            entries = [entry for entry in entries if entry.decision.readings] or entries[:1]
+        decision = entries[0].decision if len(entries) == 1 else tightest([entry.decision for entry in entries])
         readings, checks = decision.readings, decision.checks
         if not readings:
             return fields
@@ -86,7 +86,7 @@ class HeaderWriter:
         left = amount - spent if amount > spent else 0
         if self._draft:
             more_after_s = (leaves_us - decision.now_us + 999_999) // 1_000_000 if spent else 0
-            fields.append(policy if len(steps) == 1 else self._policy_of(steps))
+            fields.append(policy if len(entries) == 1 else self._policy_of(entries))
             fields.append((b"ratelimit", name % (left, more_after_s) if timed else name % left))
         if self._legacy:
             fields.append((b"x-ratelimit-limit", b"%d" % amount))
@@ -100,9 +100,9 @@ class HeaderWriter:
         own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
         return [field for field in fields if lowered(field[0]) not in own]
 
-    def _policy_of(self, steps: Sequence[Step]) -> tuple[bytes, bytes]:
+    def _policy_of(self, entries: Sequence[Entry]) -> tuple[bytes, bytes]:
         """Return the field RateLimit-Policy of several decisions."""
-        every = tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
+        every = tuple([bucket for entry in entries for bucket, _, _ in entry.decision.checks])
         return (self._known.get(every) or self._learn(every))[0]
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -23,7 +22,6 @@ from starlette.convertors import (
     Convertor,
     FloatConvertor,
     IntegerConvertor,
-    PathConvertor,
     StringConvertor,
     UUIDConvertor,
 )
@@ -41,7 +39,6 @@ Written: TypeAlias = tuple[str, Convertors]
 """A path in Starlette's syntax, and the convertors of its parameters."""
 PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
 """A regular expression for the paths that are meant, and the convertors of its parameters."""
-Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
 _Key: TypeAlias = Callable[[Sequence[str]], object]
 
 MAX_ODD: Final = 4_096
@@ -53,8 +50,6 @@ _SLASHES: Final = re.compile(r"//+")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
 _ANY_PATH: Final = re.compile("")
-_ANY: Final = re.compile("[^/]+")
-_REST: Final = re.compile(".*")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
 # What pydantic, int(), float() and UUID() take; "+" after a group of repeated characters keeps them linear.
 _SPELLINGS: Final[Mapping[type, str]] = {
@@ -134,36 +129,6 @@ def regex_of(path: str, convertors: Convertors, spellings: Mapping[type, str] | 
         regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
         end = found.end()
     return f"{regex}{re.escape(path[end:])}$"
-
-
-@lru_cache(4_096)
-def segments(path: str) -> Segments:
-    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
-    found: list[str | re.Pattern[str]] = []
-    for segment in path.split("/"):
-        if PARAM_REGEX.search(segment) is None:
-            found.append(segment)
-            continue
-        pattern, _, convertors = compile_path(f"/{segment}")
-        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
-            return (*found, _REST)
-        plain = PARAM_REGEX.fullmatch(segment) and type(next(iter(convertors.values()))) is StringConvertor
-        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
-    return tuple(found)
-
-
-def overlap(one: Segments, other: Segments) -> bool:
-    """Return whether some path belongs to both."""
-    if one[:1] == (_REST,) or other[:1] == (_REST,):
-        return True
-    if not one or not other:
-        return not one and not other
-    first, second = one[0], other[0]
-    if isinstance(first, str):
-        same = first == second if isinstance(second, str) else second.match(first) is not None
-    else:
-        same = not isinstance(second, str) or first.match(second) is not None
-    return same and overlap(one[1:], other[1:])
 
 
 def is_odd(path: str) -> bool:

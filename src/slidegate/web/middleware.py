@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -29,7 +29,7 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_settings, checked_codes
+from .checks import Finding, StartupChecks, about_settings, checked_codes, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
@@ -38,21 +38,20 @@ from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, str
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
-from .options import expect, switched_off
 from .request import (
     BODIES,
     Ahead,
+    Entry,
+    MiddlewareView,
     RequestLimits,
     Reservation,
-    Side,
-    Step,
     allowlisted,
     is_failure,
     is_last,
     unless_left,
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
-from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
+from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
 from .routes import router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
@@ -61,7 +60,7 @@ from .stats import RefusedRoutes, RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
-    from .reload import Claim, ReloadingMiddleware, Say
+    from .reload import FileState, ReloadingMiddleware
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 
@@ -142,28 +141,28 @@ class RateLimitMiddleware(Breakable):
         self.rules = tuple(all_rules(limits, rules))
         defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
-        self._abuse = abuse = BanSignals(bans, self.limiter, client, allowlist, calls)
-        self.policies = tuple(abuse.policies.values())
+        self._signals = signals = BanSignals(bans, self.limiter, client, allowlist, calls)
+        self.policies = tuple(signals.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self._refused_routes = RefusedRoutes(app)
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter)
-        self._responses = RefusalResponses(abuse.policies, on_refused, calls)
+        self._responses = RefusalResponses(signals.policies, on_refused, calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_places()
         self._decider = Decider(
-            self.limiter, client, self._rules, **lists, calls=calls, abuse=abuse, figures=self._counts
+            self.limiter, client, self._rules, **lists, calls=calls, signals=signals, figures=self._counts
         )
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         self._messages: MessageCounter | None = None
         if messages is not None:
             self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
-        self._side = self._made_side()
+        self._view = self._view_for_requests()
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
-        self._strikes = bool(abuse.policies)
-        self._hooked = bool(self._rules.reserving) or abuse.on_status or self._rules.holds
+        self._strikes = bool(signals.policies)
+        self._hooked = bool(self._rules.reserving) or signals.on_status or self._rules.holds
         self._looked = False
         off = switched_off(enabled)
         self._enabled = not off
@@ -174,14 +173,14 @@ class RateLimitMiddleware(Breakable):
             self._say(finding)
         self._enlist()
 
-    def _made_side(self) -> Side:
+    def _view_for_requests(self) -> MiddlewareView:
         """Make what the requests of this middleware show of it."""
         decider = self._decider
-        return Side(
+        return MiddlewareView(
             self.limiter,
             self._rules.names(),
             self._rules.looking,
-            self._abuse,
+            self._signals,
             EndpointBuckets(self._claim("endpoints:"), decider.decide_at, self._calls, decider.price),
             self._responses,
             RefusalEvents(self.limiter, self._client),
@@ -220,7 +219,7 @@ class RateLimitMiddleware(Breakable):
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
-        return [*self._rules.bound(), *self._side.endpoints.met()]
+        return [*self._rules.bound(), *self._view.endpoints.met()]
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets that the gate counts in, those of routes and endpoints that requests have reached."""
@@ -235,23 +234,23 @@ class RateLimitMiddleware(Breakable):
             self._look(scope)
         outer: RequestLimits | None = scope.get(RECORD)
         if outer is None:
-            request = scope[RECORD] = RequestLimits(self._side, self._stats.now(), counted=not self._counts)
+            request = scope[RECORD] = RequestLimits(self._view, self._stats.now(), counted=not self._counts)
             send = partial(self._send, scope, request, send)
         else:
             request = outer
-            request.side = self._side
+            request.middleware = self._view
         hooks = len(request.on_start)
         try:
-            step = Step(self._side)
-            answer = self._decider.decide(scope, request.steps, step)
-            decision = step.decision = answer if isinstance(answer, Decision) else await answer
-            request.steps.append(step)
+            entry = Entry(self._view)
+            answer = self._decider.decide(scope, request.entries, entry)
+            decision = entry.decision = answer if isinstance(answer, Decision) else await answer
+            request.entries.append(entry)
             admitted = decision.allowed
             if not admitted:
-                admitted, receive = await self._turn_away(scope, receive, send, request, step)
+                admitted, receive = await self._turn_away(scope, receive, send, request, entry)
             if admitted:
                 if self._hooked or scope["type"] == "websocket":
-                    receive, send = self._prepare(scope, receive, send, request, step)
+                    receive, send = self._prepare(scope, receive, send, request, entry)
                 await self.app(scope, receive, send)
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
@@ -298,14 +297,14 @@ class RateLimitMiddleware(Breakable):
         if request.refusal is not None and request.raised:
             fields = completed(fields, needed_fields(request.refusal))
         if self._headers is not None:
-            fields = self._headers.add(fields, request.steps)
+            fields = self._headers.add(fields, request.entries)
         message = {**message}  # an application may send one prepared message again and again
         message["headers"] = fields
         return message
 
     def _refused(self, request: RequestLimits, refusal: Decision) -> None:
         """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
-        listened = request.side.limiter.engine.events.refused
+        listened = request.middleware.limiter.engine.events.refused
         scope = request.refused_scope
         if scope is None or (request.counted and not listened):
             return
@@ -313,68 +312,68 @@ class RateLimitMiddleware(Breakable):
         if not request.counted:
             self._stats.refuse(request, refusal, route)
         if listened:
-            request.side.refusal_events.tell(scope, refusal, route, request.status or None)
+            request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
 
     async def _turn_away(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, entry: Entry
     ) -> tuple[bool, Receive]:
         """Have a request wait that may, and answer one that is refused.
 
         Returns:
             Whether it goes on to the application after all, and by which channel.
         """
-        if self._rules.waits and may_wait(step.decision):
+        if self._rules.waits and may_wait(entry.decision):
             receive = channel = request.read_ahead(receive)
-            if not await self._wait(scope, channel, request, step) or step.decision.allowed:
-                return step.decision.allowed, receive
-        decision = step.decision
+            if not await self._wait(scope, channel, request, entry) or entry.decision.allowed:
+                return entry.decision.allowed, receive
+        decision = entry.decision
         request.refuse(scope, decision)
-        if len(request.steps) > 1:
+        if len(request.entries) > 1:
             await request.hand_back()
-        if (self._strikes or len(request.steps) > 1) and is_limited(decision):
+        if (self._strikes or len(request.entries) > 1) and is_limited(decision):
             await strike(scope, request)
         await self._responses.send(scope, receive, send, decision)
         return False, receive
 
-    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, step: Step) -> bool:
+    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, entry: Entry) -> bool:
         """Wait in line, and note what came of it; return whether the client is still there."""
         guarded = self._guarded(scope)
         request.waited = True
-        lines, refused = self.limiter.engine.lines, step.decision
+        lines, refused = self.limiter.engine.lines, entry.decision
         decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, guarded))
         if decision is None:
             return False
-        step.decision, request.waited = decision, decision.allowed
+        entry.decision, request.waited = decision, decision.allowed
         self._decider.note_units(decision)
         return True
 
     def _prepare(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, entry: Entry
     ) -> tuple[Receive, Send]:
         """Note what waits for the status of the answer, and watch over a websocket."""
-        decision = step.decision
+        decision = entry.decision
         request.unfinished |= self._rules.holds
         for place, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
                 request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
-        if self._abuse.on_status and not step.spared:
-            request.on_start = [*request.on_start, partial(self._strike_for_status, step)]
-        if scope["type"] == "websocket" and not allowlisted(request.steps):
+        if self._signals.on_status and not entry.exempt:
+            request.on_start = [*request.on_start, partial(self._strike_for_status, entry)]
+        if scope["type"] == "websocket" and not allowlisted(request.entries):
             socket = self._watch_over(scope, receive, send, request)
             return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
         return receive, send
 
-    async def _strike_for_status(self, step: Step, scope: Scope, status: int, fields: object) -> None:
+    async def _strike_for_status(self, entry: Entry, scope: Scope, status: int, fields: object) -> None:
         """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
         request: RequestLimits = scope[RECORD]
-        if request.refusal is None and not request.spared_by(step.side):
-            outer = [other.side.abuse for other in request.steps[: request.steps.index(step)]]
-            await self._abuse.answered(status, scope, outer)
+        if request.refusal is None and not request.exempt_from(entry.middleware):
+            outer = [other.middleware.signals for other in request.entries[: request.entries.index(entry)]]
+            await self._signals.answered(status, scope, outer)
 
     def _guarded(self, scope: Scope) -> Sequence[Guarded]:
         """Return the keys and addresses whose bans refuse a request."""
-        return self._abuse.guarded(scope, *self._client.locate(scope))
+        return self._signals.guarded(scope, *self._client.locate(scope))
 
     def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
@@ -384,7 +383,7 @@ class RateLimitMiddleware(Breakable):
             return await self.limiter.engine.find_ban(guarded) is not None
 
         async def struck() -> None:
-            if not allowlisted(request.steps):  # by a middleware further in, after this one has let the request through
+            if not allowlisted(request.entries):  # by a middleware further in
                 await strike(scope, request)
 
         return GuardedWebSocket(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
@@ -484,9 +483,6 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
-            if self._watch.fresh and RECORD not in scope:  # else a gate further out looks at the exemptions
-                for finding in about_exemptions(self, scope.get("app", self.app)):
-                    self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
             if self._watch.over:
@@ -506,24 +502,22 @@ class _Read(RateLimitMiddleware):
 
     Args:
         app: The application to guard.
-        claim: Claims an identity, or returns the one that was claimed before.
-        say: Logs a finding, unless it was logged before.
+        shared: What the middlewares of the file share: identities, and the findings that were logged.
         options: Options of `RateLimitMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, claim: Claim, say: Say, options: Mapping[str, Any]) -> None:
-        self._claim_again = claim
-        self._say_once = say
+    def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
+        self._shared = shared
         super().__init__(app, **options)
 
     def _claim(self, identity: str) -> str:
-        return self._claim_again(identity)
+        return self._shared.claim(identity, self.limiter)
 
     def _enlist(self) -> None:
         """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
-        self._say_once(finding, super()._log)
+        self._shared.say(finding, super()._log)
 
 
 async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:

@@ -24,7 +24,6 @@ from ..core.addresses import parse_address, parse_network
 from ..core.arguments import check_flag
 from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.public_space import HALF
 from ..core.store import Event, Observer, Observers
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
 
@@ -268,16 +267,15 @@ def check_breadth(lists: Iterable[core.Networks], what: str) -> None:
         what: A name for them, for the error message.
 
     Raises:
-        ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
+        ConfigurationError: They cover half of the addresses of IPv4 or IPv6, or more.
     """
-    lists = list(lists)
-    # A list that is certainly less than half need not be merged, and no honest list is more.
-    if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
-        return
-    covered = core.Networks.of_ranges(chain.from_iterable(listed.ranges() for listed in lists)).covers_most_of()
+    every = list(lists)
+    if len(every) != 1:
+        every = [core.Networks.of_ranges(chain.from_iterable(listed.ranges() for listed in every))]
+    covered = every[0].covers_most_of()
     if covered is not None:
         raise ConfigurationError(
-            f"{what}: covers more than half of all public {covered} addresses, which cannot be meant; "
+            f"{what}: covers half of all {covered} addresses or more, which cannot be meant; "
             "list whom you mean, for example 192.0.2.0/24"
         )
 

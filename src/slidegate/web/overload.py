@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_flag, check_takes, names_checked
+from ..core.arguments import check_flag, check_takes, expect, names_checked
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
@@ -30,7 +30,7 @@ from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks, request_of
-from .options import expect, switched_off
+from .checks import switched_off
 from .responses import reduced_capacity, refuse_websocket
 from .rule_set import RuleSet
 from .rules import Rule, checked_methods

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,14 +40,16 @@ _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_lim
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-Claim: TypeAlias = Callable[[str], str]
-Say: TypeAlias = Callable[[Finding, Callable[[Finding], None]], None]
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 """The environment variable that holds the `secret` of the limiter of a configuration file."""
 
 
-class _Shared:
-    """The state that all gates made of one file share: the limiter, its identities, the findings already logged."""
+class FileState:
+    """The state that all middlewares made of one file share: the limiter, its identities, the findings already logged.
+
+    Attributes:
+        asked: How often each identity was claimed by the middleware that is being made.
+    """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._said: set[Finding] = set()
@@ -55,6 +57,7 @@ class _Shared:
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
         self._claimed: dict[tuple[str, int], str] = {}
+        self.asked: Counter[str] = Counter()
 
     def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
         """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
@@ -76,18 +79,13 @@ class _Shared:
             self._said.add(finding)
             log(finding)
 
-    def claims(self, limiter: Limiter) -> Claim:
-        """Return a function that claims identities for one gate: the same ones as for the gate before it."""
-        asked: Counter[str] = Counter()
-
-        def claim(identity: str) -> str:
-            asked[identity] += 1
-            turn = identity, asked[identity]
-            if turn not in self._claimed:
-                self._claimed[turn] = limiter.engine.claim(identity)
-            return self._claimed[turn]
-
-        return claim
+    def claim(self, identity: str, limiter: Limiter) -> str:
+        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
+        self.asked[identity] += 1
+        turn = identity, self.asked[identity]
+        if turn not in self._claimed:
+            self._claimed[turn] = limiter.engine.claim(identity)
+        return self._claimed[turn]
 
 
 class ReloadingMiddleware(Breakable):
@@ -96,8 +94,7 @@ class ReloadingMiddleware(Breakable):
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a gate, given the application, a function that claims identities, one that logs findings, and
-            options of `RateLimitMiddleware`.
+        make: Makes a middleware, given the application, what those of this file share, and options.
         observers: Called with events of the limiter that the file describes.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
@@ -113,7 +110,7 @@ class ReloadingMiddleware(Breakable):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        make: Callable[[ASGIApp, Claim, Say, Mapping[str, Any]], RateLimitMiddleware],
+        make: Callable[[ASGIApp, FileState, Mapping[str, Any]], RateLimitMiddleware],
         observers: Iterable[Observer] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -140,7 +137,7 @@ class ReloadingMiddleware(Breakable):
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "
                 "example limiter=Limiter(store, observers=[function])"
             )
-        self._shared = _Shared(observers)
+        self._shared = FileState(observers)
         self._clock = clock
         self._replace_store = replace_store
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
@@ -189,8 +186,8 @@ class ReloadingMiddleware(Breakable):
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
         """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
         options = loader.options()
-        claims = self._shared.claims(options["limiter"])
-        made = whole(self._make(self._guarded, claims, self._shared.say, options))
+        self._shared.asked.clear()
+        made = whole(self._make(self._guarded, self._shared, options))
         return made, whole(loader.entry(made, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:

@@ -46,14 +46,14 @@ UNDECIDED: Final = Decision(False, Reason.UNAVAILABLE)
 """Stands for a decision that nobody has made yet."""
 
 
-class Side(NamedTuple):
+class MiddlewareView(NamedTuple):
     """One middleware, as its requests show it.
 
     Attributes:
         limiter: The limiter that it asks.
         names: The names that users gave to its rules.
         onlookers: The identities of its rules that only look on.
-        abuse: Its ban policies, and the signals that they strike for.
+        signals: Its ban policies, and the signals that they strike for.
         endpoints: The buckets of the limits at endpoints below it.
         refusals: Answers the requests that it, or one of those limits, refuses.
         refusal_events: Tells of them.
@@ -62,28 +62,28 @@ class Side(NamedTuple):
     limiter: Limiter
     names: Set[str]
     onlookers: Set[str]
-    abuse: BanSignals
+    signals: BanSignals
     endpoints: EndpointBuckets
     refusals: RefusalResponses
     refusal_events: RefusalEvents
 
 
-class Step:
+class Entry:
     """One decision about a request.
 
     Args:
-        side: The middleware that asks for it.
+        middleware: The middleware that asks for it.
         decision: The decision, where it is known already.
-        spared: Whether the policies of that middleware hold nothing of this request against its client: a rule exempts
+        exempt: Whether the policies of that middleware hold nothing of this request against its client: a rule exempts
             the request, or a browser sends it by itself.
     """
 
-    __slots__ = ("decision", "side", "spared")
+    __slots__ = ("decision", "exempt", "middleware")
 
-    def __init__(self, side: Side, decision: Decision = UNDECIDED, spared: bool = False) -> None:
-        self.side = side
+    def __init__(self, middleware: MiddlewareView, decision: Decision = UNDECIDED, exempt: bool = False) -> None:
+        self.middleware = middleware
         self.decision = decision
-        self.spared = spared
+        self.exempt = exempt
 
 
 class Reservation(NamedTuple):
@@ -182,13 +182,13 @@ class RequestLimits:
     """The decisions about one request, and what is left to do for it.
 
     Args:
-        side: The outermost middleware.
+        middleware: The outermost middleware.
         began: When the request came, in ticks of the figures.
         counted: Whether nobody keeps figures.
 
     Attributes:
-        side: The middleware nearest above: limits at endpoints count there.
-        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
+        middleware: The middleware nearest above: limits at endpoints count there.
+        entries: The decisions of middlewares, the outermost first, and of limits at endpoints.
         refusal: The decision that refuses the request, if one does.
         refused_scope: The scope as the refusing middleware or endpoint saw it.
         raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
@@ -205,11 +205,11 @@ class RequestLimits:
         series: The series that has counted the request before its end, of a long answer for example.
     """
 
-    def __init__(self, side: Side, began: int, *, counted: bool) -> None:
-        self.side = side
+    def __init__(self, middleware: MiddlewareView, began: int, *, counted: bool) -> None:
+        self.middleware = middleware
         self.began = began
         self.counted = counted
-        self.steps: list[Step] = []
+        self.entries: list[Entry] = []
         self.refusal: Decision | None = None
         self.refused_scope: Scope | None = None
         self.handlers: Any = None
@@ -223,8 +223,8 @@ class RequestLimits:
 
     @property
     def decisions(self) -> list[Decision]:
-        """The decisions of all steps."""
-        return [step.decision for step in self.steps]
+        """The decisions of all entries."""
+        return [entry.decision for entry in self.entries]
 
     @property
     def decision(self) -> Decision:
@@ -233,7 +233,7 @@ class RequestLimits:
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
-        self.steps.append(Step(self.side, decision, self.spared_by(self.side)))
+        self.entries.append(Entry(self.middleware, decision, self.exempt_from(self.middleware)))
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
@@ -269,11 +269,13 @@ class RequestLimits:
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        return self.side.endpoints.names().union(*(step.side.names for step in self.steps))
+        return self.middleware.endpoints.names().union(*(entry.middleware.names for entry in self.entries))
 
-    def spared_by(self, side: Side) -> bool:
+    def exempt_from(self, middleware: MiddlewareView) -> bool:
         """Tell whether the policies of a middleware hold nothing of this request against its client."""
-        return allowlisted(self.steps) or any(step.spared and step.side is side for step in self.steps)
+        return allowlisted(self.entries) or any(
+            entry.exempt and entry.middleware is middleware for entry in self.entries
+        )
 
     def refuse(self, scope: Scope, refusal: Decision) -> None:
         """Note that a decision refuses the request; figures and events tell of it when the answer starts."""
@@ -292,16 +294,22 @@ class RequestLimits:
         """
         await refund(
             [
-                (step.side.limiter, step.decision.take_out(place))
-                for step in self.steps
-                for place, (bucket, _, _) in enumerate(step.decision.checks if step.decision.charge else ())
+                (entry.middleware.limiter, entry.decision.take_out(place))
+                for entry in self.entries
+                for place, (bucket, _, _) in enumerate(entry.decision.checks if entry.decision.charge else ())
                 if not bucket.count_denied
             ]
         )
 
     async def release(self) -> None:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
-        await refund([(step.side.limiter, part) for step in self.steps for part in step.decision.take_apart(held=True)])
+        await refund(
+            [
+                (entry.middleware.limiter, part)
+                for entry in self.entries
+                for part in entry.decision.take_apart(held=True)
+            ]
+        )
 
     async def end(self) -> None:
         """Give back all that the request holds: the application is done."""
@@ -311,22 +319,22 @@ class RequestLimits:
         await self.release()
 
 
-def charged(steps: Iterable[Step], bucket: Bucket, limiter: Limiter) -> bool:
+def charged(entries: Iterable[Entry], bucket: Bucket, limiter: Limiter) -> bool:
     """Tell whether the same windows were asked about the same limits on this request."""
-    return any(charges(step, bucket, limiter) for step in steps)
+    return any(charges(entry, bucket, limiter) for entry in entries)
 
 
-def charges(step: Step, bucket: Bucket, limiter: Limiter) -> bool:
+def charges(entry: Entry, bucket: Bucket, limiter: Limiter) -> bool:
     """Tell whether one decision asked the same windows about the same limits."""
-    for other, _, _ in step.decision.checks:
-        if other.rule == bucket.rule and other.limits == bucket.limits and step.side.limiter is limiter:
+    for other, _, _ in entry.decision.checks:
+        if other.rule == bucket.rule and other.limits == bucket.limits and entry.middleware.limiter is limiter:
             return True
     return False
 
 
-def allowlisted(steps: Iterable[Step]) -> bool:
+def allowlisted(entries: Iterable[Entry]) -> bool:
     """Tell whether the client is on the allowlist of a middleware on the way."""
-    return any(step.decision.reason is Reason.ALLOWLISTED for step in steps)
+    return any(entry.decision.reason is Reason.ALLOWLISTED for entry in entries)
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final, TypeAlias
 
+from starlette.convertors import PathConvertor, StringConvertor
+from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import closest
 from .checks import Checked, Finding
-from .decorators import dependencies, is_lifted, takes_no_defaults, unawaited
-from .endpoints import RateLimit
-from .matching import compile_pattern, overlap, segments
+from .decorators import unawaited
+from .matching import compile_pattern
 from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
-_SHOWS_ROUTERS: Final = (0, 137)
-"""The first FastAPI whose routes tell by which router they come."""
-_NUMBER: Final = re.compile(r"\d+")
-_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_ANY: Final = re.compile("[^/]+")
+_REST: Final = re.compile(".*")
 _KIND: Final = re.compile(":[a-z]+}")
 _PARAMETER: Final = re.compile(r"\{[^}]*\}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
 _MAX_NAMED: Final = 3
+_Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
 
 
 class AdminApp:
@@ -76,70 +75,6 @@ def _served(app: object, path: str) -> str:
     return next((place.label for place in walk(router_of(app)) if pattern.match(place.template)), "")
 
 
-def about_exemptions(gate: Checked, app: object) -> Iterator[Finding]:
-    """Yield the finding about an endpoint of an application that is exempt from defaults which it does not have."""
-    kept = _kept(app)
-    if kept is not None:
-        yield Finding(
-            "SG118",
-            f"{kept.label} takes the place of defaults, but of a limit that other routes require too it cannot: before "
-            "FastAPI 0.137 nothing tells the limit of a router from that of a route; take a newer FastAPI, or write "
-            "the limit at the application",
-        )
-    if kept is not None or _has_defaults(gate):
-        return
-    place = next((place for place in walk(app) if _takes_no_defaults(place) and not _lifts(place)), None)
-    if place is not None:
-        yield Finding(
-            "SG118",
-            f"{place.label} takes the place of defaults, and there are none: no gate above has default_limits, and no "
-            "router or application above requires a RateLimit; limits=, rules and limits at the endpoint apply to "
-            'it; write default_limits="60/minute", or Rule(path, exempt=True) before other rules',
-        )
-
-
-def _takes_no_defaults(place: ResolvedRoute) -> bool:
-    endpoint = place.route.endpoint
-    return any(takes_no_defaults(place.route, endpoint, method) for method in place.methods or _METHODS)
-
-
-def _lifts(place: ResolvedRoute) -> bool:
-    """Return whether there are defaults for a route between it and the application, which are lifted."""
-    if any(map(_has_defaults, (*place.mounts, place.route))):
-        return True
-    return any(is_lifted(limit, place) for limit in _limits_of(place))
-
-
-def _kept(app: object) -> ResolvedRoute | None:
-    """Return a route whose exemption leaves a limit of a router as it is, because this FastAPI shows no routers."""
-    version = _NUMBER.findall(getattr(sys.modules.get("fastapi"), "__version__", ""))[:2]
-    if not version or tuple(map(int, version)) >= _SHOWS_ROUTERS:
-        return None
-    places = list(walk(app))
-    counts = Counter(limit for place in places for limit in _limits_of(place) if not limit.override)
-    for place in filter(_takes_no_defaults, places):
-        if any(counts[limit] > 1 and not is_lifted(limit, place) for limit in _limits_of(place)):
-            return place
-    return None
-
-
-def _limits_of(place: ResolvedRoute) -> set[RateLimit]:
-    """Return the limits that FastAPI asks before an endpoint."""
-    return {call for call in dependencies(place.route) if isinstance(call, RateLimit)}
-
-
-def _has_defaults(above: Any) -> bool:
-    """Return whether a gate with `default_limits` is among the layers around an application, or may be."""
-    for layer in layers(above):
-        if getattr(layer, "default_limits", ()):
-            return True
-        for _, _, options in getattr(layer, "user_middleware", ()):
-            # An application makes its middlewares at its first request. A file may have `default_limits` too.
-            if options.get("default_limits") is not None or "path" in options:
-                return True
-    return False
-
-
 def about_callers(app: object) -> Iterator[Finding]:
     """Yield the findings about functions that call a limited one and cannot await it."""
     for caller, name in unawaited(app):
@@ -185,7 +120,37 @@ def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
         return False
     if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
         return False
-    return path == "*" or overlap(segments(path), segments(_typed(place)))
+    return path == "*" or _overlap(_segments(path), _segments(_typed(place)))
+
+
+@lru_cache(4_096)
+def _segments(path: str) -> _Segments:
+    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
+    found: list[str | re.Pattern[str]] = []
+    for segment in path.split("/"):
+        if PARAM_REGEX.search(segment) is None:
+            found.append(segment)
+            continue
+        pattern, _, convertors = compile_path(f"/{segment}")
+        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
+            return (*found, _REST)
+        plain = PARAM_REGEX.fullmatch(segment) and type(next(iter(convertors.values()))) is StringConvertor
+        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
+    return tuple(found)
+
+
+def _overlap(one: _Segments, other: _Segments) -> bool:
+    """Return whether some path belongs to both."""
+    if one[:1] == (_REST,) or other[:1] == (_REST,):
+        return True
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if isinstance(first, str):
+        same = first == second if isinstance(second, str) else second.match(first) is not None
+    else:
+        same = not isinstance(second, str) or first.match(second) is not None
+    return same and _overlap(one[1:], other[1:])
 
 
 def _without_roots(path: str) -> Iterator[str]:

@@ -366,7 +366,7 @@ def check_apart(rules: Iterable[Rule]) -> None:
         advice = "name one of them, or drop it"
         if rule.name is not None:
             paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-            advice = f"write one rule with the paths {paths!r}, or give one of them another name"
+            advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
         raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
 
 

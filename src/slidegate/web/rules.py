@@ -6,11 +6,11 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -22,7 +22,6 @@ from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, compile_pattern
-from .options import conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -41,6 +40,33 @@ Condition: TypeAlias = Callable[[HTTPConnection], object]
 DEFAULT_WAIT_MAX: Final = 16
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
+
+
+class Exclusion(NamedTuple):
+    """Options of a rule that make no sense beside another one."""
+
+    option: str
+    others: tuple[str, ...]
+    why: str
+
+
+_COUNTING: Final = ("limits", "concurrency", "key", "cost", "count_if", "count_denied", "wait", "shadow", "on_exceeded")
+EXCLUSIONS: Final = (
+    Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
+    Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
+    Exclusion("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
+    Exclusion("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+)
+"""Which options of a rule exclude each other; the JSON Schema of `slidegate.toml` is made of this table too."""
+NEEDS: Final = {
+    "status": ("block", "block=True"),
+    "cost": ("limits", 'limits such as "60/minute"'),
+    "count_if": ("limits", 'limits such as "60/minute"'),
+    "count_denied": ("limits", 'limits such as "60/minute"'),
+    "shadow": ("limits", 'limits such as "60/minute"'),
+    "on_exceeded": ("limits", 'limits such as "60/minute"'),
+}
+"""Options of a rule that are about another one, and how that is written."""
 
 
 class Rule:
@@ -177,7 +203,7 @@ class Rule:
 
     @property
     def _call(self) -> str:
-        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+        return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
 
     @property
     def label(self) -> str:
@@ -240,6 +266,18 @@ def _label(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+
+
+def conflict(given: Container[str]) -> str:
+    """Return what is wrong about the options that are given together, empty if nothing is."""
+    for option, others, why in EXCLUSIONS:
+        other = next((other for other in others if option in given and other in given), None)
+        if other is not None:
+            return f"{option}: it does not go with {other}: {why}; leave one of them out"
+    for option, (needed, written) in NEEDS.items():
+        if option in given and needed not in given:
+            return f"{option}: it goes with {needed}; add {written}, or leave it out"
+    return ""
 
 
 def checked_paths(path: object) -> tuple[str, ...]:

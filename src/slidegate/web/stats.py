@@ -136,18 +136,18 @@ class RequestStats:
             return
         request.answered = request.counted = True
         now = self.now()
-        came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
+        came = bool(request.entries) and not (request.waited and not request.entries[-1].decision.allowed)
         events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
         self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
 
     def _series(self, scope: Scope, request: RequestLimits) -> Series:
         """Return the series of a request that the application has seen."""
-        steps = request.steps
+        entries = request.entries
         counted: Counted
-        if len(steps) == 1 and len(checks := steps[0].decision.checks) == 1:
+        if len(entries) == 1 and len(checks := entries[0].decision.checks) == 1:
             counted = checks[0][0]
         else:
-            counted = tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
+            counted = tuple([bucket for entry in entries for bucket, _, _ in entry.decision.checks])
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._passed.get((counted, id(endpoint)))
         if known is not None and known[1] is router:

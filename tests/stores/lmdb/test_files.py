@@ -567,7 +567,7 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "active": lambda store: store.bans.active(),
     "history": lambda store: store.bans.history(),
     "dump": lambda store: store.bans.dump(),
-    "load": lambda store: store.bans.load([]),
+    "load": lambda store: store.bans.load([{"slidegate": "bans", "version": 2, "written_us": 0}]),
     "count": lambda store: store.bans.count(),
     "write": lambda store: store.shared_stats.write(b"worker00", []),
     "read": lambda store: store.shared_stats.read("5s", 0, 1),

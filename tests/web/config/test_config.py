@@ -251,7 +251,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ),
     (
         'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
-        "blocklist: covers more than half of all",
+        "blocklist: covers half of all",
     ),
     ('limits = "1/s"\nblocklist = "no.netset"', "blocklist: networks: cannot read"),
     ('limits = "1/s"\nallowlist = 5', "allowlist: expected text, a table or a list, for example allowlist ="),

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from .. import public_space
 from ..addresses import address_key, parse_network, prefix_length
 from ..errors import ConfigurationError, InvalidKey, quoted
 from ..networks import Networks
-from ..public_space import is_wide
 from .in_force import ban_key
 from .policy import BanPolicy
 
@@ -25,7 +23,8 @@ PRIVATE: Final = Networks(
 )
 """Loopback (RFC 1122, 4291), private (RFC 1918, 4193), shared (RFC 6598) and link-local (RFC 3927, 4291) addresses."""
 
-
+REGISTRY: Final = {4: 8, 6: 19}
+"""Prefix lengths of the widest networks that registries hand out."""
 WIDEST: Final = {4: 24, 6: 48}
 """Prefix lengths of the most that one customer is given: a /48 (RFC 6177), or a /24, the least that is routed. A wider
 network that strikes is nobody, unless the policy bans such prefixes: a user may have called himself 192.0.0.0/16."""
@@ -42,15 +41,15 @@ def hand_ban_key(key: object) -> str:
     """Return the one spelling of what people ban by hand; see `ban_key`.
 
     Raises:
-        InvalidKey: `ban_key` refuses it, or it is a public network wider than an IPv4 /8 or an IPv6 /19.
+        InvalidKey: `ban_key` refuses it, or it is a network wider than an IPv4 /8 or an IPv6 /19.
     """
     known = ban_key(key)
     try:
         version, first, last = parse_network(known)
     except ConfigurationError:
         return known  # an account, an API key
-    if is_wide(version, first, last):
-        most = prefix_length(version, 0, public_space.WIDEST[version] - 1)
+    most = REGISTRY[version]
+    if prefix_length(version, first, last) < most:
         raise InvalidKey(
             f"ban: {quoted(key)} is wider than an IPv{version} /{most}, the most that one registry is given; "
             'ban the networks that you mean, for example "192.0.2.0/24"',

@@ -30,6 +30,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
+from ..forks import hold_over_fork
 from . import opening
 from .checking import DATA, LOCK, check_directory
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
@@ -38,7 +39,6 @@ from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size,
 
 IN_PROCESS_S: Final = 0.05
 """How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
-_BEFORE_FORK_S: Final = 5.0
 _LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
 _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
@@ -85,8 +85,8 @@ class Environment:
         self.salvage: list[Path] = []
         self._lmdb: Any = None
         self._file = -1
-        self._lock = threading.Lock()
-        self._map = threading.Lock()  # held while the map is read or changes its size
+        self._lock = _lock_over_fork()
+        self._map = _lock_over_fork()  # held while the map is read or changes its size
         self._offset_us = 0
         self._looked_us = 0
         self._inodes = (0, 0)
@@ -289,20 +289,9 @@ class Environment:
         with self._lock, self._map:
             self._close()
 
-    def before_fork(self) -> None:
-        """Keep everybody out of transactions while the process forks."""
-        for lock in (self._lock, self._map):
-            lock.acquire(timeout=_BEFORE_FORK_S)
-
-    def after_fork(self) -> None:
-        """Let transactions go on. The parent calls this."""
-        for lock in (self._lock, self._map):
-            if lock.locked():
-                lock.release()
-
     def forked(self) -> None:
         """Drop the environment of the parent, and close its file. The child calls this."""
-        self._lock, self._map = threading.Lock(), threading.Lock()
+        self._lock, self._map = _lock_over_fork(), _lock_over_fork()  # a thread of the parent may have kept the old
         if self._lmdb is not None:
             self._lmdb = None
             self.dbs = _NO_DATABASES._replace(cell_key=self.dbs.cell_key)
@@ -405,7 +394,14 @@ class Readers:
         return Event("reader_stopped", message, {"pid": pid, "transactions": transactions})
 
 
-_lock: Final = threading.Lock()
+def _lock_over_fork() -> threading.Lock:
+    """Return a lock that nobody holds while the process forks, so that nobody is in a transaction then."""
+    lock = threading.Lock()
+    hold_over_fork(lock)
+    return lock
+
+
+_lock: Final = _lock_over_fork()
 _open: Final[dict[Path, Environment]] = {}
 
 
@@ -445,34 +441,9 @@ def close_environment(environment: Environment) -> None:
             environment.close()
 
 
-class _Fork:
-    """Keeps everybody from opening, closing and using environments while the process forks."""
-
-    def __init__(self) -> None:
-        self._holds = False
-        self._environments: list[Environment] = []
-
-    def before(self) -> None:
-        self._holds = _lock.acquire(timeout=_BEFORE_FORK_S)
-        self._environments = list(_open.values())
-        for environment in self._environments:
-            environment.before_fork()
-
-    def after_in_parent(self) -> None:
-        for environment in self._environments:
-            environment.after_fork()
-        self._let_go()
-
-    def after_in_child(self) -> None:
-        for environment in self._environments:
-            environment.forked()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._environments = []
-        if self._holds:
-            _lock.release()
+def _after_fork_in_child() -> None:
+    for environment in _open.values():
+        environment.forked()
 
 
-_fork: Final = _Fork()
-os.register_at_fork(before=_fork.before, after_in_parent=_fork.after_in_parent, after_in_child=_fork.after_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
