@@ -326,12 +326,12 @@ def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[s
 
 
 def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
-    report: Report, scanner: str, capsys: pytest.CaptureFixture[str]
+    report: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.main(["--no-serve"]) == 0
     banned, held, true = capsys.readouterr().out.splitlines()[-3:]
     assert banned.startswith("Banned: ")
-    assert f"{scanner} for path " in banned
+    assert "203.0.113.200 for path " in banned
     assert "198.51.100.77 to 100/10s of api" in held
     checked = f"{report.retries_checked:,}"
     assert true == f"True: {checked} of {checked} promises of a Retry-After, to the microsecond."
