@@ -85,7 +85,7 @@ concurrency = 3
     ("content", "told"),
     [
         (None, "cannot be read"),
-        (b"\0\xff\x1b[2J", "is not UTF-8"),
+        (b"\0\xff\x1b[2J", "not TOML: 'utf-8' codec"),
         (b'rules = [{ path = "/", limits = "5/minit" }]', "rules[0].limits"),
         (b"rulse = 3", "did you mean 'rules'"),
     ],
