@@ -88,7 +88,7 @@ class Figures:
         self._limiter = limiter
         self._clock = clock
         # In the time of the log every request would take none.
-        limiter.engine.statistics = Statistics(clock.running_us, limiter.engine.tell)
+        limiter.engine.statistics = Statistics(clock.running_us, limiter.engine.emit)
 
     def following(self, records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
         """Hand on records, which come in the order of their times, and read the figures after each minute."""

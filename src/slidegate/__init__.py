@@ -11,7 +11,8 @@ from __future__ import annotations
 from .core.bans.policy import BanPolicy
 from .core.decision import Decision, Reason
 from .core.errors import ConfigurationError, RateLimitExceeded, SlidegateError, StoreError
-from .core.limits import Limit, Quota, parse_limits
+from .core.limits import Limit, parse_limits
+from .core.quotas import Quota
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore

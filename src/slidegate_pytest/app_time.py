@@ -27,7 +27,6 @@ NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_0
 
 MOVED: Final = {
     "slidegate.limiter.inspect": "time_ns",
-    "slidegate.stores.memory.bans": "time_ns",
     "slidegate.stores.memory.store": "monotonic_ns",
     "slidegate.stores.system_clock": "time_ns",
     "slidegate.web.headers": "time",

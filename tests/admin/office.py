@@ -74,7 +74,7 @@ class Office:
 
     def hear(self) -> None:
         """Wait until every event so far was heard."""
-        assert self.limiter.engine.events.flush(60)
+        assert self.limiter.engine.events.worker.flush(60)
 
 
 class Operator:

@@ -440,7 +440,7 @@ def test_a_key_function_that_some_call_can_reach_is_taken(key: Any) -> None:
     def injected(*args: Any) -> None:
         order(*args)
 
-    for function in (order, injected):
+    for function in (order, injected, lambda user, *, item="tea": None):
         Limiter().limited("5/second", key=key)(function)
 
 
@@ -452,8 +452,9 @@ def test_arguments_that_another_decorator_adds_are_not_those_of_the_key() -> Non
     def injected(user: str) -> str:
         return order("db:", user)
 
-    limited: Any = Limiter().limited("5/second", key=lambda user: user)(injected)
-    assert limited("ann") == "db:ann"
+    for function in (injected, functools.partial(order, "db:")):
+        limited: Any = Limiter().limited("5/second", key=lambda user: user)(function)
+        assert limited("ann") == "db:ann"
 
 
 def test_a_block_has_no_arguments_to_make_a_key_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from pathlib import Path
@@ -131,8 +132,10 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
 
 
 async def slow_observers(scene: Scene, tmp_path: Path) -> None:
-    scene.limiter.engine.events._dropped = 7
-    scene.limiter.engine.events._report_dropped()
+    scene.limiter.engine.events.worker.max_queued = 0
+    scene.limiter.observe(lambda event: None, kinds=["shedding_started"])
+    scene.limiter.engine.emit(Event("shedding_started", "busy", {"shed": 1}))
+    assert await asyncio.to_thread(scene.limiter.engine.events.worker.flush, 60)
 
 
 SCENES = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.events import Event
-from slidegate.limiter import event_log, events
+from slidegate.limiter import event_log, event_worker
 from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
 
@@ -52,11 +52,11 @@ class Site:
 
     def tell(self, count: int = 1, kind: str = "refused", **details: object) -> None:
         for _ in range(count):
-            self.limiter.engine.tell(Event(kind, f"about {kind}", {"rule": "api", **details}))
+            self.limiter.engine.emit(Event(kind, f"about {kind}", {"rule": "api", **details}))
             self.flush()
 
     def flush(self) -> None:
-        assert self.limiter.engine.events.flush(LONG_S)
+        assert self.limiter.engine.events.worker.flush(LONG_S)
 
     @property
     def lines(self) -> list[str]:
@@ -133,7 +133,7 @@ async def test_many_kinds_and_rules_are_one_line_when_the_limiter_is_closed(site
 
 
 def test_it_is_also_said_when_no_event_comes_for_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "IDLE_S", 0.01)
+    monkeypatch.setattr(event_worker, "IDLE_S", 0.01)
     site.tell(7)
     site.clock.advance("1s")
     site.tell(kind="near_limit")
@@ -149,8 +149,8 @@ def test_the_end_of_the_interpreter_says_it_too() -> None:
         "from slidegate import Limiter\nfrom slidegate.events import Event\n"
         "limiter = Limiter()\n"
         "limiter.log_events(each='1/ms')\n"
-        "for number in range(3000): limiter.engine.tell(Event('refused', 'no', {'rule': 'api'}))\n"
-        "limiter.engine.events.flush(60)\n"
+        "for number in range(3000): limiter.engine.emit(Event('refused', 'no', {'rule': 'api'}))\n"
+        "limiter.engine.events.worker.flush(60)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     lines = run.stderr.splitlines()
@@ -163,7 +163,7 @@ def test_the_end_of_the_interpreter_says_it_too() -> None:
 def test_kinds_that_are_logged_anyway_are_not_written_twice() -> None:
     site = Site()
     for kind in KINDS:
-        site.limiter.engine.tell(Event(kind, "x"))
+        site.limiter.engine.emit(Event(kind, "x"))
         site.flush()
         site.clock.advance("1s")
     assert [record.kind for record in site.kept.records] == [kind for kind in KINDS if not KINDS[kind].logged]
@@ -227,7 +227,7 @@ async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.Log
     limiter.log_events()
     gate = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, bans=BanPolicy("99/10m", "1h"))
     await statuses(gate, 2)
-    assert limiter.engine.events.flush(LONG_S)
+    assert limiter.engine.events.worker.flush(LONG_S)
     assert [(record.name, record.levelname) for record in caplog.records if record.name == event_log.LOGGER] == [
         ("slidegate.events", "WARNING")
     ] * 2

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.events import Event
-from slidegate.limiter import events
+from slidegate.limiter import event_worker
 from slidegate.limiter.events import KINDS, LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -37,7 +37,7 @@ def numbers(events: list[Event]) -> list[object]:
 
 def tell(limiter: Limiter, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        limiter.engine.tell(event(number))
+        limiter.engine.emit(event(number))
 
 
 def threads() -> list[threading.Thread]:
@@ -46,7 +46,7 @@ def threads() -> list[threading.Thread]:
 
 
 def flushed(limiter: Limiter) -> None:
-    assert limiter.engine.events.flush(LONG_S)
+    assert limiter.engine.events.worker.flush(LONG_S)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def held_up(limiter: Limiter) -> Iterator[Callable[[], None]]:
         gate.wait(LONG_S)
 
     subscription = limiter.observe(hold, kinds=["store_reset"])
-    limiter.engine.tell(Event("store_reset", "hold"))
+    limiter.engine.emit(Event("store_reset", "hold"))
     assert begun.wait(LONG_S)
     try:
         yield gate.set
@@ -97,7 +97,7 @@ def test_an_inline_observer_hears_in_the_thread_of_the_event_and_at_once() -> No
     limiter.observe(lambda told: heard.append(threading.get_ident()), inline=True)
     tell(limiter, 1)
     assert heard == [threading.get_ident()] * 2
-    assert limiter.event_stats() == (0, 0, 0, 0)  # nothing was queued
+    assert limiter.event_stats() == (0, 0, 0)  # nothing was queued
 
 
 def test_an_observer_hears_the_kinds_that_it_names() -> None:
@@ -105,7 +105,7 @@ def test_an_observer_hears_the_kinds_that_it_names() -> None:
     limiter = Limiter(observers=[everything])
     limiter.observe(bans, kinds=["banned", "unbanned"])
     for kind in KINDS:
-        limiter.engine.tell(Event(kind, "one of each"))
+        limiter.engine.emit(Event(kind, "one of each"))
     assert everything.kinds == list(KINDS)
     assert bans.kinds == ["banned", "unbanned"]
 
@@ -115,7 +115,7 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock(5), wall_clock=wall), observers=[heard])
     limiter.observe(later.append)
     given = event(1)
-    limiter.engine.tell(given)
+    limiter.engine.emit(given)
     wall.advance("1s")
     tell(limiter, 1)
     flushed(limiter)
@@ -161,7 +161,7 @@ def test_nobody_listens_and_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> 
     limiter.observe(print, kinds=["unbanned"])
     tell(limiter, 10)
     assert threading.active_count() == before
-    assert limiter.event_stats() == (0, 0, 0, 0)
+    assert limiter.event_stats() == (0, 0, 0)
 
 
 # -- observers that misbehave ------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
 ) -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    monkeypatch.setattr(limiter.engine.events, "_max_queued", 10)
+    monkeypatch.setattr(limiter.engine.events.worker, "max_queued", 10)
     with caplog.at_level(logging.WARNING, logger="slidegate"), held_up(limiter) as let_go:
         tell(limiter, 25)  # would never return if it waited for the observer
         assert limiter.event_stats().dropped == 15
@@ -182,7 +182,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
     assert numbers(heard) == list(range(10))
     assert sum(told.details["dropped"] for told in heard if told.kind == "events_dropped") == 15  # type: ignore[misc]
     assert "15 events were dropped" in caplog.text
-    assert limiter.event_stats()._replace(delivered=0) == (0, 0, 15, 0)
+    assert limiter.event_stats()._replace(delivered=0) == (0, 0, 15)
     tell(limiter, 5, first=100)
     flushed(limiter)
     assert numbers(heard)[-5:] == [100, 101, 102, 103, 104]
@@ -193,7 +193,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
 def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: list[int], most: int) -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    limiter.engine.events._max_queued = most
+    limiter.engine.events.worker.max_queued = most
     total = 0
     for burst in bursts:
         tell(limiter, burst, first=total)
@@ -208,7 +208,7 @@ def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: lis
 def test_threads_that_tell_at_once_lose_and_repeat_nothing() -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    limiter.engine.events._max_queued = 10**6
+    limiter.engine.events.worker.max_queued = 10**6
     threads = [threading.Thread(target=tell, args=(limiter, 500, 1_000 * number)) for number in range(6)]
     for thread in threads:
         thread.start()
@@ -253,9 +253,9 @@ async def test_an_observer_may_call_the_limiter() -> None:
             limiter.sync.ban("user:7", "1h")
 
     limiter.observe(ban)
-    limiter.engine.tell(Event("store_reset", "ban somebody"))
-    assert await asyncio.to_thread(limiter.engine.events.flush, LONG_S)
-    assert await asyncio.to_thread(limiter.engine.events.flush, LONG_S)  # what the observer has told meanwhile
+    limiter.engine.emit(Event("store_reset", "ban somebody"))
+    assert await asyncio.to_thread(limiter.engine.events.worker.flush, LONG_S)
+    assert await asyncio.to_thread(limiter.engine.events.worker.flush, LONG_S)  # what the observer has told meanwhile
     assert kinds == ["store_reset", "banned"]
     assert await limiter.banned("user:7")
 
@@ -263,7 +263,7 @@ async def test_an_observer_may_call_the_limiter() -> None:
 def test_an_observer_that_waits_for_its_own_queue_does_not_wait() -> None:
     answers: list[bool] = []
     limiter = Limiter()
-    limiter.observe(lambda told: answers.append(limiter.engine.events.flush(LONG_S)))
+    limiter.observe(lambda told: answers.append(limiter.engine.events.worker.flush(LONG_S)))
     tell(limiter, 1)
     flushed(limiter)
     assert answers == [False]
@@ -333,7 +333,7 @@ async def test_closing_waits_no_longer_than_it_may_and_says_how_many_are_left(
 
 
 def test_a_thread_without_work_ends_and_the_next_event_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "IDLE_S", 0.01)
+    monkeypatch.setattr(event_worker, "IDLE_S", 0.01)
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
     for number in range(3):
@@ -357,7 +357,7 @@ def test_events_wait_where_no_thread_can_be_started(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fails)
         tell(limiter, 2)
-        assert not limiter.engine.events.flush(0.01)
+        assert not limiter.engine.events.worker.flush(0.01)
     assert "can't start new thread" in caplog.text
     tell(limiter, 1, first=2)
     flushed(limiter)
@@ -379,7 +379,7 @@ def hear(event):
     os.write(1, f"{event.message}\\n".encode())
 limiter = Limiter(observers=[hear])
 def tell(text):
-    limiter.engine.tell(Event("banned", text))
+    limiter.engine.emit(Event("banned", text))
 """
 
 
@@ -400,16 +400,16 @@ def test_a_child_delivers_its_own_events_and_none_of_its_parent() -> None:
         "def hold(event):\n"
         "    begun.set(); gate.wait(60)\n"
         'limiter.observe(hold, kinds=["store_reset"])\n'
-        'limiter.engine.tell(Event("store_reset", "hold"))\n'
+        'limiter.engine.emit(Event("store_reset", "hold"))\n'
         "begun.wait(60)\n"
         'tell("of the parent")\n'
         "child = os.fork()\n"
         "if child == 0:\n"
         '    tell("of the child")\n'
-        "    os._exit(0 if limiter.engine.events.flush(60) and limiter.event_stats().delivered == 1 else 9)\n"
+        "    os._exit(0 if limiter.engine.events.worker.flush(60) and limiter.event_stats().delivered == 1 else 9)\n"
         "_, status = os.waitpid(child, 0)\n"
         "gate.set()\n"
-        "assert limiter.engine.events.flush(60)\n"
+        "assert limiter.engine.events.worker.flush(60)\n"
         "sys.exit(os.waitstatus_to_exitcode(status))\n"
     )
     assert sorted(run(code).splitlines()) == ["hold", "of the child", "of the parent"]
@@ -432,7 +432,7 @@ def test_forks_while_threads_tell_events_leave_children_that_deliver() -> None:
         "    child = os.fork()\n"
         "    if child == 0:\n"
         '        tell("of the child")\n'
-        "        os._exit(0 if limiter.engine.events.flush(60) else 9)\n"
+        "        os._exit(0 if limiter.engine.events.worker.flush(60) else 9)\n"
         "    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "over = True\n"
         "[thread.join() for thread in threads]\n"

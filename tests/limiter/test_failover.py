@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
+from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
-from slidegate.core.limits import Concurrency
 from slidegate.limiter import failover
 from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore

@@ -136,16 +136,18 @@ async def test_an_observer_that_comes_later_hears_of_keys_until_it_has_gone() ->
     assert len(heard) == 1
 
 
-async def test_what_is_remembered_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_is_bounded_and_some_are_told_of_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_limits, "MAX_REMEMBERED", 5)
     site = Site()
-    for number in range(20):
-        await site.limiter.hit(f"user:{number}", "1/minute")
+    for cost in (8, 1):
+        for number in range(5):
+            await site.limiter.hit(f"user:{number}", "10/minute", cost)
     assert [key for key, _ in site.told] == [f"user:{number}" for number in range(5)]
-    assert site.limiter.event_stats().unsaid == 15
-    site.clock.advance("1m")
-    await site.limiter.hit("user:99", "1/minute")
-    assert [key for key, _ in site.told][5:] == ["user:99"]
+    await site.limiter.hit("user:5", "10/minute", 8)
+    for _ in range(2):
+        await site.limiter.hit("user:0", "20/minute", 8, rule="other")
+    await site.limiter.hit("user:0", "10/minute", 1)
+    assert site.told[5:] == [("user:5", 8), ("user:0", 16), ("user:0", 10)]
 
 
 def test_threads_tell_of_a_key_once() -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from slidegate import Limiter
+from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision
-from slidegate.core.limits import Concurrency
 from slidegate.core.store import Event
 from slidegate.testing.contract.player import settle
 

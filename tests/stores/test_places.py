@@ -14,8 +14,9 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import StoreUnavailable
+from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision, Reason
-from slidegate.core.limits import Concurrency, parse_limits
+from slidegate.core.limits import parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver

@@ -18,6 +18,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddl
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, scope_of, send_scope, statuses
+from ..virtual_time import VirtualTime
 from .limited import AT, as_dependency, gate_of, limited
 from .test_waiting import channel
 
@@ -41,7 +42,7 @@ async def test_a_request_waits_for_its_turn(at: str) -> None:
 async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
     gate = limited(at, "1/hour", wait="10s")
     assert await statuses(gate, 2) == [200, 429]
-    short = limited(at, "1/100ms", limiter=Limiter(), wait="10s", wait_max=1)
+    short = limited(at, "1/100ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s", wait_max=1)
     assert sorted(await asyncio.gather(*(_status(short) for _ in range(3)))) == [200, 200, 429]
 
 

@@ -10,8 +10,9 @@ from typing import Any, Final, NamedTuple
 from ..core import decision
 from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
+from ..core.concurrency import Concurrency
 from ..core.decision import Bucket
-from ..core.limits import AnyLimit, Concurrency, Limit
+from ..core.limits import AnyLimit, Limit
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..web.keys import Key

@@ -6,12 +6,14 @@ from . import decision as _decision
 from .addresses import parse_address
 from .bans.in_force import Ban, BanChange, Guarded
 from .calendar import Anchor, Calendar, Period
+from .concurrency import Concurrency
 from .counter_window import CounterWindow
 from .decide import Place, charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
-from .limits import AnyLimit, Concurrency, Limit, Quota, parse_duration_us, parse_limits
+from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
+from .quotas import Quota
 from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow

@@ -10,8 +10,10 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from .charge import Charge
+from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
-from .limits import AnyLimit, Concurrency, Quota
+from .limits import AnyLimit
+from .quotas import Quota
 from .ring import GRACE_US, KEPT_US, NEVER, WindowState, reserve
 
 OK: Final = Reason.OK

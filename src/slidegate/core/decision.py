@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
 from .charge import Charge
-from .limits import AnyLimit, Concurrency, Limit, Quota
+from .concurrency import Concurrency
+from .limits import AnyLimit, Limit
+from .quotas import Quota
 from .reasons import Reason as Reason
 from .ring import NEVER, OPEN, WindowState
 

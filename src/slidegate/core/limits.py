@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Self, TypeAlias, overload
 
-from . import periods, permits, ring
-from .calendar import UNITS, Calendar, Period, Unit, load_zone, read_anchor
+from . import ring
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
 from .ring import WindowState
@@ -38,7 +37,6 @@ _MAX_SPAN_US: Final = 2**63 - 1
 # 64 counters of 4 bytes are a quarter of a kilobyte, and keep the needless wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
-QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
 EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
 
 # Possessive (`++`), and no two runs of spaces side by side: a hostile text is walked once.
@@ -49,7 +47,6 @@ _LIMIT: Final = re.compile(
     (?:@\s*+(?P<resolution>[0-9]{1,9}+))?""",
     re.ASCII | re.VERBOSE,
 )
-_QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
 _NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)", re.ASCII)
 
 
@@ -117,8 +114,8 @@ class AnyLimit:
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
     A bucket takes limits of any kind, and a demand charges all or none. What a key has spent is a *window*, which is
-    bytes: ``b""`` if that is nothing. Each kind of limit knows how to read and change its own, see `ring`, `periods`
-    and `permits`; a store only keeps them.
+    bytes: ``b""`` if that is nothing. Each kind of limit knows how to read and change its own; a store only keeps
+    them.
 
     Attributes:
         amount: Units, 1 to 2**31 - 1.
@@ -319,180 +316,6 @@ class Limit(AnyLimit):
     def __str__(self) -> str:
         resolution = f" @{self.resolution}" if self.resolution != DEFAULT_RESOLUTION else ""
         return self._named(f"{self.amount}/{format_duration(self.window_us)}{resolution}")
-
-
-@dataclass(frozen=True, init=False, repr=False, slots=True)
-class Quota(AnyLimit):
-    """At most so many units in each day, week, month or year of the calendar. Immutable; equal quotas hash equal.
-
-    It stands wherever a limit stands, and goes by Unix time, also where windows of the same store go by a clock that is
-    never set. It is no sliding window: at the turn of a period everything is free again, so up
-    to twice the amount passes within a moment. A sliding limit beside it keeps bursts small: ``["10/second", quota]``.
-
-    Args:
-        text: ``"10000/month"``: the amount, 1 to 2**31 - 1, and ``day``, ``week``, ``month`` or ``year``.
-        zone: The time zone by whose clocks periods start, as in the time zone database: ``"Europe/Berlin"``.
-        starts: Where in the calendar they start. For a day ``"06:00"``, a time of day; for a week ``"sunday"``; for a
-            month the day, 1 to 31, where 31 is the last day of a shorter month; for a year ``"04-01"``, month and day.
-            By default midnight, Monday, the 1st, and 1 January.
-        name: What the quota is called in the response headers; by default its rule's name.
-
-    Raises:
-        ConfigurationError: A value cannot be read, or there is no such zone, or no time zone database.
-    """
-
-    amount: int
-    unit: Unit
-    """``"day"``, ``"week"``, ``"month"`` or ``"year"``."""
-    starts: str
-    zone_name: str
-    name: str | None
-    calendar: Calendar = field(compare=False)
-
-    def __init__(
-        self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
-    ) -> None:
-        match = _QUOTA.fullmatch(text.strip(" ")) if isinstance(text, str) else None
-        if match is None:
-            raise ConfigurationError(f'quota: expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}')
-        unit = match["unit"].lower()
-        if unit not in UNITS:
-            raise ConfigurationError(
-                f"quota: expected a day, week, month or year, for example {match['amount']}/month, not {quoted(text)}; "
-                'for other spans write a limit, for example "100/hour"'
-            )
-        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "amount", f"for example {QUOTA_EXAMPLE}")
-        if name is not None:
-            check_name(name, "quota name")
-        anchor, spelled = read_anchor(unit, starts)
-        calendar = Calendar(unit, anchor, load_zone(zone))
-        self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
-
-    spend = periods.spend
-    charge = periods.charge
-    remove = periods.remove
-    state = periods.state
-    reset = periods.reset
-    expires_us = periods.expires_us
-
-    def mark(self, window: bytes) -> int:
-        """See `AnyLimit.mark`: the end of the period, in Unix time."""
-        return periods.end_us(window)
-
-    def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
-        """Return a count in the period of a moment, which the store and Unix call by different numbers."""
-        return periods.enter(window, self.period_at(unix_us).end_us, now_us - unix_us)
-
-    @property
-    def same_window(self) -> Identity:
-        """Unit, zone and start: quotas of one rule that agree in them share their counts, whatever their amounts."""
-        return 0, f"{self.unit} {self.starts} {self.zone_name}"
-
-    @property
-    def suffix(self) -> str:
-        """See `AnyLimit.suffix`: the unit."""
-        return self.unit
-
-    @property
-    def said(self) -> str:
-        """See `AnyLimit.said`."""
-        return f"{self.amount} per {self.unit}"
-
-    def period_at(self, unix_us: int) -> Period:
-        """Return the period of a moment of Unix time, in microseconds."""
-        return self.calendar.period_at(unix_us)
-
-    def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; a period may end at any time."""
-        return at_us + periods.KEPT_US
-
-    def __str__(self) -> str:
-        return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")
-
-
-@dataclass(frozen=True, init=False, repr=False, slots=True)
-class Concurrency(AnyLimit):
-    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
-
-    It has no window: a unit of it, a *permit*, leaves when it is handed back, and never because time has passed.
-
-    Args:
-        amount: Permits, 1 to 2**31 - 1, as a whole number or its text.
-        name: The name of the limit in the response headers; by default its rule's name.
-
-    Raises:
-        ConfigurationError: A value is outside its range.
-    """
-
-    amount: int
-    name: str | None
-
-    def __init__(self, amount: int | str, *, name: str | None = None) -> None:
-        if name is not None:
-            check_name(name, "limit name")
-        self._fill(amount=_permits(amount), name=name)
-
-    spend = permits.spend
-    charge = permits.charge
-    remove = permits.remove
-    state = permits.state
-
-    def reset(self, window: bytes, now_us: int) -> bytes:
-        """See `AnyLimit.reset`: requests that are under way stay so."""
-        return window
-
-    def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`: never while one is taken."""
-        return 2**63 - 1 if permits.taken(window) else 0
-
-    def mark(self, window: bytes) -> int:
-        """See `AnyLimit.mark`: permits are given back by their number."""
-        return 0
-
-    def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; a permit may come back at any time."""
-        return at_us
-
-    def listed(self) -> Self:
-        """Refuse to stand among limits: permits have a bucket of their own.
-
-        Raises:
-            ConfigurationError: Always; the message says what to write.
-        """
-        raise ConfigurationError(
-            f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
-            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
-        )
-
-    @property
-    def same_window(self) -> Identity:
-        """A rule has one count of permits for each key."""
-        return 0, 1
-
-    @property
-    def suffix(self) -> str:
-        """See `AnyLimit.suffix`."""
-        return "places"
-
-    @property
-    def said(self) -> str:
-        """See `AnyLimit.said`."""
-        return f"{self.amount} at a time"
-
-    def __str__(self) -> str:
-        return self._named(self.said)
-
-
-def _permits(amount: object) -> int:
-    digits = amount.strip() if isinstance(amount, str) else ""
-    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:
-        hint = "; it has no window" if isinstance(amount, str) and "/" in amount else ""
-        raise ConfigurationError(
-            f'concurrency: expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not '
-            f"{quoted(amount)}{hint}"
-        )
-    return number
 
 
 @overload

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .limits import AnyLimit, Limit, Quota
-from .periods import end_us
+from .limits import AnyLimit, Limit
+from .quotas import Quota, end_us
 from .ring import entries
 
 

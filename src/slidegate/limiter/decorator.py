@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
 from hashlib import blake2b
+from itertools import product
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -32,7 +33,6 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of the arguments that a limited function is called with."""
 
 DEFAULT_RULE: Final = "limited"
-_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_WAITING: Final = 1_000
 """How many calls of one key may wait at a time."""
@@ -166,19 +166,21 @@ def _checked_key(key: object) -> LimitedKey:
 
 
 def _check_reachable(key: Callable[..., object], function: Callable[..., object]) -> None:
-    """Check that a key function can be called as some call of the function is: by place or by name, defaults or not."""
+    """Check that a key function can be called as some call of the function is."""
     taken, known = signature_of(key), signature_of(function, follow_wrapped=False)
     parameters = [] if known is None else list(known.parameters.values())
     if taken is None or known is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
         return
-    for given in (parameters, [parameter for parameter in parameters if parameter.default is parameter.empty]):
-        for by_place in (_BY_PLACE, _BY_PLACE[:1]):
-            places = [parameter.name for parameter in given if parameter.kind in by_place]
-            try:
-                taken.bind(*places, **{one.name: None for one in given if one.kind not in by_place})
-            except TypeError:
-                continue
-            return
+    # Any number of arguments by place, the others by name; those with a default may be left out.
+    for count, wanted in product(range(len(parameters) + 1), ((), taken.parameters)):
+        named = [one for one in parameters[count:] if one.default is one.empty or one.name in wanted]
+        if any(one.kind is one.KEYWORD_ONLY for one in parameters[:count]):
+            break
+        try:
+            taken.bind(*parameters[:count], **{one.name: one for one in named})
+        except TypeError:
+            continue
+        return
     names = [parameter.name for parameter in parameters]
     raise ConfigurationError(
         f"limited: key: expected a function of {' and '.join(names) or 'nothing'}, for example "

@@ -1,14 +1,14 @@
-"""How a limiter asks its store; the gates of this package use it, users do not.
+"""How a limiter asks its store; the middlewares of this package use it, users do not.
 
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
-    gate: buckets and keys of its own  ---^                         |
+    middleware: its buckets and keys  ----^                         |
                                                                     '--->  listeners, if there are any
 
-A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
-asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
+A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
+So it asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Engine:
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
         events: The observers.
-        tell: Passes an event that happened above the store to the observers.
+        emit: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         has_secret: Whether digests are keyed with a secret of the user's.
         failover: Asks a store that can fail; None for one in memory.
@@ -84,23 +84,23 @@ class Engine:
     ) -> None:
         self.store = store
         self.events = events
-        self.tell: Callable[[Event], None] = events.tell
-        store.observe(self.tell)
+        self.emit: Callable[[Event], None] = events.emit
+        store.observe(self.emit)
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
-        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.tell)
+        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.emit)
         self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
         self.has_secret = secret is not None
-        self.statistics = Statistics(self.clock, self.tell)
+        self.statistics = Statistics(self.clock, self.emit)
         self.publisher = Publisher(store.shared_stats, self.statistics)
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
         self.lines = WaitingLines(self)
         self.callers = Callers()
         self.console: object | None = None
         self._listeners: tuple[Listener, ...] = ()
-        self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
+        self._near = NearLimits(near_limit, self.statistics.now_us, self.emit)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
@@ -120,7 +120,7 @@ class Engine:
 
     def event_stats(self) -> EventStats:
         """Return what `Limiter.event_stats` returns."""
-        return self.events.stats()._replace(unsaid=self._near.unsaid)
+        return self.events.stats()
 
     def listen(self, listener: Listener) -> None:
         """Have a function called with all further decisions."""
@@ -199,7 +199,7 @@ class Engine:
             self._near.forget()
 
     def rebuild(self) -> None:
-        """Put together the function that decides: it asks the store, and tells those who listen, if there are any.
+        """Put together the function that decides: it asks the store, and notifies those who listen, if there are any.
 
         Where limits do not count, it lets everything pass, and asks no store.
         """

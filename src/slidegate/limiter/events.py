@@ -1,26 +1,16 @@
-"""Events on their way to those who observe a limiter.
+"""Events, and those who observe a limiter.
 
-An event goes to inline observers in the thread in which it happens, and to the others by way of a queue. That thread
-goes on, however slow the observers are:
-
-* one thread calls all observers of one limiter, so each hears its events in the order in which they were queued;
-* it starts with the first event and ends when none has come for a while, so a limiter that nobody closes keeps none;
-* beyond `MAX_QUEUED` events further ones are dropped, counted, and reported when there is room again;
-* `fork` copies no threads: a child begins with an empty queue, since the parent delivers the events in its own;
-* at the end of the interpreter the events in the queue are delivered, for no longer than `END_S`.
+An event goes to inline observers in the thread in which it happens, and to the others by way of the queue of the
+`EventWorker`. That thread goes on, however slow the observers are.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
-from threading import Condition, Lock, Thread, current_thread
+from threading import Lock
 from time import monotonic
 from typing import Final, NamedTuple
-from weakref import WeakSet
 
 import anyio
 
@@ -30,15 +20,10 @@ from ..core.logs import logger
 from ..core.store import Clock, Event, Observer
 from ..stores.forks import hold_over_fork
 from .aio import on_loop
+from .event_worker import EventWorker
 
-MAX_QUEUED: Final = 4_096
-"""About a kilobyte each: a few megabytes while observers lag behind."""
-IDLE_S: Final = 5.0
-END_S: Final = 2.0
 CLOSE_S: Final = 5.0
 """How long `Limiter.close` waits for observers."""
-SAY_EVERY_S: Final = 1.0
-"""How often dropped events are reported."""
 LOG_EVERY_S: Final = 10.0
 """An observer that fails with every refusal of a flood writes no more than one traceback in this time."""
 _LOOK_S: Final = 0.005
@@ -121,8 +106,6 @@ class EventStats(NamedTuple):
     """Events delivered so far."""
     dropped: int
     """Events dropped so far, because observers were too slow and the queue was full."""
-    unsaid: int = 0
-    """Keys near a limit so far of which nothing was told, because 10,000 others were near one."""
 
 
 class Subscription:
@@ -170,8 +153,8 @@ class Subscription:
         """Return whether the observer hears events of a kind."""
         return self.kinds is None or kind in self.kinds
 
-    def hear(self, event: Event) -> None:
-        """Call the observer, and outlive its exceptions."""
+    def handle(self, event: Event) -> None:
+        """Call the observer, and outlive its exceptions: in the thread of the worker even that of sys.exit()."""
         if self.over:
             return
         try:
@@ -180,7 +163,9 @@ class Subscription:
                 if iscoroutine(answer):
                     answer.close()
                 raise TypeError(f"it returned {type(answer).__name__!r}, which nobody awaits; observers are not async")
-        except Exception as error:
+        except BaseException as error:
+            if self.inline and not isinstance(error, Exception):
+                raise
             self.failed(error)
 
     def rest(self, last: bool) -> None:
@@ -229,12 +214,13 @@ def _known(kinds: Iterable[str] | None) -> Set[str] | None:
 
 
 class EventHub:
-    """The observers of one limiter, and the queue and the thread for those that are not inline.
+    """The observers of one limiter.
 
     Args:
         unix_us: Returns Unix time in microseconds, for the time of events.
 
     Attributes:
+        worker: Calls the observers that are not inline.
         refused: Whether anybody hears `refused`; else nobody makes such events.
         near_limit: Whether anybody hears `near_limit`.
     """
@@ -246,19 +232,7 @@ class EventHub:
         self._subscriptions: tuple[Subscription, ...] = ()
         self._changed: Callable[[], object] | None = None
         self.refused = self.near_limit = False
-        self._max_queued = MAX_QUEUED
-        self.begin_anew()
-        _hubs.add(self)
-
-    def begin_anew(self) -> None:
-        """Forget the queue and the thread, which belong to the process that has forked."""
-        self._work = Condition()
-        self._queue: deque[tuple[Event, Sequence[Subscription]]] = deque()
-        self._thread: Thread | None = None
-        self._put = self._delivered = self._dropped = self._flushing = 0
-        self._reported, self._report_again_s = 0, 0.0
-
-    # -- observers ---------------------------------------------------------------------------------------------------
+        self.worker: Final = EventWorker(self._report_dropped, self.rest)
 
     def on_change(self, call: Callable[[], object]) -> None:
         """Have a function called whenever observers come or go."""
@@ -272,7 +246,7 @@ class EventHub:
         inline: bool = False,
         rest: Callable[[bool], None] | None = None,
     ) -> Subscription:
-        """Tell an observer about further events; see `Limiter.observe`.
+        """Have an observer handle further events; see `Limiter.observe`.
 
         Args:
             observer: The observer.
@@ -293,6 +267,41 @@ class EventHub:
         """Return whether anybody hears events of a kind."""
         return bool(self._wanting(kind))
 
+    def emit(self, event: Event) -> None:
+        """Hand an event to those who hear its kind, with the time at which it happened."""
+        wanted = self._wanting(event.kind)
+        if not wanted:
+            return
+        event = Event(event.kind, event.message, event.details, self._unix_us())
+        queued = [subscription for subscription in wanted if not subscription.inline]
+        if queued:
+            self.worker.put(event, [subscription.handle for subscription in queued])
+        for subscription in wanted:
+            if subscription.inline:
+                subscription.handle(event)
+
+    def stats(self) -> EventStats:
+        """Return how many events wait or are being delivered, were delivered, and were dropped."""
+        return EventStats(self.worker.queued, self.worker.delivered, self.worker.dropped)
+
+    async def close(self) -> None:
+        """Wait until all queued events were delivered, for at most `CLOSE_S`. Later events are delivered as well."""
+        if not on_loop():
+            self.worker.flush(CLOSE_S)
+        else:
+            ends_s = monotonic() + CLOSE_S
+            # The thread knows no event loops, and closing is rare: to look again is simpler than to be woken.
+            while not self.worker.flush(0) and monotonic() < ends_s:  # noqa: ASYNC110
+                await anyio.sleep(_LOOK_S)
+        self.rest(True)
+        if left := self.stats().queued:
+            logger.warning("the limiter is closed, and observers have not heard %d events yet", left)
+
+    def rest(self, last: bool) -> None:
+        """Let observers do the work that they have put off; `last` says that they may not be called again."""
+        for subscription in self._subscriptions:
+            subscription.rest(last)
+
     def _leave(self, subscription: Subscription) -> None:
         with self._lock:
             self._subscriptions = tuple(other for other in self._subscriptions if other is not subscription)
@@ -307,148 +316,10 @@ class EventHub:
     def _wanting(self, kind: str) -> list[Subscription]:
         return [subscription for subscription in self._subscriptions if subscription.wants(kind)]
 
-    # -- events ------------------------------------------------------------------------------------------------------
-
-    def tell(self, event: Event) -> None:
-        """Hand an event to those who hear its kind, with the time at which it happened."""
-        wanted = self._wanting(event.kind)
-        if not wanted:
-            return
-        event = Event(event.kind, event.message, event.details, self._unix_us())
-        queued = [subscription for subscription in wanted if not subscription.inline]
-        if queued:
-            self._enqueue(event, queued)
-        for subscription in wanted:
-            if subscription.inline:
-                subscription.hear(event)
-
-    def stats(self) -> EventStats:
-        """Return how many events wait or are being delivered, were delivered, and were dropped."""
-        return EventStats(self._put - self._delivered, self._delivered, self._dropped)
-
-    def flush(self, most_s: float) -> bool:
-        """Wait until all events queued now were delivered, for at most so many seconds; return whether they were.
-
-        An observer cannot wait for itself: in the thread that calls it this returns at once.
-        """
-        ends_s = monotonic() + most_s
-        with self._work:
-            until, dropped = self._put, self._dropped
-            while self._delivered < until or self._reported < dropped:
-                left_s = ends_s - monotonic()
-                if left_s <= 0 or self._thread is None or self._thread is current_thread():
-                    return False
-                self._flushing += 1
-                try:
-                    self._work.wait(left_s)
-                finally:
-                    self._flushing -= 1
-            return True
-
-    async def close(self) -> None:
-        """Wait until all queued events were delivered, for at most `CLOSE_S`. Later events are delivered as well."""
-        if not on_loop():
-            self.flush(CLOSE_S)
-        else:
-            ends_s = monotonic() + CLOSE_S
-            # The thread knows no event loops, and closing is rare: to look again is simpler than to be woken.
-            while not self.flush(0) and monotonic() < ends_s:  # noqa: ASYNC110
-                await anyio.sleep(_LOOK_S)
-        self.rest(True)
-        if left := self.stats().queued:
-            logger.warning("the limiter is closed, and observers have not heard %d events yet", left)
-
-    def rest(self, last: bool) -> None:
-        """Let observers do the work that they have put off; `last` says that they may not be called again."""
-        for subscription in self._subscriptions:
-            subscription.rest(last)
-
-    # -- the queue and its thread ------------------------------------------------------------------------------------
-
-    def _enqueue(self, event: Event, to: Sequence[Subscription]) -> None:
-        with self._work:
-            if len(self._queue) >= self._max_queued:
-                self._dropped += 1
-            else:
-                self._queue.append((event, to))
-                self._put += 1
-            if self._thread is None:
-                self._start()
-            elif len(self._queue) == 1:
-                self._work.notify_all()
-
-    def _start(self) -> None:
-        self._thread = Thread(target=self._serve, name="slidegate-events", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # the process has no more threads, or is at its end; the next event tries again
-            self._thread = None
-            logger.error("events wait, because no thread can be started for observers: %s", error)
-
-    def _serve(self) -> None:
-        queue = self._queue
-        while self._queue is queue:  # until an observer forks, in the child
-            with self._work:
-                if self._flushing:
-                    self._work.notify_all()
-                if not self._has_work():
-                    self._work.wait(IDLE_S)
-                idle = not self._has_work()
-                item = queue.popleft() if queue else None
-            if self._dropped > self._reported and (item is None or monotonic() >= self._report_again_s):
-                self._report_dropped()
-            if item is not None:
-                event, subscriptions = item
-                for subscription in subscriptions:
-                    _call(subscription, event)
-                if self._queue is queue:
-                    self._delivered += 1
-            elif idle:
-                self.rest(False)
-                with self._work:
-                    if not self._has_work():  # else it has come meanwhile
-                        self._thread = None
-                        return
-
-    def _has_work(self) -> bool:
-        return bool(self._queue) or self._dropped > self._reported
-
-    def _report_dropped(self) -> None:
+    def _report_dropped(self, dropped: int) -> None:
         """Report that the queue was full: to everybody at once, past the queue."""
-        self._report_again_s = monotonic() + SAY_EVERY_S
-        until = self._dropped
-        dropped = until - self._reported
         message = f"{dropped} events were dropped, because observers take longer than events come"
         logger.warning("events_dropped: %s", message)
         event = Event("events_dropped", message, {"dropped": dropped}, self._unix_us())
         for subscription in self._wanting(event.kind):
-            _call(subscription, event)
-        self._reported = until
-
-
-def _call(subscription: Subscription, event: Event) -> None:
-    """Call an observer in the thread for them, and outlive everything that it may raise."""
-    try:
-        subscription.hear(event)
-    except BaseException as error:  # even sys.exit() ends no more than the one call
-        subscription.failed(error)
-
-
-_hubs: Final[WeakSet[EventHub]] = WeakSet()
-
-
-def _begin_anew() -> None:
-    for hub in list(_hubs):
-        hub.begin_anew()
-
-
-def _flush_all() -> None:
-    ends_s = monotonic() + END_S
-    for hub in list(_hubs):
-        hub.flush(max(ends_s - monotonic(), 0.0))
-        hub.rest(True)
-
-
-if hasattr(os, "register_at_fork"):  # Windows has none
-    os.register_at_fork(after_in_child=_begin_anew)
-atexit.register(_flush_all)
+            subscription.handle(event)

@@ -93,7 +93,7 @@ class Failover:
         store: The store.
         deadline: How long a question may take, 1 ms to 60 s.
         on_error: The answer after that.
-        tell: Hears of the events ``store_failed`` and ``store_recovered``.
+        emit: Takes the events ``store_failed`` and ``store_recovered``.
         clock: Returns microseconds that never run back.
 
     Attributes:
@@ -111,7 +111,7 @@ class Failover:
         store: Store,
         deadline: str | float | timedelta,
         on_error: OnError,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         clock: Clock = lambda: monotonic_ns() // 1000,
     ) -> None:
         check_failure_policy(deadline, on_error)
@@ -122,10 +122,10 @@ class Failover:
         # A timer for each request costs as much as a whole hit on a store of this host.
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self.on_error = on_error
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._troubled: dict[Hashable, Breaker] = {}
-        self._local = LocalStore(tell, lambda: self._clock())
+        self._local = LocalStore(emit, lambda: self._clock())
         self._say_again_us: dict[Hashable, int] = {}
         self.failures = 0
 
@@ -355,7 +355,7 @@ class Failover:
         shown = written(error, str if isinstance(error, StoreTimeout) else repr)
         message = f"the store failed{where}, so on_error={self.on_error!r} decides: {shown}"
         logger.error("store_failed: %s", message)
-        self._tell(Event("store_failed", message, {"on_error": self.on_error, "error": shown}))
+        self._emit(Event("store_failed", message, {"on_error": self.on_error, "error": shown}))
 
     def _recover(self, checks: Sequence[Check]) -> None:
         """Record that a question was answered; report the recovery if the failure was reported."""
@@ -367,22 +367,22 @@ class Failover:
             if part in well and gone is not None and gone.reported:
                 message = f"the store answers again{_at(part)}, after {gone.failures} questions without an answer"
                 logger.warning("store_recovered: %s", message)
-                self._tell(Event("store_recovered", message, {"failures": gone.failures}))
+                self._emit(Event("store_recovered", message, {"failures": gone.failures}))
 
 
 class LocalStore:
     """A memory store that is made when it is needed first, and dropped when nothing in it may count any more.
 
     Args:
-        tell: Hears of its events.
+        emit: Takes its events.
         clock: Returns microseconds that never run back.
 
     Attributes:
         made: The memory store; None while there is none.
     """
 
-    def __init__(self, tell: Callable[[Event], None], clock: Clock) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[Event], None], clock: Clock) -> None:
+        self._emit = emit
         self._clock = clock
         self._needed_until_us = 0
         self._lock = Lock()  # threads count in one store, and none counts in one that is dropped
@@ -395,7 +395,7 @@ class LocalStore:
             self._needed_until_us = max(self._needed_until_us, until_us)
             if self.made is None:
                 store = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
-                store.observe(self._tell)
+                store.observe(self._emit)
                 self.made = store
             return self.made
 

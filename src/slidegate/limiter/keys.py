@@ -24,7 +24,7 @@ Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
 
 
 class KeyOf:
-    """The key that a gate makes of a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
+    """The key that a middleware makes of a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
 
     It is spelled when a method asks for it, because a digest needs the secret of that limiter. Nothing shows the value.
 

@@ -95,7 +95,7 @@ class Limiter:
         for observer in observers:
             events.subscribe(observer)
         self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
-        """How the gates of this package ask the store. It is not for users: every release may change it."""
+        """How the middlewares of this package ask the store. It is not for users: every release may change it."""
         self.digest = self.engine.keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
@@ -184,7 +184,7 @@ class Limiter:
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
-        It never waits: the `wait_us` of a `Bucket` is for gates and `limited`.
+        It never waits: the `wait_us` of a `Bucket` is for middlewares and `limited`.
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
@@ -267,8 +267,8 @@ class Limiter:
 
         Args:
             key: The key.
-            rules: Limits by the identity of their rule, as `LimitState.rule` has it; by default those of all gates on
-                this limiter, and those that its methods were asked about lately.
+            rules: Limits by the identity of their rule, as `LimitState.rule` has it; by default those of all
+                middlewares on this limiter, and those that its methods were asked about lately.
 
         Raises:
             ConfigurationError: The key or the limits cannot be used.
@@ -334,8 +334,8 @@ class Limiter:
 
         Args:
             key: The key.
-            policies: The policies that say how many strikes ban; by default those of all gates on this limiter. Under
-                others `PolicyStanding.needed` is None.
+            policies: The policies that say how many strikes ban; by default those of all middlewares on this
+                limiter. Under others `PolicyStanding.needed` is None.
 
         Raises:
             ConfigurationError: The key or a policy cannot be used.
@@ -483,7 +483,7 @@ class Limiter:
         return self.engine.event_stats()
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return counts and times of recent requests, by rule and by route, as the gates of this process saw them.
+        """Return counts and times of recent requests, by rule and by route, as this process saw them.
 
         Args:
             window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to whole minutes, and beyond

@@ -29,20 +29,20 @@ class Decide(Protocol):
 def heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
     """Return a function that decides as `decide` does, and lets listeners hear the decision."""
 
-    def decide_and_tell(
+    def decide_and_notify(
         checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         answer = decide(checks, guarded, first_in_line=first_in_line)
         if not isinstance(answer, Decision):
-            return tell_later(answer)
+            return notify_later(answer)
         for listener in listeners:
             listener(answer)
         return answer
 
-    async def tell_later(answer: Awaitable[Decision]) -> Decision:
+    async def notify_later(answer: Awaitable[Decision]) -> Decision:
         decision = await answer
         for listener in listeners:
             listener(decision)
         return decision
 
-    return decide_and_tell
+    return decide_and_notify

@@ -17,8 +17,7 @@ from ..stores.forks import hold_over_fork
 
 NEAR_LIMIT: Final = 0.8
 MAX_REMEMBERED: Final = 10_000
-"""How many keys are remembered as told of: 3 MB. Of others nothing is told until there is room."""
-PURGE_EVERY_US: Final = 1_000_000
+"""How many keys are remembered as told of: 3 MB. With one more all are forgotten, and told of anew."""
 PLACES_AGAIN_US: Final = 60_000_000
 """Places have no window: of a key under a concurrency limit is told once a minute."""
 _NEARLY: Final = 1e-9
@@ -31,28 +30,23 @@ class NearLimits:
     Args:
         share: The share that is called near, above 0 and at most 1.
         now_us: Returns the time in microseconds, for the memory of keys.
-        tell: Hears the events.
-
-    Attributes:
-        unsaid: How many keys were not told of, because too many were near a limit at once.
+        emit: Takes the events.
 
     Raises:
         ConfigurationError: `share` is no such number.
     """
 
-    def __init__(self, share: float, now_us: Clock, tell: Callable[[Event], None]) -> None:
+    def __init__(self, share: float, now_us: Clock, emit: Callable[[Event], None]) -> None:
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigurationError(
                 f"near_limit: expected a share above 0 and up to 1, such as 0.8, not {quoted(share)}"
             )
         self._share = share
         self._now_us = now_us
-        self._tell = tell
+        self._emit = emit
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._said: dict[tuple[str, int, str], int] = {}
-        self._purge_again_us = 0
-        self.unsaid = 0
+        self._told: dict[tuple[str, int, str], int] = {}
 
     def look(self, decision: Decision) -> None:
         """Tell of the keys that a decision has brought near a limit, or found there."""
@@ -68,30 +62,23 @@ class NearLimits:
                     left_us = PLACES_AGAIN_US if bucket.held else newest_us + limit.span_us - decision.now_us
                     if self._is_news((bucket.rule, place, key), left_us):
                         message = f"{shown(key)} has spent {spent} of {limit.said} under {bucket.label!r}"
-                        amount = limit.amount
-                        told = {"key": key, "rule": bucket.label, "limit": str(limit), "spent": spent, "amount": amount}
-                        self._tell(Event("near_limit", message, told))
+                        of = {"key": key, "rule": bucket.label, "limit": str(limit)}
+                        self._emit(Event("near_limit", message, {**of, "spent": spent, "amount": limit.amount}))
 
     def forget(self) -> None:
         """Forget who was told of."""
         with self._lock:
-            self._said = {}
+            self._told = {}
 
     def _is_news(self, about: tuple[str, int, str], left_us: int) -> bool:
         """Return whether nothing was told about this in its window, and remember that it is told now."""
         now_us = self._now_us()
-        if self._said.get(about, 0) > now_us:
+        if self._told.get(about, 0) > now_us:
             return False
         with self._lock:
-            said = self._said
-            if said.get(about, 0) > now_us:
+            if self._told.get(about, 0) > now_us:
                 return False
-            if len(said) >= MAX_REMEMBERED and about not in said:
-                if now_us >= self._purge_again_us:
-                    self._purge_again_us = now_us + PURGE_EVERY_US
-                    self._said = said = {known: until_us for known, until_us in said.items() if until_us > now_us}
-                if len(said) >= MAX_REMEMBERED:
-                    self.unsaid += 1
-                    return False
-            said[about] = now_us + left_us
+            if len(self._told) >= MAX_REMEMBERED:
+                self._told.clear()
+            self._told[about] = now_us + left_us
             return True

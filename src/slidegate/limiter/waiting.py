@@ -27,8 +27,10 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ..core.bans.in_force import Guarded
+from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.limits import AnyLimit, Concurrency, Limit, Quota
+from ..core.limits import AnyLimit, Limit
+from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
 from .aio import to_the_end

@@ -1,8 +1,9 @@
 """The decision about a request, on the span that records it.
 
-The middleware stands outside of the gate. When the first message of the answer goes out, the record of the request
-holds the decisions of each gate and of each limit at an endpoint, and the span gets them. A span that does not record
-costs a request one question, and nothing that a client can choose gets into an attribute: no key, address or path.
+It stands outside of `RateLimitMiddleware`. When the first message of the answer goes out, the record of the request
+holds the decisions of each middleware and of each limit at an endpoint, and the span gets them. A span that does not
+record costs a request one question, and nothing that a client can choose gets into an attribute: no key, address or
+path.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DecisionSpans:
     ``slidegate.decision``.
 
     Args:
-        app: The application, with its gate.
+        app: The application, with its `RateLimitMiddleware`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -68,7 +69,7 @@ def note(span: Span, record: RequestLimits | None) -> None:
 
     Args:
         span: A span that records.
-        record: The record of the request; None, or an empty one, where no gate has decided.
+        record: The record of the request; None, or an empty one, where no middleware has decided.
     """
     if record is None or not (record.entries or record.refusal is not None):
         return

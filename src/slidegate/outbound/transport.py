@@ -204,7 +204,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             return False
         if pause_us > self._longest_us:
             message = f"{key!r} asks for a pause longer than {format_duration(self._longest_us)}, which is not heeded"
-            self._limiter.engine.tell(Event("pause_ignored", message, {"key": key, "pause_us": pause_us}))
+            self._limiter.engine.emit(Event("pause_ignored", message, {"key": key, "pause_us": pause_us}))
             return False
         refused = answer.status_code in REFUSALS
         # Where all own units are spent, the server's count is explained by them, and they know the moment better:

@@ -105,7 +105,7 @@ class Turns:
             failure = str(error)
         remember(self._paused_here, key, anyio.current_time() + pause_us / 1_000_000)
         message = f"only this process pauses requests to {key!r} for {format_duration(pause_us)}: {failure}"
-        self._limiter.engine.tell(Event("pause_unshared", message, {"key": key, "pause_us": pause_us}))
+        self._limiter.engine.emit(Event("pause_unshared", message, {"key": key, "pause_us": pause_us}))
 
     async def _take_first(self, key: str, until_s: float, waiter: LoopWaiter) -> Hold:
         while True:

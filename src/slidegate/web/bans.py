@@ -1,4 +1,4 @@
-"""The ban policies of a gate at work: their signals, and the strikes that follow.
+"""The ban policies of a middleware at work: their signals, and the strikes that follow.
 
 Three moments can strike: when a request comes (honeypots), when a middleware refuses it, and when the application's
 answer begins; and the application itself, with `strike`, for a wrong password for example. Clients on an allowlist are
@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address
-from ..core.bans.in_force import Ban, Guarded, clean_reason
+from ..core.bans.in_force import Ban, Guarded, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import WIDEST, ban_target, range_target
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
@@ -135,7 +135,7 @@ class BanSignals:
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Return the signals that the request itself shows, except those for which a gate further out strikes."""
+        """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
         texts = normal_forms(route_path(scope)) if self._paths else ()
         found = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
         return self._not_struck_by(found, outer)
@@ -147,47 +147,46 @@ class BanSignals:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
         policy, weight, reason = signal
-        client_key, address = self._client.locate(scope)
-        if policy.key is not None or address is None or not self._limiter.engine.per_process:
-            return await to_the_end(self._strike(signal, scope, client_key))
-        version, value = address
-        spare = self._spare[version]
-        first = value >> spare << spare
-        target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
+        try:
+            target = self._target(policy, scope, *self._client.locate(scope))
+        except ConfigurationError as error:  # a key of the user's own that cannot be one
+            self._calls.report("key", policy.name, error, "nobody is struck")
+            return None
         if target is None:
             return None
         answer = self._limiter.engine.strike_target(target, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
-    async def _strike(self, signal: Signal, scope: Scope, client_key: str) -> Ban | None:
-        """Count a strike where that takes more: a key to be made, or a store that others share."""
-        policy, weight, reason = signal
+    def _target(
+        self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None
+    ) -> tuple[str, str] | None:
+        """Return whom a strike may ban, as `ban_target` does; None for nobody, or where many share the key."""
+        if policy.key is None and address is not None:
+            version, value = address
+            spare = self._spare[version]
+            first = value >> spare << spare
+            return range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
-        if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
-            return None  # this key stands for many people: strike nobody
-        try:
-            return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
-        except ConfigurationError as error:  # a key of the user's own that cannot be one
-            self._calls.report("key", policy.name, error, "nobody is struck")
-        return None
-
-    def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
-        return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
+        client = client_key if isinstance(policy.key, Combined) else key
+        if client == UNKNOWN_PEER or (client is not key and ban_target(policy, client, self._protected) is None):
+            return None
+        ban_key(key)
+        return ban_target(policy, self._limiter.engine.keys.learn(key)[0], self._protected)
 
     async def refused(self, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for a refusal by a limit, unless a gate further out does."""
+        """Strike for a refusal by a limit, unless a middleware further out does."""
         with suppress(StoreError):  # it is refused as it is
             for signal in self._not_struck_by(self._named.get("refused", ()), outer):
                 await self.strike(signal, scope)
 
     async def answered(self, status: int, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for the status of the application's answer, unless a gate further out does."""
+        """Strike for the status of the application's answer, unless a middleware further out does."""
         with suppress(StoreError):  # the application has answered
             for signal in self._not_struck_by(self._statuses.get(status, ()), outer):
                 await self.strike(signal, scope)
 
     def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Leave out signals for which a gate further out strikes under the same policy: one signal is one strike."""
+        """Leave out signals for which a middleware further out strikes under the same policy."""
         theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
         if not theirs:
             return signals

@@ -202,7 +202,7 @@ class ShadowRules:
             if self._figures:
                 self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
             message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
-            self._engine.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+            self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
     async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
         """Call the user's function when a key passes the limit, and not again before it has cooled."""

@@ -133,12 +133,12 @@ def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
 
 
 def about_settings(
-    gate: Checked, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
+    middleware: Checked, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
 ) -> Iterator[Finding]:
     """Yield the findings about the settings of a middleware.
 
     Args:
-        gate: The middleware.
+        middleware: The middleware.
         client: How it finds the client's address.
         switched_off: The setting that switches it off; empty if none does.
         policies: Its ban policies.
@@ -148,18 +148,18 @@ def about_settings(
             "SG110",
             f"slidegate is switched off ({switched_off}): every request passes; where that is not meant, take it out",
         )
-    for address in (client, *(rule.key for rule in gate.rules)):
+    for address in (client, *(rule.key for rule in middleware.rules)):
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
-    if where and gate.limiter.engine.per_process:
+    if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets up to that many times each; "
             'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
-    yield from _about_rules(gate)
-    yield from _about_layers(gate)
+    yield from _about_rules(middleware)
+    yield from _about_layers(middleware)
     yield from _about_bans(policies)
 
 
@@ -178,22 +178,22 @@ def _about_address(client: ClientAddress) -> Iterator[Finding]:
         )
 
 
-def _about_rules(gate: Checked) -> Iterator[Finding]:
+def _about_rules(middleware: Checked) -> Iterator[Finding]:
     """Yield the findings about rules that can never apply."""
-    for earlier, later in hidden_rules(gate.rules):
+    for earlier, later in hidden_rules(middleware.rules):
         yield Finding(
             "SG104",
             f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
         )
-    last = next((rule for rule in gate.rules if rule.final and rule.always), None)
-    if gate.default_limits and last is not None:
+    last = next((rule for rule in middleware.rules if rule.final and rule.always), None)
+    if middleware.default_limits and last is not None:
         yield Finding(
             "SG104",
             f"default_limits can never apply: {last!r} covers all requests and ends the list; give it a path, or leave "
             "out one of them",
         )
-    root = root_of(gate.app)
-    for rule in gate.rules if root else ():
+    root = root_of(middleware.app)
+    for rule in middleware.rules if root else ():
         path = next((path for path in rule.paths if rule.exempt and path.startswith(f"{root}/")), None)
         if path is not None:
             yield Finding(
@@ -203,15 +203,15 @@ def _about_rules(gate: Checked) -> Iterator[Finding]:
             )
 
 
-def _about_layers(gate: Checked) -> Iterator[Finding]:
+def _about_layers(middleware: Checked) -> Iterator[Finding]:
     """Yield the findings about other middlewares further in."""
-    names = {rule.name for rule in gate.rules} - {None}
-    for layer in layers(gate.app):
+    names = {rule.name for rule in middleware.rules} - {None}
+    for layer in layers(middleware.app):
         if _is_cors(layer):
             yield Finding(
                 "SG107",
-                "CORSMiddleware stands inside the gate, so scripts in browsers cannot read a 429; add it after "
-                "RateLimitMiddleware, and it stands outside",
+                "CORSMiddleware stands inside RateLimitMiddleware, so scripts in browsers cannot read a 429; add it "
+                "after RateLimitMiddleware, and it stands outside",
             )
         for name in sorted(names & {rule.name for rule in layer.rules}, key=str) if isinstance(layer, Checked) else ():
             yield Finding(
@@ -366,7 +366,7 @@ class StartupChecks:
             yield Finding(
                 "SG116",
                 "a limit by `user` counted the client's address, because the user was known only afterwards; put "
-                "AuthenticationMiddleware further out than the gate, or the limit next to the endpoint: "
+                "AuthenticationMiddleware further out than RateLimitMiddleware, or the limit next to the endpoint: "
                 "@RateLimit(..., key=user)",
             )
 

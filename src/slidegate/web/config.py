@@ -20,8 +20,9 @@ from starlette.types import ASGIApp
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import MOST_QUOTED, ConfigurationError, closest
-from ..core.limits import AnyLimit, Quota, parse_limits
+from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import escaped
+from ..core.quotas import Quota
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
 from .bans import names_nobody
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The address of the store where neither code nor file names one."""
-MOST_BYTES: Final = 2 << 20
+MAX_BYTES: Final = 2 << 20
 """The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
 MAX_SHOWN: Final = 200
 MAX_ERRORS: Final = 20
@@ -126,7 +127,7 @@ class ConfigFile:
             ConfigurationError: It cannot be read, or is not TOML.
         """
         try:
-            content = read_whole(self.path, MOST_BYTES)
+            content = read_whole(self.path, MAX_BYTES)
         except OSError as error:
             raise ConfigFileError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         except ConfigurationError as error:
@@ -309,6 +310,11 @@ class ConfigLoader:
                 text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                 raise self.file.error((name,), text)
         return options | dict(self.code)
+
+    def blamed(self, error: ConfigurationError) -> ConfigurationError:
+        """Return an error of the middleware, with the file where the option that it is about stands there."""
+        option, _, text = str(error).partition(": ")
+        return self.file.error((option,), text) if option in self.file.data and option not in self.code else error
 
     def entry(self, middleware: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
         """Return where requests enter: what sheds load before the middleware, if the file has that.

@@ -95,7 +95,7 @@ class Decider:
         self._read = 0
         self._calls = calls
         self._signals = signals
-        self._onlookers = ShadowRules(limiter, calls, self._hit, figures=figures)
+        self._shadows = ShadowRules(limiter, calls, self._hit, figures=figures)
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
@@ -125,7 +125,7 @@ class Decider:
             guarded = self._signals.guarded(scope, client.key, client.address)
         selection = self._rules.select(scope)
         entry.exempt = selection.exempt or is_preflight(scope)
-        if selection.open or selection.onlookers or before or self._signals.on_request:
+        if selection.open or selection.shadows or before or self._signals.on_request:
             return self._by_rules(selection, scope, before, entry, client.key, guarded)
         return self._ask(selection, scope, client.key, guarded)
 
@@ -156,7 +156,7 @@ class Decider:
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
-        if always is None or always.exempt or always.onlookers or not always.limiting:
+        if always is None or always.exempt or always.shadows or not always.limiting:
             return None
         if not always.plain or self._rules.waits:
             return None
@@ -182,7 +182,7 @@ class Decider:
             signals = self._signals.signals_of(scope, [entry.middleware.signals for entry in before])
         if before:
             selection = self._without(selection, before)
-        if signals or selection.onlookers:
+        if signals or selection.shadows:
             return await self._watched(signals, selection, scope, client_key, guarded)
         answer = self._ask(selection, scope, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
@@ -195,11 +195,9 @@ class Decider:
             if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
         )
         outer = [entry.middleware for entry in before if entry.middleware.limiter is self._limiter]
-        looked = {rule for middleware in outer for rule in middleware.onlookers}
-        onlookers = tuple(
-            bound for bound in selection.onlookers if not (bound.rule.name and bound.bucket.rule in looked)
-        )
-        return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), onlookers=onlookers)
+        looked = {rule for middleware in outer for rule in middleware.shadows}
+        shadows = tuple(bound for bound in selection.shadows if not (bound.rule.name and bound.bucket.rule in looked))
+        return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), shadows=shadows)
 
     def _ask(
         self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
@@ -275,9 +273,9 @@ class Decider:
             return self._engine.unanswered()
         answer = self._ask(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
-        for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():
+        for bound in selection.shadows if decision.reason is not Reason.BANNED else ():
             if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
-                await self._onlookers.look(bound, scope, client_key)
+                await self._shadows.look(bound, scope, client_key)
         return decision
 
     def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | Awaitable[Decision | None]:
@@ -295,7 +293,7 @@ class Decider:
     ) -> Decision | None:
         """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
         if bound.rule.action != "limit":
-            await self._onlookers.look(bound, request.scope, client_key, request)
+            await self._shadows.look(bound, request.scope, client_key, request)
             return None
         if bound.plain:
             answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), guarded)

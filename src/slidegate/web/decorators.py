@@ -289,11 +289,11 @@ class Exemption:
         return endpoint
 
     async def _pass(self) -> None:
-        """Do nothing: the gate finds the dependency at the route."""
+        """Do nothing: the middleware finds the dependency at the route."""
 
 
 def takes_no_defaults(route: object, end: object, method: str) -> bool:
-    """Return whether a route is exempt from the `default_limits` of a gate, or has limits that take their place.
+    """Return whether a route is exempt from the `default_limits` of a middleware, or has limits that take their place.
 
     Args:
         route: The route; None for an application without routes.

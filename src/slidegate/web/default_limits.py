@@ -1,8 +1,8 @@
 """Limits for each route: a bucket for each template and its methods, one for all paths that no route serves.
 
-The routers below the gate are asked which route a request reaches, so the bucket belongs to the route and never to the
-spelling of a path. An odd path has several readings, and something between the gate and the routers may take it for any
-of them: the routes of all readings count the request, and the first that is spent refuses it.
+The routers are asked which route a request reaches, so the bucket belongs to the route and never to the spelling of a
+path. An odd path has several readings, and something before the routers may take it for any of them: the routes of all
+readings count the request, and the first that is spent refuses it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .rule_set import BoundRule
 from .rules import Rule
 
 _MEMO: Final = 4_096
-_MOST_READINGS: Final = 16
+_MAX_READINGS: Final = 16
 """The largest number of readings that are asked beside the path itself: each costs another look at all routes."""
 _CONVERTOR: Final = r":\w+\}"
 _NO_ROUTE: Final = "*"
 
 
-class PerRoute:
-    """The limits for each route below a gate.
+class DefaultLimits:
+    """The limits for each route below a middleware.
 
     Args:
         limits: The limits, each route by itself.
-        claimed: An identity that no other gate on the limiter has.
+        claimed: An identity that no other middleware on the limiter has.
 
     Attributes:
         limits: The limits, read.
@@ -68,7 +68,7 @@ class PerRoute:
         """Return the buckets of a request: none only where all readings of its path lead to exempt routes."""
         reached = self._reached(scope, routes)
         method = scope.get("method", "")
-        counting = [_named(one) for one in reached if one is not None and not _is_spared(one, method)]
+        counting = [_named(one) for one in reached if one is not None and not _is_exempt(one, method)]
         if not counting and None in reached:
             return self.anywhere()
         return [self._bound.get(name) or self._bind(name) for name in dict.fromkeys(counting)]
@@ -94,9 +94,9 @@ class PerRoute:
         texts += slashless
         others = list(dict.fromkeys(texts if first is not None else [*texts, f"{path}/"]))
         others = [text for text in others if text != path]
-        if len(others) > _MOST_READINGS:
+        if len(others) > _MAX_READINGS:
             # No honest client sends such a path. The last reading is the one of whoever tidies up everything.
-            others = [*others[: _MOST_READINGS - 1], others[-1]]
+            others = [*others[: _MAX_READINGS - 1], others[-1]]
             reached.append(None)
         for text in others:
             end = routes.reach({**scope, "path": text})
@@ -131,7 +131,7 @@ def _readings(scope: Scope, own_root: str) -> Iterator[str]:
         yield from (root + text for text in readings(rest) if rest != path)
 
 
-def _is_spared(reached: Reached, method: str) -> bool:
+def _is_exempt(reached: Reached, method: str) -> bool:
     """Return whether the endpoint that a request reaches takes no defaults; an answer of 405 is no endpoint's."""
     return reached.answers and takes_no_defaults(reached.route, reached.end, method)
 

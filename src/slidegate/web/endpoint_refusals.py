@@ -98,7 +98,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     scope = connection.scope
     request: RequestLimits = scope[RECORD]
     # All or nothing: units charged for this request before go back.
-    await request.hand_back()
+    await request.refund()
     request.add(decision)
     if request.answered and scope["type"] == "websocket":
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
@@ -118,7 +118,7 @@ def is_limited(decision: Decision) -> bool:
 
 
 async def strike(scope: Scope, request: RequestLimits) -> None:
-    """Strike for a refusal by a limit, under the policies of all gates on the way."""
+    """Strike for a refusal by a limit, under the policies of all middlewares on the way."""
     outer: list[BanSignals] = []
     for entry in request.entries:
         if entry.middleware.signals.on_refusal and not entry.exempt:

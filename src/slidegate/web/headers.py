@@ -12,10 +12,12 @@ from operator import itemgetter
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
+from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
-from ..core.limits import AnyLimit, Concurrency, Quota
+from ..core.limits import AnyLimit
 from ..core.memo import remember
+from ..core.quotas import Quota
 from ..core.ring import WindowState
 from .request import Entry, tightest
 
@@ -113,7 +115,7 @@ class HeaderWriter:
         items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
         limits = []
         for name, limit in named:
-            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is handed back
+            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
             numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
             limits.append((limit, limit.amount, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()

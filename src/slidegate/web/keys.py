@@ -1,7 +1,7 @@
 """Keys: a rule counts requests of one key together.
 
 A key is text. The built-in keys read the ASGI scope directly and always find one: where a header is missing, for
-example, they fall back to the client's address, so leaving it out is no way past the gate.
+example, they fall back to the client's address, so leaving it out is no way past the limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_MOST_DIGITS: Final = 4_300
+_MAX_DIGITS: Final = 4_300
 """The longest number that Python and pydantic make of a text: reading a longer one takes time by the square."""
 
 
@@ -383,7 +383,7 @@ def _meaning(convertor: Convertor[Any], text: str) -> str:
     """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
     with suppress(Exception):  # a convertor of the user's fails in the router too, and not before the count
         return str(convertor.convert(text))
-    if isinstance(convertor, IntegerConvertor) and len(text.strip()) <= _MOST_DIGITS:
+    if isinstance(convertor, IntegerConvertor) and len(text.strip()) <= _MAX_DIGITS:
         # Only a spelling as odd as 1.0 needs this.
         from decimal import Decimal
 
@@ -401,7 +401,7 @@ class _User:
         try:
             name = _name_of(_person(scope))
         except Exception:
-            # A user object may ask a database; its failure is neither a way past the gate nor a 500.
+            # A user object may ask a database; its failure is neither a way past the limit nor a 500.
             logger.exception("key `user`: the user cannot be named, so the client's address is counted")
             name = ""
         if name:
@@ -415,7 +415,7 @@ class _User:
         """Return the key of a user, for the methods of a limiter: ``limiter.reset(user.of("ann"))``.
 
         Args:
-            name: The user's name or id, as the gate finds it in a request.
+            name: The user's name or id, as the middleware finds it in a request.
 
         Raises:
             InvalidKey: It is empty, or no name.
@@ -430,9 +430,12 @@ class _User:
 
 
 user: Final = _User()
-"""Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
-gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the
-client's address counts."""
+"""Count each authenticated user.
+
+That is `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than `RateLimitMiddleware`), else
+``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the client's address
+counts.
+"""
 
 
 def is_known(scope: Scope) -> bool:

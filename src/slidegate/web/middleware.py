@@ -33,7 +33,7 @@ from .checks import Finding, StartupChecks, about_settings, checked_codes, switc
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
-from .default_limits import PerRoute
+from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
@@ -90,9 +90,9 @@ class RateLimitMiddleware(Breakable):
         ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
     Attributes:
-        app: The application behind the gate.
+        app: The application behind the middleware.
         limiter: The limiter that counts.
-        rules: The rules of the gate.
+        rules: The rules of the middleware.
         default_limits: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
@@ -102,7 +102,7 @@ class RateLimitMiddleware(Breakable):
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would. In the stack that an application
-            builds, the gate answers ``lifespan.startup.failed`` with it instead, see `broken`.
+            builds, the middleware answers ``lifespan.startup.failed`` with it instead, see `broken`.
     """
 
     _judged: frozenset[str] = frozenset()
@@ -131,7 +131,7 @@ class RateLimitMiddleware(Breakable):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
+        self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
         self.headers = headers
@@ -139,7 +139,7 @@ class RateLimitMiddleware(Breakable):
         self._client = client
         self._calls = calls = UserCallbacks()
         self.rules = tuple(all_rules(limits, rules))
-        defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
+        defaults = None if default_limits is None else DefaultLimits(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
         self._signals = signals = BanSignals(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(signals.policies.values())
@@ -212,17 +212,17 @@ class RateLimitMiddleware(Breakable):
         Raises:
             ConfigurationError: The file cannot be used; the message names the path of the key.
         """
-        # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
+        # Most read no file, and everything that reads one is a tenth of what the package takes to be imported.
         from .reload import ReloadingMiddleware
 
         return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
-        """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
+        """Return the rules with their buckets, those for endpoints and routes that were met so far too."""
         return [*self._rules.bound(), *self._view.endpoints.met()]
 
     def buckets(self) -> list[Bucket]:
-        """Return the buckets that the gate counts in, those of routes and endpoints that requests have reached."""
+        """Return the buckets to count in, those of routes and endpoints that requests have reached."""
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
@@ -329,7 +329,7 @@ class RateLimitMiddleware(Breakable):
         decision = entry.decision
         request.refuse(scope, decision)
         if len(request.entries) > 1:
-            await request.hand_back()
+            await request.refund()
         if (self._strikes or len(request.entries) > 1) and is_limited(decision):
             await strike(scope, request)
         await self._responses.send(scope, receive, send, decision)
@@ -441,7 +441,7 @@ class RateLimitMiddleware(Breakable):
             self._stats.leave(scope, request)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Look at the routes in the first call. Pass on what the gate does not judge; return True for the rest."""
+        """Look at the routes in the first call. Pass on what is not judged here; return True for the rest."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled:
@@ -470,7 +470,7 @@ class RateLimitMiddleware(Breakable):
             self._say(finding)
 
     def _enlist(self) -> None:
-        """Have the gate found by those who ask the limiter which rules are in force."""
+        """Have the middleware found by those who ask the limiter which rules are in force."""
         self.limiter.engine.callers.add(self)
 
     def _claim(self, identity: str) -> str:
@@ -514,7 +514,7 @@ class _Read(RateLimitMiddleware):
         return self._shared.claim(identity, self.limiter)
 
     def _enlist(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
+        """Do nothing: the `ReloadingMiddleware` is found, and leads to the middleware that is at work."""
 
     def _log(self, finding: Finding) -> None:
         self._shared.say(finding, super()._log)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import wraps
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..core.errors import ConfigurationError, quoted
 from .middleware import RateLimitMiddleware
+from .routes import layers
 
 _DOCUMENTED: Final = "__slidegate_documented__"
 _METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
@@ -45,13 +46,6 @@ _LEGACY: Final = {
 }
 
 
-class _Gate(NamedTuple):
-    """The part of a middleware that shows in a description."""
-
-    headers: str | None
-    own_answer: bool
-
-
 def document_limits(app: Any) -> None:
     """Put the 429 into a FastAPI application's OpenAPI, with its header fields, at every operation.
 
@@ -82,36 +76,32 @@ def document_limits(app: Any) -> None:
 
 
 def _document(schema: dict[str, Any], app: Any) -> None:
-    answer = _response(list(_gates(app)) or [_Gate("draft", own_answer=False)])
+    answer = _response(app)
     for path in schema.get("paths", {}).values():
         for operation in [path[method] for method in _METHODS & path.keys()]:
             operation.setdefault("responses", {}).setdefault("429", deepcopy(answer))
     schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
 
 
-def _response(gates: list[_Gate]) -> dict[str, Any]:
+def _response(app: Any) -> dict[str, Any]:
+    styles, own_answers = zip(*list(_middlewares(app)) or [("draft", False)], strict=True)
     headers: dict[str, Any] = dict(_RETRY_AFTER)
-    for gate in gates:
-        headers |= _DRAFT if gate.headers in ("draft", "both") else {}
-        headers |= _LEGACY if gate.headers in ("legacy", "both") else {}
+    headers |= _DRAFT if {"draft", "both"} & {*styles} else {}
+    headers |= _LEGACY if {"legacy", "both"} & {*styles} else {}
     response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
-    if not any(gate.own_answer for gate in gates):
-        response["content"] = _CONTENT
-    return response
+    return response if any(own_answers) else response | {"content": _CONTENT}
 
 
-def _gates(app: Any) -> Iterator[_Gate]:
-    """Yield the middlewares of an application: those at work, or, before that, those it is going to have.
+def _middlewares(app: Any) -> Iterator[tuple[str | None, bool]]:
+    """Yield the style of header fields of each middleware of an application, and whether its answers are the user's.
 
-    Before the start a file is not read: its middleware counts with the options that the code gives.
+    These are the middlewares at work, or, before the start, those to be. A file is not read before the start: its
+    middleware counts with the options that the code gives.
     """
-    layer = getattr(app, "middleware_stack", None)
-    if layer is None:
-        for kind, _, options in app.user_middleware:
-            from_file = getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__  # type: ignore[attr-defined]
-            if from_file or (isinstance(kind, type) and issubclass(kind, RateLimitMiddleware)):
-                yield _Gate(options.get("headers", "draft"), options.get("on_refused") is not None)
-    while layer is not None:
+    for layer in layers(app.middleware_stack):
         if isinstance(layer, RateLimitMiddleware):
-            yield _Gate(layer.headers, layer.own_answer)
-        layer = getattr(layer, "app", None)
+            yield layer.headers, layer.own_answer
+    for kind, _, options in app.user_middleware if app.middleware_stack is None else ():
+        from_file = getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__  # type: ignore[attr-defined]
+        if from_file or (isinstance(kind, type) and issubclass(kind, RateLimitMiddleware)):
+            yield options.get("headers", "draft"), options.get("on_refused") is not None

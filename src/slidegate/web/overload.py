@@ -109,7 +109,7 @@ class LoadSheddingMiddleware(Breakable):
         self._exempt = _exemptions(exempt, app)
         self._methods = checked_methods(methods)
         expect("limiter", limiter, Limiter, "Limiter(MemoryStore())")
-        self._emit = None if limiter is None else limiter.engine.tell
+        self._emit = None if limiter is None else limiter.engine.emit
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
         self._routes = RefusedRoutes(app)
@@ -134,6 +134,12 @@ class LoadSheddingMiddleware(Breakable):
             await self._refuse(scope, send)
         else:
             await self.app(scope, receive, _timed(scope, send, meter, loop) if self._latency_us else send)
+
+    def take_over(self, before: ASGIApp) -> None:
+        """Go on from the levels of a middleware that this one replaces, if it has the same bounds."""
+        bounds = self._lag_us, self._latency_us
+        if isinstance(before, LoadSheddingMiddleware) and (before._lag_us, before._latency_us) == bounds:
+            self._meters = before._meters
 
     async def _priority_of(self, scope: Scope) -> int | None:
         """Return how important a request is; None where it is never shed, 0 where the user's function fails."""

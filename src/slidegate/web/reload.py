@@ -31,6 +31,7 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .network_files import NetworkFiles
+from .overload import LoadSheddingMiddleware
 from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
@@ -74,7 +75,7 @@ class FileState:
         return self._limiter
 
     def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
-        """Log a finding, unless an earlier gate of this file did."""
+        """Log a finding, unless an earlier middleware of this file did."""
         if finding not in self._said:
             self._said.add(finding)
             log(finding)
@@ -102,7 +103,7 @@ class ReloadingMiddleware(Breakable):
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
-        app: The gate at work: a `RateLimitMiddleware`.
+        app: The middleware at work: a `RateLimitMiddleware`.
     """
 
     def __init__(
@@ -158,20 +159,20 @@ class ReloadingMiddleware(Breakable):
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the gate at work."""
+        """The findings about the middleware at work."""
         return self.app.findings
 
     @property
     def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies of the gate at work."""
+        """The ban policies of the middleware at work."""
         return self.app.policies
 
     def buckets(self) -> Sequence[Bucket]:
-        """Return the buckets that the gate at work counts in."""
+        """Return the buckets that the middleware at work counts in."""
         return self.app.buckets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the gate at work."""
+        """Pass one request to the middleware at work."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan" and self._watcher.due():
@@ -184,10 +185,13 @@ class ReloadingMiddleware(Breakable):
         )
 
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
-        """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
+        """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
         options = loader.options()
         self._shared.asked.clear()
-        made = whole(self._make(self._guarded, self._shared, options))
+        try:
+            made = whole(self._make(self._guarded, self._shared, options))
+        except ConfigurationError as error:
+            raise loader.blamed(error) from None
         return made, whole(loader.entry(made, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
@@ -213,17 +217,23 @@ class ReloadingMiddleware(Breakable):
         return put_to_work
 
     def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
+        if isinstance(entry, LoadSheddingMiddleware):
+            entry.take_over(self._entry)
         before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
-        windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before.rules}
-        for rule in made.rules:
-            if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
-                self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
-        if made.default_limits and {it.same_window for it in before.default_limits} - {
-            it.same_window for it in made.default_limits
-        }:
-            self._tell(logging.INFO, "windows_restarted", "default_limits counts anew in other windows")
+        windows = _windows(made)
+        for what, earlier in _windows(before).items():
+            if what in windows and earlier - windows[what]:
+                self._tell(logging.INFO, "windows_restarted", f"{what} counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.engine.tell(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.engine.emit(Event(kind, message, {"path": str(self._path)}))
+
+
+def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:
+    """Return the windows in which each rule of a middleware counts."""
+    limits = {f"rule {rule.label!r}": rule.limits for rule in middleware.rules}
+    if middleware.default_limits:
+        limits["default_limits"] = tuple(middleware.default_limits)
+    return {what: {limit.same_window for limit in those} for what, those in limits.items()}

@@ -52,7 +52,7 @@ class MiddlewareView(NamedTuple):
     Attributes:
         limiter: The limiter that it asks.
         names: The names that users gave to its rules.
-        onlookers: The identities of its rules that only look on.
+        shadows: The identities of its rules that only look on.
         signals: Its ban policies, and the signals that they strike for.
         endpoints: The buckets of the limits at endpoints below it.
         refusals: Answers the requests that it, or one of those limits, refuses.
@@ -61,7 +61,7 @@ class MiddlewareView(NamedTuple):
 
     limiter: Limiter
     names: Set[str]
-    onlookers: Set[str]
+    shadows: Set[str]
     signals: BanSignals
     endpoints: EndpointBuckets
     refusals: RefusalResponses
@@ -287,7 +287,7 @@ class RequestLimits:
         for hook in hooks:
             await hook(scope, status, fields)
 
-    async def hand_back(self) -> None:
+    async def refund(self) -> None:
         """Refund all units charged so far, also if the request is cancelled meanwhile.
 
         Units stay charged where refused requests count.
@@ -399,7 +399,7 @@ async def unless_left(
 
     Args:
         channel: Notices a client that leaves.
-        limiter: Where units are handed back; None for counts that end with their client.
+        limiter: Where units are refunded; None for counts that end with their client.
         ask: Waits, and decides.
     """
     decision: Decision | None = None

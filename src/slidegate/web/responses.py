@@ -21,9 +21,10 @@ from ..core.arguments import check_takes
 from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
 from ..core.barred import RuleBlock
+from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, Concurrency
+from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.ring import NEVER, OPEN
@@ -185,7 +186,7 @@ class RefusalEvents:
     """
 
     def __init__(self, limiter: Limiter, client: ClientAddress) -> None:
-        self._tell = limiter.engine.tell
+        self._tell = limiter.engine.emit
         self._client = client
 
     def tell(self, scope: Scope, refusal: Decision, route: str, status: int | None) -> None:

@@ -31,16 +31,16 @@ _Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
 
 
 class AdminApp:
-    """An application for operators, such as the dashboard. A gate above it says at the start which rules count it."""
+    """An application for operators, such as the dashboard. The start says which rules above count it."""
 
 
-def about_honeypots(gate: Checked, policies: Collection[BanPolicy]) -> Iterator[Finding]:
+def about_honeypots(middleware: Checked, policies: Collection[BanPolicy]) -> Iterator[Finding]:
     """Yield the findings about paths that strike, and should not, or never do."""
     for policy in policies:
         for path, weight in policy.signals.items():
             if not isinstance(path, str) or not path.startswith("/"):
                 continue
-            exempt = _exempting(gate.rules, path)
+            exempt = _exempting(middleware.rules, path)
             at_once = weight == "ban" or weight >= policy.after.amount
             if exempt is not None:
                 yield Finding(
@@ -48,7 +48,7 @@ def about_honeypots(gate: Checked, policies: Collection[BanPolicy]) -> Iterator[
                     f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it; exempt narrower "
                     "paths, or choose another honeypot",
                 )
-            elif at_once and (label := _served(gate.app, path)):
+            elif at_once and (label := _served(middleware.app, path)):
                 yield Finding(
                     "SG112",
                     f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}; take it "
@@ -85,16 +85,16 @@ def about_callers(app: object) -> Iterator[Finding]:
         )
 
 
-def about_unmet_rules(gate: Checked) -> Iterator[Finding]:
+def about_unmet_rules(middleware: Checked) -> Iterator[Finding]:
     """Yield a finding for each rule whose paths lead to no route of the application.
 
     It is silent where something may answer that shows no routes, and about rules that meet scanners: those that block
     or track, nor about rules for preflights.
     """
-    routes = list(walk(gate.app))
-    if not routes or any(map(_may_answer_more, applications(gate.app))):
+    routes = list(walk(middleware.app))
+    if not routes or any(map(_may_answer_more, applications(middleware.app))):
         return
-    for rule in gate.rules:
+    for rule in middleware.rules:
         if not rule.patterns or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
@@ -176,8 +176,8 @@ def about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Itera
     """Yield a finding for each dashboard and admin API among the routes of an application that rules count.
 
     Args:
-        app: The application that a gate guards.
-        select: Returns the rules of the gate that a request meets.
+        app: The application that a middleware guards.
+        select: Returns the rules of the middleware that a request meets.
     """
     root = root_of(app)
     for place in dict.fromkeys(_admin_apps(app)):

@@ -1,4 +1,4 @@
-"""The rules of one gate: the set finds those that a request meets, and each says what it charges."""
+"""The rules of one middleware: the set finds those that a request meets, and each says what it charges."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Selection(NamedTuple):
 
     limiting: tuple[BoundRule, ...]
     plain: bool
-    onlookers: tuple[BoundRule, ...] = ()
+    shadows: tuple[BoundRule, ...] = ()
     exempt: bool = False
     """Whether a rule says that nothing is counted here."""
     blocked: Rule | None = None
@@ -131,7 +131,7 @@ class Selection(NamedTuple):
 
 
 class Defaults(Protocol):
-    """Limits behind all rules, which the routes below the gate decide about."""
+    """Limits behind all rules, which the routes below the middleware decide about."""
 
     def find(self, scope: Scope, routes: Routes) -> Sequence[BoundRule]:
         """Return those that a request meets, by the routes below."""
@@ -149,7 +149,7 @@ class RuleSet:
     Args:
         rules: The rules.
         claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
-        app: The application that the gate guards; its mounts say what they make of a path.
+        app: The application that the middleware guards; its mounts say what they make of a path.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
     Raises:
@@ -195,7 +195,7 @@ class RuleSet:
         """Return the rules that a request meets, in their order.
 
         Where that fails, for example in a router of the user's, every limit counts the request, and nothing exempts it:
-        a failure is no way past the gate.
+        a failure is no way past the limits.
         """
         if self.always is not None and not is_preflight(scope):
             return self.always
@@ -333,9 +333,9 @@ def chosen(met: Sequence[Met]) -> Selection:
             break
     blocked = last if last is not None and last.blocks else None
     limiting = tuple(bound for bound in found if bound.rule.action == "limit") if blocked is None else ()
-    onlookers = tuple(bound for bound in found if bound.rule.action != "limit")
+    shadows = tuple(bound for bound in found if bound.rule.action != "limit")
     plain = blocked is None and all(bound.plain for bound in limiting)
-    return Selection(limiting, plain, onlookers, exempt=last is not None and last.exempt, blocked=blocked)
+    return Selection(limiting, plain, shadows, exempt=last is not None and last.exempt, blocked=blocked)
 
 
 def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:

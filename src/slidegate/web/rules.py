@@ -10,15 +10,16 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, 
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ..core.arguments import check_flag, check_takes, names_checked, signature_of
+from ..core.concurrency import Concurrency
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher, compile_pattern
@@ -92,13 +93,13 @@ class Rule:
         cost: Units for one request, or a function of the request, sync or async.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
-            reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
+            reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
-            a change of the rule, and in other gates.
+            a change of the rule, and in other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
         shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
@@ -280,20 +281,19 @@ def conflict(given: Container[str]) -> str:
     return ""
 
 
-def checked_paths(path: object) -> tuple[str, ...]:
-    """Return the paths of a rule."""
+def checked_paths(path: Any) -> tuple[str, ...]:
+    """Return the paths of a rule, which `compile_pattern` looks at one by one."""
     if path == "*":
         return ("*",)
-    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, found in enumerate(listed):
         if found == "*":
             raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
-        compile_pattern(found)
         if found in listed[:place]:
             raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
-    return tuple(map(str, listed))
+    return tuple(listed)
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
 FOR_EVER_US: Final = 10**15
-MOST_WAITING: Final = 2**31
+MAX_WAITING: Final = 2**31
 _BANNED: Final = Decision(False, Reason.BANNED)
 EVERY_S: Final = 5.0
 """How long after the end of a look the next one begins: with the deadline of a store a ban is seen within 10 s."""
@@ -99,7 +99,7 @@ class MessageLimits:
 
 
 class MessageCounter:
-    """Counts the messages of the websockets of one gate.
+    """Counts the messages of the websockets of one middleware.
 
     Args:
         messages: The limits, the key, and the action beyond a limit.
@@ -111,7 +111,7 @@ class MessageCounter:
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
         waits = messages.beyond == "wait"
         self._bucket = Bucket(
-            claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MOST_WAITING if waits else 0
+            claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MAX_WAITING if waits else 0
         )
         self._key = messages.key
         self._beyond = messages.beyond

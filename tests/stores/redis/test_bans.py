@@ -16,7 +16,7 @@ from slidegate.core.addresses import Address, format_network, parse_address
 from slidegate.core.bans.in_force import Guarded, ban_key
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.ban_cache import CHUNK
+from slidegate.stores.redis.bans import CHUNK
 from slidegate.stores.redis.batch import Batcher
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.harness import bucket
@@ -82,7 +82,7 @@ def test_a_worker_that_knows_nothing_is_told_by_which_ban_a_request_is_refused(
                 await one.bans.unban(key, "ann")
             for guard in [*(found for found, _ in drawn), *others, *keys]:
                 expected = await one.bans.find((guard,))
-                assert expected == one.bans.list.find((guard,), *one.bans._time.now_us())
+                assert expected == one.bans.cache.list.find((guard,), *one.bans.cache.now_us())
                 answer = await hit(other, "user:ann", guard)
                 assert answer.ban == expected
                 assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)

@@ -12,8 +12,8 @@ from redis import Redis
 
 from slidegate.core.decide import decide, refund_all
 from slidegate.core.decision import Bucket, Decision
-from slidegate.core.limits import Limit, Quota, parse_limits
-from slidegate.core.periods import PERIOD
+from slidegate.core.limits import Limit, parse_limits
+from slidegate.core.quotas import PERIOD, Quota
 from slidegate.core.ring import HEAD, entries
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate.core.decision import Bucket, Decision
-from slidegate.core.limits import Quota, parse_limits
+from slidegate.core.limits import parse_limits
+from slidegate.core.quotas import Quota
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket

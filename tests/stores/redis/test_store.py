@@ -17,8 +17,9 @@ from redis.asyncio import Redis
 from slidegate import BanPolicy, ConfigurationError
 from slidegate.core import StoreUnavailable
 from slidegate.core.addresses import parse_address
+from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision, Reason
-from slidegate.core.limits import Concurrency, parse_limits
+from slidegate.core.limits import parse_limits
 from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock

@@ -268,6 +268,10 @@ BAD: list[tuple[str | bytes, str]] = [
         BANS + 'key = { path_param = "id" }',
         'bans.s.key: does not say who it is; use for example { header = "X-API-Key" }',
     ),
+    (
+        BANS + "key = { client = { ipv4_prefix = 8 } }",
+        "bans: <BanPolicy 's' after 20/10m, 1h>: its clients are of ipv4",
+    ),
     (BANS + 'signals = { refused = "bann" }', "bans.s.signals.refused: expected a whole number from 1 to 1000"),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals.refusd: signals: 'refusd' is no status"),
     ('[bans."a:b"]', "bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),

@@ -58,7 +58,8 @@ _COUNTED: Final = Struct(">BBI")
 _CLOCKS: Final = b"s", b"u"
 _END_BYTES: Final = 1 + _NUMBER.size
 _LONGEST_ROW: Final = 256
-_NETWORKS_BEGIN: Final = frozenset("0123456789abcdef:")
+_WITHOUT_SLASH: Final = frozenset((32, 64, 128))
+"""Lengths of the networks that a bare address may mean."""
 _SWEEP_STEP: Final = 64
 
 
@@ -360,7 +361,7 @@ def bans_of(txn: Any, dbs: Databases, census: bytes, checks: Sequence[Check], gu
     """Return the bans of a demand, also those that are over, one perhaps more than once."""
     get, networks = txn.get, dbs.networks
     has_names, lengths = _read_census(census)
-    rows = [row_of(key) for _, key, _ in checks if has_names or key[:1] in _NETWORKS_BEGIN]
+    rows = [row_of(key) for _, key, _ in checks if has_names or "/" in key]
     for one in guarded:
         if isinstance(one, str):
             rows.append(row_of(one))
@@ -437,16 +438,15 @@ def text_of(row: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def _read_census(census: bytes) -> tuple[bool, dict[int, list[tuple[bytes, int]]]]:
-    """Return whether keys are banned that are no networks, and for the lengths of networks in use how rows are found.
+    """Return whether a key without a slash may be banned, and for the lengths of networks in use how rows are found.
 
     That is the beginning of the row and how many bits of an address to drop, by version.
     """
     has_names, found = False, dict[int, list[tuple[bytes, int]]]({4: [], 6: []})
     for version, prefix, _ in _COUNTED.iter_unpack(census):
+        has_names = has_names or not version or prefix in _WITHOUT_SLASH
         if version:
             found[version].append((bytes((version, prefix)), BITS[version] - prefix))
-        else:
-            has_names = True
     return has_names, found
 
 

@@ -36,8 +36,8 @@ from .windows import Transaction
 
 T = TypeVar("T")
 
-LOAD_STEP: Final = 50
-"""How many bans of an import are written at once: other processes wait for them, some two milliseconds."""
+LOAD_STEP: Final = 100
+"""How many bans of an import are written at once: other processes wait for them, a few milliseconds."""
 LOAD_PAUSE_S: Final = 2 * PAUSE_S
 """Then comes a pause in which those that wait try again."""
 

@@ -26,7 +26,7 @@ from struct import Struct
 from typing import Any, Final
 
 from ...core.charge import Permit
-from ...core.permits import PERMITS
+from ...core.concurrency import PERMITS
 from ...core.store import Event
 from ..leases import WORKER_BYTES, HeldPermits, places_lost
 from .layout import Databases

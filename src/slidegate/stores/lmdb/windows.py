@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ...core import ring
 from ...core.decide import Place
 from ...core.decision import Bucket, Check
-from ...core.limits import AnyLimit, Limit, Quota
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
-from ...core.periods import KEPT_US, end_us
+from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
 from .layout import RESET, Databases

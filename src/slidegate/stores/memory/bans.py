@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
-from time import monotonic_ns, time_ns
-from typing import Final, overload
+from time import monotonic_ns
+from typing import Final, TypeVar, overload
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
 from ...core.bans.policy import BanPolicy
@@ -19,6 +19,9 @@ from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.store import BanStore, Clock, Event
 from ..forks import hold_over_fork
+from ..system_clock import system_us
+
+T = TypeVar("T")
 
 DEFAULT_MAX_BANS: Final = 100_000
 _COUNTED: Final = 1_000
@@ -69,11 +72,13 @@ def _of_numbers(known: Standing | tuple[int, int, int]) -> Standing:
 
 
 def _in_force(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
-    """Return the bans that are not over, as `Ban.is_over` tells it, without an object of each."""
-    return Listed([
-        row for row in rows for _, _, _, _, made_us, ends_us, began_us, _ in (row,)
-        if ends_us is None or (now_us < ends_us and wall_us < began_us + ends_us - made_us)
-    ])  # fmt: skip
+    return Listed([row for row in rows if not _is_over(row, now_us, wall_us)])
+
+
+def _is_over(row: Held, now_us: int, wall_us: int) -> bool:
+    """See `Ban.is_over`; this needs no object of each."""
+    _, _, _, _, made_us, ends_us, began_us, _ = row
+    return ends_us is not None and (now_us >= ends_us or wall_us >= began_us + ends_us - made_us)
 
 
 class MemoryRecords:
@@ -168,7 +173,7 @@ class MemoryBans(BanStore):
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._clock = clock or _monotonic_us
-        self._wall = wall_clock
+        self._wall = wall_clock or system_us
         self._tell = tell
         self._steady = Steady()
         self._records = MemoryRecords()
@@ -207,27 +212,17 @@ class MemoryBans(BanStore):
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
-        with self._lock:
-            ban = self._rules.strike(policy, key, weight, reason, prefix, *self._moments())
-            events = self._take_events()
-        self._tell(events)
-        return ban
+        return self._change(
+            lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, prefix, now_us, wall_us)
+        )
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        with self._lock:
-            ban = self._rules.ban(key, length_us, reason, by, *self._moments())
-            events = self._take_events()
-        self._tell(events)
-        return ban
+        return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
-        with self._lock:
-            changed = self._rules.unban(key, by, *self._moments())
-            events = self._take_events()
-        self._tell(events)
-        return changed
+        return self._change(lambda rules, now_us, wall_us: rules.unban(key, by, now_us, wall_us))
 
     def forget_all(self) -> None:
         """Forget all bans, strikes and rungs, and the history, as a new store would. Observers are not told."""
@@ -279,11 +274,15 @@ class MemoryBans(BanStore):
 
     def _moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""
-        return self._steady.at(self._clock()), time_ns() // 1000 if self._wall is None else self._wall()
+        return self._steady.at(self._clock()), self._wall()
 
-    def _take_events(self) -> list[Event]:
-        events, self._rules.events = self._rules.events, []
-        return events
+    def _change(self, do: Callable[[BanRules, int, int], T]) -> T:
+        """Let the rules change something, and tell the events of it."""
+        with self._lock:
+            answer = do(self._rules, *self._moments())
+            events, self._rules.events = self._rules.events, []
+        self._tell(events)
+        return answer
 
 
 def _monotonic_us() -> int:

@@ -12,9 +12,9 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
-from ...core.limits import AnyLimit, Quota
+from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
-from ...core.periods import KEPT_US, end_us
+from ...core.quotas import KEPT_US, Quota, end_us
 
 SHARED_CELLS: Final = 4_096
 SHARED_PAUSE_US: Final = 1_000_000

@@ -25,11 +25,11 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.in_force import Guarded
+from ...core.concurrency import Concurrency, taken
 from ...core.decide import Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, Whole, check_positive
-from ...core.limits import AnyLimit, Concurrency
-from ...core.permits import taken
+from ...core.limits import AnyLimit
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork

@@ -1,14 +1,24 @@
-"""The bans of a Redis store: the commands of users, and the refusal of requests.
+"""The bans of a Redis store: the commands of users, the refusal of requests, and news of changes.
 
-The rules are at work in Redis (``lua/ban_rules.lua``), where every worker strikes and bans. `ban_cache` sends the
-commands, keeps the list of this worker up to date, and answers from that list.
+The rules are at work in Redis (``lua/ban_rules.lua``), where every worker strikes and bans. Where a worker holds less
+than Redis has (`BanCache`), it sends the guards of its next requests with them, and asks for the changes, a part at a
+time, at most every `REFRESH_EVERY_S`, however often bans change; no request waits for that.
+
+Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data or a part
+of the bans: then a worker forgets the bans that it holds, and says how many those were.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from struct import Struct
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakSet
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
 from ...core.bans.policy import BanPolicy
@@ -17,14 +27,16 @@ from ...core.bans.standing import Standing
 from ...core.bans.standing_view import KeptStanding, KeptStandings
 from ...core.barred import Barred
 from ...core.decision import Check
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, StoreError
 from ...core.store import BanStore, Clock, Event
-from .ban_cache import BanCache, in_steps
+from .ban_cache import NEVER_S, BanCache
 from .ban_rows import (
     UNGUARDED,
     Teller,
     bytes_of,
+    changes,
     made_name,
+    pack_ban,
     pack_guards,
     pack_policy,
     pack_standing,
@@ -34,21 +46,43 @@ from .ban_rows import (
     unpack_standings,
     unpack_told,
 )
-from .faults import sensible
+from .link import sensible
+from .script import bans_script
 from .strikes import KNOWN_MS, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
     from .batch import Batcher
 
-_COUNTED: Final = 1_000
-"""How many bans that have ended are forgotten when the others are counted."""
+T = TypeVar("T")
+
+UNSEEN: Final = b"?"
+"""The number of a request that no list has let pass: the bans in Redis have to be looked at."""
+REFRESH_EVERY_S: Final = 0.1
+PARTS: Final = (b"", b":list", b":ends", b":changes", b":history", b":standings", b":over", b":prefixes")
+LIST, HISTORY, STANDINGS = 1, 4, 5
+CHUNK: Final = 200
+"""How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
+MAX_PARTS: Final = 64
+"""How many parts a refresh reads at most; Redis remembers fewer changes."""
+LIFE_BYTES: Final = 16
+
+_TIMES: Final = Struct("<qqqq")
 
 
-class RedisBans(BanCache, BanStore):
+class RedisBans(BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        most: How many bans, and the strikes of how many keys, to hold. The others are those of `BanCache`.
+        batcher: Returns the batcher of the running event loop.
+        meta: The name of the hash with the numbers.
+        clock: The clock of a test.
+        heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
+        tell: Passes events on.
+        most: How many bans, and the strikes of how many keys, to hold.
+        read_only: Whether nothing is made where nothing of slidegate stands.
+
+    Attributes:
+        cache: The bans that are held here.
     """
 
     def __init__(
@@ -62,17 +96,32 @@ class RedisBans(BanCache, BanStore):
         *,
         read_only: bool,
     ) -> None:
-        super().__init__(batcher, meta, clock, heard, tell, read_only=read_only)
+        self.cache = BanCache(clock)
+        self._batcher = batcher
+        self._keys = [meta + part for part in PARTS]
+        self._clock = clock
+        self._heard_state = heard
+        self._tell = tell
         self._most = most
+        self._read_only = read_only
         self._teller = Teller(tell, most)
         self._sums = StrikeSums(self._strike)
+        self._life = b""
+        self._begins = False
+        self._refreshing: WeakSet[Batcher] = WeakSet()
+        self._refreshed_s = NEVER_S
+
+    @property
+    def list_name(self) -> bytes:
+        """The name of the hash with the bans."""
+        return self._keys[LIST]
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
     @sensible
     async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
-        (found,), _ = await self._command("find", [pack_guards(guarded)])
+        (found,) = await self._command("find", [pack_guards(guarded)])
         return longest(unpack_told(found)[1])
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
@@ -96,8 +145,7 @@ class RedisBans(BanCache, BanStore):
             why = f"{policy.prefix.after} of its addresses were banned"
             asked += [bytes_of(strike.prefix), pack_policy(policy.prefix), bytes_of(why)]
             keys.append(self._keys[0] + b":" + bytes_of(made_name(policy.prefix)))
-        (row, missing), reports = await self._command("strike", asked, keys)
-        self._teller.tell(reports, policy)
+        row, missing = await self._command("strike", asked, keys, policy=policy)
         if not isinstance(missing, int):
             raise TypeError(f"expected a number, not {missing!r}")
         return (unpack_ban(key, row) if row else None), missing
@@ -107,17 +155,13 @@ class RedisBans(BanCache, BanStore):
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
         known = bytes_of(key)
         asked: list[bytes | int] = [known, -1 if length_us is None else length_us, bytes_of(reason), bytes_of(by)]
-        row, reports = await self._command("ban", asked)
-        self._teller.tell(reports)
-        return unpack_ban(known, row)
+        return unpack_ban(known, await self._command("ban", asked))
 
     @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
         unsent = self._sums.forget(key)
-        changed, reports = await self._command("unban", [bytes_of(key), bytes_of(by)])
-        self._teller.tell(reports, by=by)
-        return bool(changed) or unsent
+        return bool(await self._command("unban", [bytes_of(key), bytes_of(by)], by=by)) or unsent
 
     @sensible
     async def standings(self, keys: Sequence[str]) -> KeptStandings:
@@ -125,7 +169,7 @@ class RedisBans(BanCache, BanStore):
 
         Strikes that workers have not sent yet, those of the last 100 ms, are left out.
         """
-        (now_us, *rows), _ = await self._command("standings", [bytes_of(key) for key in keys])
+        now_us, *rows = await self._command("standings", [bytes_of(key) for key in keys])
         return int(now_us), [
             KeptStanding(policy, key, standing, window_us, forgive_us)
             for key, row in zip(keys, rows, strict=True)
@@ -136,12 +180,7 @@ class RedisBans(BanCache, BanStore):
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.refresh(self._batcher())
-        with self._lock:
-            rows, (now_us, wall_us) = list(self.list.by_key.values()), self._time.now_us()
-        found: list[Ban] = []
-        async for part in in_steps(rows):
-            found += [ban for ban in (Ban(*row) for row in part) if not ban.is_over(now_us, wall_us)]
-        return found
+        return [ban async for part in in_steps(self.cache.in_force()) for ban in part]
 
     async def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
         """Yield the bans in force, a part at a time, without the list of this worker: no more are held than a part has.
@@ -150,45 +189,38 @@ class RedisBans(BanCache, BanStore):
         """
         batcher = self._batcher()
         await self._run(batcher, "find", [UNGUARDED])  # tells the time of bans
-        async for part in self._scan(self._keys[1], batcher):
-            with self._lock:
-                now_us, wall_us = self._time.now_us()
+        async for part in self._scan(LIST, batcher):
+            times = self.cache.now_us()
             # Under the empty key Redis holds no ban.
-            bans = [unpack_ban(key, row) for key, row in zip(part[::2], part[1::2], strict=True) if key and row]
-            yield [ban for ban in bans if not ban.is_over(now_us, wall_us)]
+            yield [ban for ban in (unpack_ban(key, row) for key, row in part if key and row) if not ban.is_over(*times)]
 
     async def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
         """Yield what `dump` returns, a part at a time; a ban may come twice, as in `active_parts`."""
         yield self._rows(Bans([], []))
         async for bans in self.active_parts():
             yield self._rows(Bans(list(bans), []))[1:]
-        async for part in self._scan(self._keys[5], self._batcher()):
+        async for part in self._scan(STANDINGS, self._batcher()):
             yield self._rows(Bans([], _standings_in(part)))[1:]
 
     def _rows(self, known: Bans) -> list[Row]:
-        with self._lock:
-            return list(to_rows(known, *self._time.now_us()))
+        return list(to_rows(known, *self.cache.now_us()))
 
     def count(self) -> int:
         """Return how many bans are in force, of those that this worker holds."""
-        with self._lock:
-            self.list.let_go(*self._time.now_us(), most=_COUNTED)
-            return len(self.list)
+        return self.cache.count()
 
     @sensible
     async def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""
-        entries = await self._batcher().ask(b"LRANGE", self._keys[4], 0, -1)
+        entries = await self._batcher().ask(b"LRANGE", self._keys[HISTORY], 0, -1)
         return [unpack_change(entry) async for part in in_steps(reversed(entries)) for entry in part]
 
     @sensible
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
-        bans, standings = await self.active(), list[tuple[str, str, Standing]]()
-        async for part in self._scan(self._keys[5], self._batcher()):
-            standings += _standings_in(part)
-        with self._lock:
-            rows = to_rows(Bans(bans, standings), *self._time.now_us())
+        bans, batcher = await self.active(), self._batcher()
+        standings = [row async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)]
+        rows = to_rows(Bans(bans, standings), *self.cache.now_us())
         return [row async for some in in_steps(rows) for row in some]
 
     @sensible
@@ -196,11 +228,11 @@ class RedisBans(BanCache, BanStore):
         """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
         batcher = self._batcher()
         await self.refresh(batcher)
-        with self._lock:
-            known = from_rows(rows, *self._time.now_us())
-        await self._check_room(known)
-        async for part in in_steps(known.bans):
-            await self._load(part)
+        known = from_rows(rows, *self.cache.now_us())
+        await self._check_room(known, batcher)
+        async for bans in in_steps(known.bans):
+            packed = [part for ban in bans for part in (bytes_of(ban.key), pack_ban(ban))]
+            await self._command("load", [len(bans), *packed])
         async for some in in_steps(known.standings):
             asked: list[bytes | int] = [0]
             for policy, key, standing in some:
@@ -214,26 +246,20 @@ class RedisBans(BanCache, BanStore):
         """Forget all bans, strikes, rungs and changes."""
         self._sums.clear()
         await self._command("clear", [])
-        with self._lock:
-            self.list = BanList()
+        self.cache.list = BanList()
 
     @sensible
     async def reset_windows(self) -> None:
         """Let nothing be handed back that was spent in any window up to now."""
         await self._command("reset_all", [])
 
-    async def _check_room(self, known: Bans) -> None:
+    async def _check_room(self, known: Bans, batcher: Batcher) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.
-        with self._lock:
-            times = self._time.now_us()
-            in_force = {ban.key for ban in self.list if not ban.is_over(*times)}
+        in_force = {ban.key for ban in self.cache.in_force()}
         bans = {ban.key for ban in known.bans if ban.rung} - in_force
         standings, held = {standing[:2] for standing in known.standings}, set[tuple[str, str]]()
         if standings:
-            batcher = self._batcher()
-            held = {
-                standing[:2] async for part in self._scan(self._keys[5], batcher) for standing in _standings_in(part)
-            }
+            held = {row[:2] async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)}
         for what, new, have in (("bans", bans, len(in_force)), ("standings", standings - held, len(held))):
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
@@ -241,17 +267,18 @@ class RedisBans(BanCache, BanStore):
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def at_once(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
-        """Return the refusal that `judge` gives, or None where Redis has to be asked."""
-        barred = self.judge(checks, guarded)
-        if barred is None or not self._is_trusted():
+        """Return the refusal by a ban that is held, or None where Redis has to be asked."""
+        cache = self.cache
+        barred = cache.judge(checks, guarded)
+        if barred is None or not cache.is_trusted():
             return None
-        bans = self._prolonged_by(checks, guarded)
+        bans = cache.prolonged_by(checks, guarded)
         if not bans:
             return barred
         if self._clock is not None:
             return None
         self._prolong(bans)
-        return self.judge(checks, guarded)
+        return cache.judge(checks, guarded)
 
     def refused(self, told: bytes, checks: Sequence[Check], *, prolong: bool) -> Barred | None:
         """Return the refusal of a demand by bans that Redis has found, None where it found none.
@@ -279,16 +306,146 @@ class RedisBans(BanCache, BanStore):
         return list(answer)
 
     def _prolong(self, bans: Sequence[Ban]) -> None:
-        """Let bans go on from now: here at once, in Redis ten times a second each at most."""
-        due = [bytes_of(key) for key in self._prolong_here(bans)]
+        """Let bans go on from now: here at once, and in Redis."""
+        due = [bytes_of(key) for key in self.cache.prolong(bans)]
         if due:
             self._batcher().attend(self._command("prolong", due))
 
+    # -- news in every answer ------------------------------------------------------------------------------------
 
-def _standings_in(part: Sequence[bytes]) -> list[tuple[str, str, Standing]]:
+    def heard(self, batcher: Batcher, number: bytes, sent_s: float) -> None:
+        """Record the number of the last change of bans in an answer; `sent_s` is when its call was sent (monotonic)."""
+        cache = self.cache
+        cache.latest = number
+        if number == cache.number:
+            cache.known_s = max(cache.known_s, sent_s)
+        elif batcher not in self._refreshing:
+            self._refreshing.add(batcher)
+            batcher.attend(self._refresh_in_time(batcher))
+
+    def heard_state(self, batcher: Batcher, state: bytes, sent_s: float) -> None:
+        """Record the life of the data in Redis and the number of hand-backs, as an answer says them together."""
+        self._heard_state(state, sent_s)
+        life = state[:LIFE_BYTES]
+        if life and life != self._life:
+            before, self._life = self._life, life
+            if before:
+                self._forget_all()
+        elif not life and self._read_only:
+            batcher.attend(batcher.check_again())
+        elif not life and not self._begins:
+            self._begins = True
+            batcher.attend(self._begin(batcher))
+
+    async def _begin(self, batcher: Batcher) -> None:
+        """Give the data a life, where nobody has."""
+        try:
+            await batcher.ask(b"HSETNX", self._keys[0], b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
+        finally:
+            self._begins = False
+
+    def _forget_all(self) -> None:
+        """Forget the bans that are held here, because Redis has lost its data."""
+        known = self.cache.forget()
+        message = f"redis: data was lost, so counts start anew, and of the bans that were known here {known} are gone"
+        self._tell((Event("store_reset", message, {"bans": known}),))
+
+    @sensible
+    async def refresh(self, batcher: Batcher) -> None:
+        """Learn which bans have changed, a part at a time.
+
+        Raises:
+            StoreError: Redis does not answer.
+        """
+        cache, life = self.cache, self._life
+        bans, number = cache.list, cache.number
+        for _ in range(MAX_PARTS):
+            asked_s = monotonic()
+            found, _, last = await self._run(batcher, "since", [number])
+            if life and life != self._life:  # an answer about lost bans is not true
+                life, bans, number = self._life, cache.list, cache.number
+                continue
+            if found == 0:
+                bans, number = BanList(), last
+                async for part in self._scan(LIST, batcher):
+                    cache.put(part, bans)
+            else:
+                number = sendable(found[0])
+                cache.put(_pairs(found[2:]), bans)
+            if not last or (found and found[1]):
+                cache.hold(bans, number, asked_s)
+                return
+            if bans is cache.list:
+                cache.number = number  # the rest is for the next time
+
+    async def _refresh_in_time(self, batcher: Batcher) -> None:
+        try:
+            await asyncio.sleep(max(self._refreshed_s + REFRESH_EVERY_S - monotonic(), 0.0))
+            if self.cache.number != self.cache.latest:
+                with suppress(StoreError):  # the next answer is a reason to try again
+                    await self.refresh(batcher)
+        finally:
+            self._refreshed_s = monotonic()
+            self._refreshing.discard(batcher)
+
+    # -- commands for Redis ------------------------------------------------------------------------------------------
+
+    async def _command(
+        self,
+        name: str,
+        asked: Sequence[bytes | int],
+        keys: Sequence[bytes] = (),
+        *,
+        policy: BanPolicy | None = None,
+        by: str = "",
+    ) -> Any:
+        """Run a command of ``lua/ban_rules.lua``, hold and tell what it has changed, and return its answer.
+
+        Args:
+            name: The command.
+            asked: Its arguments.
+            keys: The keys that it needs besides those of bans.
+            policy: The policy that is at work.
+            by: The name of whoever takes a ban back.
+        """
+        batcher, sent_s = self._batcher(), monotonic()
+        answer, reports, number = await self._run(batcher, name, asked, keys)
+        self.heard(batcher, number, sent_s)
+        self.cache.put(changes(reports))
+        self._teller.tell(reports, policy, by)
+        return answer
+
+    async def _run(
+        self, batcher: Batcher, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
+    ) -> tuple[Any, list[bytes], bytes]:
+        """Run a command; return its answer, its reports, and the number of the last change."""
+        sent_s = monotonic()
+        wall_us = -1 if self._clock is None else self._clock()
+        given: list[bytes | int] = [wall_us, name.encode(), *asked]
+        times, number, state, answer, reports = await batcher.run(bans_script(), [*self._keys, *keys], given)
+        number, state = sendable(number), sendable(state)
+        self.heard_state(batcher, state, sent_s)
+        self.cache.saw(_TIMES.unpack(times), sent_s)
+        return answer, reports, number
+
+    async def _scan(self, part: int, batcher: Batcher) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield the fields and values of a hash, a part at a time."""
+        place = b"0"
+        while True:
+            place, found = await batcher.ask(b"HSCAN", self._keys[part], place, b"COUNT", CHUNK)
+            async for some in in_steps(_pairs(found)):
+                yield some
+            if place == b"0":
+                return
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _standings_in(part: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, Standing]]:
     """Return (policy, key, standing) for the fields and values of the hash of standings."""
-    rows = zip(part[::2], part[1::2], strict=True)
-    return [(policy, text_of(key), standing) for key, row in rows for policy, standing, _, _ in unpack_standings(row)]
+    return [(policy, text_of(key), standing) for key, row in part for policy, standing, _, _ in unpack_standings(row)]
 
 
 def _gone_on(ban: Ban, now_us: int) -> Ban:
@@ -296,3 +453,22 @@ def _gone_on(ban: Ban, now_us: int) -> Ban:
     if not ban.prolong_us or ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
         return ban
     return ban._replace(ends_us=now_us + ban.prolong_us)
+
+
+async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
+    """Yield parts of a long iterable, and let other tasks go on in between."""
+    rest = iter(many)
+    while part := list(islice(rest, step)):
+        yield part
+        await asyncio.sleep(0)
+
+
+def sendable(part: object) -> bytes:
+    """Return a part of an answer that every later question carries.
+
+    Raises:
+        TypeError: It is no text: kept, it would spoil all of them.
+    """
+    if not isinstance(part, bytes):
+        raise TypeError(f"expected text, not {part!r}")
+    return part

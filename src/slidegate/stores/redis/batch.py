@@ -32,11 +32,9 @@ from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Clock, Event
 from .bans import RedisBans
 from .clock import ServerClock
-from .faults import SICK, refusal, unexpected
-from .link import Connect, Connection, Eviction, Make, open_connection
+from .link import SICK, Connection, Eviction, Settings, open_connection, open_master, refusal, unexpected
 from .requests import Demand, Request
 from .script import Script, bans_script, windows_script
-from .sentinels import open_master
 
 SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
@@ -102,15 +100,15 @@ class Shared:
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             return await open_master(pool, self.timeout_s, self._open, self.open)
-        return await self.open(pool.make_connection)
+        return await self.open(pool.make_connection())
 
-    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+    async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
         """Connect to a server that knows the scripts; see `open_connection`.
 
         Raises:
             StoreError: That failed.
         """
-        connection = await self._open(make, name, connect)
+        connection = await self._open(settings, name, address)
         try:
             loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
             await asyncio.gather(*loads, self.eviction.look(connection))
@@ -119,8 +117,8 @@ class Shared:
             raise
         return connection
 
-    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
-        return await open_connection(make, self.timeout_s, ServerClock(self.clock), name, connect)
+    async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
+        return await open_connection(settings, self.timeout_s, ServerClock(self.clock), name, address)
 
 
 def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:
@@ -310,10 +308,11 @@ class Batcher:
         names = {shared.meta: 0, bans.list_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
         guards = b""
-        if tries or bans.latest != bans.number or {request.judged for request in requests} != {bans.number}:
+        number = bans.cache.number
+        if tries or bans.cache.latest != number or {request.judged for request in requests} != {number}:
             guards = b"".join(request.guards() for request in requests)
         self._calls += 1
-        known = head(shared.clock, 1), bans.number, guards
+        known = head(shared.clock, 1), number, guards
         connection.send(done, how, what, len(names), *names, *known, packed)
 
     def _answered(
@@ -387,6 +386,18 @@ class Batcher:
         """
         if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
             raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
+
+    async def check_again(self) -> None:
+        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
+        try:
+            await self._check_there(self.ask)
+        except StoreUnavailable as error:
+            self._doubt(error)
+
+    def _doubt(self, error: StoreError) -> None:
+        """Let nothing be answered before the server has been looked at again."""
+        if self._connection is not None:
+            self._connection.close(error)
 
     @property
     def _is_wanted(self) -> bool:

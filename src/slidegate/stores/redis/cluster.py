@@ -22,12 +22,11 @@ from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Event
-from .ban_cache import UNSEEN
+from .ban_cache import TRUST_S
+from .bans import UNSEEN
 from .batch import CLOSED, MAX_IN_CALL, NO_BANS, STATE_PARTS, deliver, fail, head, remove_from
 from .cluster_nodes import MAX_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
-from .faults import SICK, refusal
-from .link import Connection
-from .refusals import TRUST_S
+from .link import SICK, Connection, refusal
 from .requests import Request
 from .script import CHANGED, windows_script
 
@@ -93,7 +92,7 @@ class ClusterBatcher(ClusterNodes):
             return
         requests = list(line)
         line.clear()
-        age_s = now_s - self._shared.bans.known_s
+        age_s = now_s - self._shared.bans.cache.known_s
         if age_s >= TRUST_S / 2:
             self._hear()
         seen, unseen = list[Request](), list[Request]()
@@ -153,7 +152,7 @@ class ClusterBatcher(ClusterNodes):
             connection.send(ignore, b"ASKING")
         done = partial(self._came, node, connection, call, monotonic())
         node.calls += 1
-        known = head(self._shared.clock, 0, self._shared.bans.reset_us), *NO_BANS
+        known = head(self._shared.clock, 0, self._shared.bans.cache.reset_us), *NO_BANS
         connection.send(done, call.how, call.what, len(names), *names, *known, packed)
 
     def _came(self, node: Node, connection: Connection, call: Call, sent_s: float, answer: Any) -> None:

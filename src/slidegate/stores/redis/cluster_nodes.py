@@ -24,8 +24,7 @@ from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from .batch import RETRY_S, Batcher, store_error
-from .faults import refusal
-from .link import Connection, first_of
+from .link import Connection, first_of, refusal
 from .requests import Request
 
 MAX_REDIRECTIONS: Final = 5
@@ -200,9 +199,8 @@ class ClusterNodes(Batcher, ABC):
         try:
             client = self._shared.client
             there: Any = ClusterNode(*node.address, **client.connection_kwargs)
-            connection = node.connection = await self._shared.open(
-                lambda: there.connection_class(**there.connection_kwargs)
-            )
+            settings = there.connection_class(**there.connection_kwargs)
+            connection = node.connection = await self._shared.open(settings)
             self._guard(connection)
             connection.lost.add_done_callback(partial(self._lost_node, node))
         except Exception as error:
@@ -225,6 +223,9 @@ class ClusterNodes(Batcher, ABC):
         await self._look()
         await self._check_there(self._ask)
         self._ready = True
+
+    def _doubt(self, error: StoreError) -> None:
+        self._ready = False
 
     def _retry(self) -> None:
         if self._is_wanted and not self._ready:

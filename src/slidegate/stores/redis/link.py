@@ -4,39 +4,94 @@ Commands are written one behind the other, and answers come in the same order. S
 that has waited longest. A command that was given up is still counted: its answer is read and dropped, and no other
 command gets it.
 
-redis-py makes the connection (host names, TLS, sentinels, passwords, the database) and hands over its transport; what
-follows is done here, because a coroutine, a timeout and a lock for each command cost several times as much as the
-command.
+redis-py says how to connect: hosts, sentinels, nodes, TLS, credentials. Its own connections are not used, because they
+wait for each answer in a coroutine, which costs several times as much as the command, and keep an answer of any length.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import partial, wraps
+from struct import error as StructError
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import hiredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
+from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
 from .clock import ServerClock
-from .faults import refusal
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-Make: TypeAlias = Callable[[], Any]
-Connect: TypeAlias = Callable[[], Awaitable[object]]
+Settings: TypeAlias = Any
+"""A connection of redis-py that is never opened; it says how to connect."""
 
 MAX_UNREAD: Final = 2**26
 """How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
 
-_PUSHED: Final = getattr(hiredis, "PushNotification", ())
+SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
+"""Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
+_OF_A_KEY: Final = "WRONGTYPE"
+_OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
+_MAX_SHOWN: Final = 300
+SENTINELS_AT_ONCE: Final = 10
+"""While one sentinel has not answered, the next is asked after a tenth of the timeout."""
+_DOWN: Final = ("s_down", "o_down", "disconnected")
+
+Open: TypeAlias = Callable[..., Awaitable["Connection"]]
+"""Opens a connection, given its settings, a name for the server, and its address."""
+
+
+def refusal(place: str, said: object) -> StoreUnavailable:
+    """Return the error to raise for an error of a server.
+
+    Args:
+        place: What to call the server.
+        said: Its words.
+    """
+    text = str(said)
+    concerns: Concerns = "server"
+    if _OF_A_KEY in text:  # a script may say more before it
+        concerns = "key"
+    elif text.startswith(_OF_A_SLOT):
+        concerns = "slot"
+    return StoreUnavailable(f"redis: {place}{': ' if place else ''}{text}", concerns=concerns)
+
+
+def unexpected(place: str, answer: object) -> StoreUnavailable:
+    """Return the error for an answer that does not fit its command."""
+    shown = repr(answer)
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+    return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
+
+
+def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Raise a StoreUnavailable where a method cannot read what a server has answered, whatever that was."""
+
+    @wraps(method)
+    async def read(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return await method(*args, **named)
+        except SlidegateError:
+            raise
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            StructError,
+        ) as error:
+            raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
+
+    return read
 
 
 class Connection(asyncio.Protocol):
@@ -62,21 +117,21 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         self._waiting: deque[tuple[Callable[[Any], None], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._raw: Any = None
         self._transport: Any = None
         self.open = True
         self.lost = loop.create_future()
 
-    def take(self, raw: Any) -> None:
-        """Take a connection of redis-py over."""
-        self._raw = raw
-        self._transport = raw._writer.transport
-        self._transport.set_protocol(self)
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
 
-    @property
-    def taken(self) -> bool:
-        """Whether there was a connection."""
-        return self._transport is not None
+    def keep_alive(self, settings: Settings) -> None:
+        """Have the system look now and then whether the server is still there, where the settings ask for that."""
+        if getattr(settings, "socket_keepalive", False):
+            known = self._transport.get_extra_info("socket")
+            known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in settings.socket_keepalive_options.items():
+                known.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
         """Write a command.
@@ -117,8 +172,6 @@ class Connection(asyncio.Protocol):
         try:
             while (answer := reader.gets()) is not self:
                 self._unread = 0
-                if _PUSHED and isinstance(answer, _PUSHED):
-                    continue
                 done, _ = self._waiting.popleft()
                 done(answer)
         except Exception as error:  # of any kind: no later answer can be matched to its command
@@ -142,8 +195,6 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
-        if self._raw is not None:
-            self._raw._reader = self._raw._writer = None  # it is closed, whatever redis-py thinks
         while self._waiting:
             done, _ = self._waiting.popleft()
             done(error)
@@ -160,46 +211,61 @@ class Connection(asyncio.Protocol):
 
 
 async def open_connection(
-    make: Make, timeout_s: float, clock: ServerClock, name: str = "", connect: Connect | None = None
+    settings: Settings, timeout_s: float, clock: ServerClock, name: str = "", address: tuple[str, int] | None = None
 ) -> Connection:
     """Connect to a server.
 
     Args:
-        make: Makes a connection of redis-py.
+        settings: How.
         timeout_s: How long that, and later any answer, may take.
         clock: The server's time.
         name: What to call the server in messages; by default its address.
-        connect: Connects what `make` has made; by default its own `connect`.
+        address: Its host and port, where the settings do not say them.
 
     Raises:
         StoreUnavailable: That failed.
         StoreTimeout: It took too long.
     """
-    raw = make()
-    raw.retry = Retry(NoBackoff(), 0)
-    known = vars(raw)
-    name = name or str(known.get("path") or f"{known.get('host')}:{known.get('port')}")
-    connection = Connection(asyncio.get_running_loop(), name, timeout_s, clock)
+    loop, path = asyncio.get_running_loop(), getattr(settings, "path", "")
+    host, port = ("", 0) if path else address or (settings.host, settings.port)
+    name = name or path or f"{host}:{port}"
+    connection = Connection(loop, name, timeout_s, clock)
     try:
         async with asyncio.timeout(timeout_s):
-            await (connect or raw.connect)()
-        connection.take(raw)
-    except (TimeoutError, RedisTimeoutError) as error:
-        raise StoreTimeout(f"redis: {name} could not be reached within {timeout_s:g} s") from error
-    except (RedisError, OSError, AttributeError) as error:  # the last, where it was closed at once
-        raise StoreUnavailable(f"redis: {name}: {error}") from error
-    finally:
-        if not connection.taken:
-            _let_go(raw)
+            if path:
+                await loop.create_unix_connection(lambda: connection, path)
+            else:
+                tls = getattr(settings, "ssl_context", None)
+                await loop.create_connection(lambda: connection, host, port, ssl=tls and tls.get())
+            connection.keep_alive(settings)
+            await asyncio.gather(*(connection.ask(*command) for command in await _greeting(settings)))
+    except BaseException as error:
+        connection.close(StoreUnavailable(f"redis: {name}: not in use"))
+        if isinstance(error, TimeoutError):
+            raise StoreTimeout(f"redis: {name} could not be reached within {timeout_s:g} s") from error
+        if isinstance(error, (OSError, RedisError)):  # the latter of a provider of credentials
+            raise StoreUnavailable(f"redis: {name}: {error}") from error
+        raise
     return connection
 
 
-def _let_go(raw: Any) -> None:
-    """Close a connection that was given up before it was complete."""
-    writer = getattr(raw, "_writer", None)
-    if writer is not None:
-        writer.transport.abort()
-        raw._reader = raw._writer = None
+async def _greeting(settings: Settings) -> list[tuple[bytes, ...]]:
+    """Return the commands that authenticate, say the client's name and choose the database."""
+    commands: list[tuple[bytes, ...]] = []
+    credentials: Sequence[str] = ()
+    if settings.credential_provider is not None:
+        credentials = await settings.credential_provider.get_credentials_async()
+    elif settings.username:
+        credentials = settings.username, settings.password or ""
+    elif settings.password:
+        credentials = (settings.password,)
+    if credentials:
+        commands.append((b"AUTH", *(part.encode() for part in credentials)))
+    if settings.client_name:
+        commands.append((b"CLIENT", b"SETNAME", settings.client_name.encode()))
+    if settings.db:
+        commands.append((b"SELECT", str(settings.db).encode()))
+    return commands
 
 
 async def first_of(
@@ -251,6 +317,83 @@ async def first_of(
         for answer in await asyncio.gather(*running, return_exceptions=True):
             if not isinstance(answer, BaseException):
                 let_go(answer)
+
+
+async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Connection:
+    """Connect to the master of the service of a pool of redis-py.
+
+    Args:
+        pool: The pool.
+        timeout_s: How long a sentinel, or a server, may take.
+        to_sentinel: Opens connections to sentinels.
+        to_server: Opens connections to servers.
+
+    Raises:
+        StoreError: No sentinel leads to a master.
+    """
+    name, manager = pool.service_name, pool.sentinel_manager
+
+    async def through(sentinel: Any) -> Connection:
+        connection = await to_sentinel(sentinel.connection_pool.make_connection(), f"a sentinel of {name!r}")
+        try:
+            row = await connection.ask(b"SENTINEL", b"MASTER", name)
+        finally:
+            connection.close(StoreUnavailable("redis: not in use"))
+        host, port = _address(connection.name, row, manager.min_other_sentinels)
+        connection = await to_server(pool.make_connection(), f"{name} ({host}:{port})", (host, port))
+        try:
+            await _check_role(connection)
+        except BaseException:
+            connection.close(StoreUnavailable("redis: not in use"))
+            raise
+        return connection
+
+    try:
+        tries = [partial(through, sentinel) for sentinel in manager.sentinels]
+        return await first_of(tries, timeout_s / SENTINELS_AT_ONCE, "there are no sentinels", _close)
+    except StoreError as error:
+        told = str(error).removeprefix("redis: ")
+        raise type(error)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from error
+
+
+def _address(place: str, row: Any, others: int) -> tuple[str, int]:
+    """Return where a sentinel says that the master is.
+
+    Raises:
+        StoreUnavailable: It does not, or it sees the master down, or too few other sentinels.
+    """
+    try:
+        said = dict(zip(row[::2], row[1::2], strict=True))
+        host, flags = said[b"ip"].decode(), said[b"flags"].decode().split(",")
+        port, seen = int(said[b"port"]), int(said[b"num-other-sentinels"])
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise unexpected(place, row) from None
+    down = [flag for flag in _DOWN if flag in flags]
+    if down or seen < others:
+        why = f"it is {down[0]}" if down else f"{seen} other sentinels are seen, and {others} are asked for"
+        raise StoreUnavailable(f"redis: {place} does not trust {host}:{port}: {why}")
+    return host, port
+
+
+async def _check_role(connection: Connection) -> None:
+    """See that a server is a master, unless it does not let us ask.
+
+    Raises:
+        StoreUnavailable: It is not.
+    """
+    try:
+        role = await connection.ask(b"ROLE")
+    except StoreUnavailable as error:
+        if "NOPERM" in str(error):
+            return
+        raise
+    if not isinstance(role, list) or role[:1] != [b"master"]:
+        raise StoreUnavailable(f"redis: {connection.name} is no master by now")
+
+
+def _close(connection: Connection) -> None:
+    """Close a connection that came too late."""
+    connection.close(StoreUnavailable("redis: not in use"))
 
 
 KEEPS: Final = "noeviction"

@@ -163,7 +163,7 @@ class Demand(Request):
 
     def held(self) -> Barred | None:
         """See `Request`."""
-        return self._tools.bans.judge(self.checks, self.guarded)
+        return self._tools.bans.cache.judge(self.checks, self.guarded)
 
     def refused(self, told: bytes) -> Barred | None:
         """See `Request`."""

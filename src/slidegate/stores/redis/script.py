@@ -17,12 +17,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from ...core.charge import Charge, Permit
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Limit, Quota
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
+from ...core.quotas import Quota
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
-from .faults import refusal, unexpected
+from .link import refusal, unexpected
 
 LAYOUT: Final = 3
 """The version of everything that is stored: that of another one lies under other names."""
@@ -44,13 +45,10 @@ the decision's; or the permit that is held."""
 
 REQUEST: Final = Struct("<BH")
 _ASK: Final = Struct("<HI")
-_ONE_ASK: Final = Struct("<BHHI39s")
 _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _RENEWAL: Final = Struct("<H")
-_ONE: Final = Struct("<BQqqq")
-_ONE_BYTES: Final = _ONE.size
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
@@ -147,17 +145,11 @@ class Packing:
         self._held = held
         self._unix_us = unix_us
         self._plans: dict[Bucket, tuple[bytes, ...]] = {}
-        self._lone_plans: dict[Bucket, bytes] = {}  # of those that have one limit, as most do
         self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def demand(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
         """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
-        if len(checks) == 1:
-            bucket, key, cost = checks[0]
-            plan = self._lone_plans.get(bucket)
-            if plan is not None and cost < MAX_UNITS:
-                return _ONE_ASK.pack(what, 1, names.setdefault(self.name_of(key), len(names)), cost, plan)
-        parts = []
+        parts: list[bytes] = []
         for bucket, key, cost in checks:
             if bucket.held:
                 place = names.setdefault(self.permits_row(bucket, key), len(names))
@@ -228,8 +220,6 @@ class Packing:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
         if not all(isinstance(limit, Limit) for limit in bucket.limits):
             return tuple(plans)  # other periods come
-        if len(plans) == 1:
-            remember(self._lone_plans, bucket, plans[0])
         return remember(self._plans, bucket, tuple(plans))
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
@@ -265,18 +255,11 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
         StoreUnavailable: There is none.
     """
     status = answer[0]
-    if what == HIT and len(answer) == _ONE_BYTES and status != FAILED:
-        states = [_ONE.unpack(answer)[1:]]
-        if states[0][3] < OPEN:  # the wait
-            raise unexpected("", answer)
-        if status == OK:
-            return Decision(True, Reason.OK, now_us, checks, states, Charge(states))
-        return Decision(False, _REASONS[status], now_us, checks, states)
     raise_failure(answer)
     asked = sum(len(bucket.limits) for bucket, _, _ in checks)
     end = 1 + asked * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
-    if len(states) != asked or any(wait_us < OPEN for *_, wait_us in states):
+    if len(states) != asked or any(state[3] < OPEN for state in states):
         raise unexpected("", answer)
     charge: Any = ()
     if what == HIT and status == OK:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.store import Clock, SharedStats, StatsRow
-from .ban_cache import in_steps
-from .faults import sensible
+from .bans import in_steps
+from .link import sensible
 from .script import figures_script
 
 if TYPE_CHECKING:
@@ -78,6 +78,5 @@ class RedisSharedStats(SharedStats):
 
 def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:
     """Return worker and value of the rows of a hash that are kept still."""
-    # Servers that speak the older protocol send a list.
-    pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
+    pairs = zip(fields[::2], fields[1::2], strict=True)
     return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]

@@ -32,12 +32,10 @@ from ..forks import hold_over_fork
 from ..leases import DEFAULT_PLACE_LEASE, HeldPermits, place_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
-from .ban_cache import UNSEEN
-from .bans import RedisBans
+from .bans import UNSEEN, RedisBans
 from .batch import Batcher, Shared
 from .cluster import ClusterBatcher
-from .faults import sensible
-from .link import Eviction
+from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
 from .refusals import RefusalCache
@@ -171,8 +169,8 @@ class RedisStore(Store):
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         bans, refusals = self.bans, self._tools.refusals
-        judged = bans.number
-        if bans.list.by_key and bans.judge(checks, guarded) is not None:
+        judged = bans.cache.number
+        if bans.cache.list.by_key and bans.cache.judge(checks, guarded) is not None:
             barred = bans.at_once(checks, guarded)
             if barred is not None:
                 return barred
@@ -185,8 +183,8 @@ class RedisStore(Store):
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
-        judged = self.bans.number
-        if self.bans.judge(checks, guarded) is not None:
+        judged = self.bans.cache.number
+        if self.bans.cache.judge(checks, guarded) is not None:
             judged = UNSEEN
         return self._demand(PEEK, checks, guarded, judged)
 

@@ -8,8 +8,10 @@ from random import Random
 
 from hypothesis import given, settings
 
+from ...core.concurrency import Concurrency
 from ...core.decision import Bucket
-from ...core.limits import Concurrency, Quota, parse_limits
+from ...core.limits import parse_limits
+from ...core.quotas import Quota
 from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..clock import FakeClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from operator import methodcaller
 
+from ...core.concurrency import Concurrency
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import Concurrency
 from .harness import StoreHarness, bucket, with_store
 from .programs import SECOND_US
 
@@ -127,7 +127,7 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
 
 
 async def _let_go(store: StoreHarness, decision: Decision) -> None:
-    """Hand the places of a decision back, one after the other, as a gate does."""
+    """Hand the places of a decision back, one after the other, as a middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.held:
             assert await store.refund(decision.take_out(place)) is True

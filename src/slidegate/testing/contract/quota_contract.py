@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Quota, parse_limits
+from ...core.limits import AnyLimit, parse_limits
+from ...core.quotas import Quota
 from .harness import StoreHarness, play_to, with_store
 from .programs import SECOND_US
 

@@ -143,79 +143,83 @@ local function reading(w, limit, wait)
   return pack("<I8i8i8i8", spent, leaves, newest, wait)
 end
 
-local function make_judge()
-  -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before).
-  --
-  -- How long each window holds the demand up; the longest of that; and the status of the answer. A refusal is UNSETTLED
-  -- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
-  -- give such a refusal from memory.
-  local function waits_of(asks, now, first_in_line)
-    local waits, longest, status = {}, 0, OK
-    for place, ask in ipairs(asks) do
-      local wait, kept = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead, first_in_line)
-      waits[place], longest = wait, max(longest, wait)
-      if wait == NEVER or status == TOO_LARGE then
-        status = TOO_LARGE
-      elseif wait == OPEN or kept or status == UNSETTLED then
-        status = UNSETTLED
-      elseif wait > 0 then
-        status = LIMITED
-      end
+-- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before), and `wait`, how
+-- long the window holds the demand up.
+--
+-- Find these waits; return the status of the answer and the longest of them. A refusal is UNSETTLED
+-- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
+-- give such a refusal from memory.
+local function find_waits(asks, now, first_in_line)
+  local longest, status = 0, OK
+  for _, ask in ipairs(asks) do
+    local wait, kept = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead, first_in_line)
+    ask.wait, longest = wait, max(longest, wait)
+    if wait == NEVER or status == TOO_LARGE then
+      status = TOO_LARGE
+    elseif wait == OPEN or kept or status == UNSETTLED then
+      status = UNSETTLED
+    elseif wait > 0 then
+      status = LIMITED
     end
-    return waits, longest, status
   end
+  return status, longest
+end
 
-  local function answer(status, asks, waits)
-    local parts = { pack("<B", status) }
+local function answer(status, asks)
+  local parts = { pack("<B", status) }
+  for place, ask in ipairs(asks) do
+    parts[place + 1] = reading(ask.w, ask.limit, ask.wait)
+  end
+  return table.concat(parts)
+end
+
+-- Keep what comes free for the first in line, until it asks again.
+local function reserve(asks, until_at)
+  for _, ask in ipairs(asks) do
+    if ask.wait > 0 and not ask.w.dated then
+      ask.w.reserved, ask.w.dirty = until_at, true
+    end
+  end
+end
+
+-- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
+-- all the same: units ahead of now move back, unless it is only a glance.
+local function look(asks, now, first_in_line)
+  local status, longest = find_waits(asks, now, first_in_line)
+  if first_in_line and longest > 0 and status ~= TOO_LARGE then
+    reserve(asks, now + min(longest, KEPT_US) + GRACE_US)
+  end
+  return status
+end
+
+local function hit(asks, now, first_in_line)
+  local status, denied = look(asks, now, first_in_line), false
+  if status == OK then
+    local parts = { pack("<B", OK) }
     for place, ask in ipairs(asks) do
-      parts[place + 1] = reading(ask.w, ask.limit, waits[place])
+      ask.limit.kind.add(ask.w, ask.limit, now, ask.cost)
+      parts[place + 1] = reading(ask.w, ask.limit, 0)
     end
     return table.concat(parts)
   end
-
-  -- Keep what comes free for the first in line, until it asks again.
-  local function reserve(asks, waits, until_at)
-    for place, ask in ipairs(asks) do
-      if waits[place] > 0 and not ask.w.dated then
-        ask.w.reserved, ask.w.dirty = until_at, true
-      end
+  for _, ask in ipairs(status == TOO_LARGE and {} or asks) do
+    if ask.limit.count_denied and not first_in_line then
+      ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost)
+      denied = true
     end
   end
-
-  -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
-  -- all the same: units ahead of now move back, unless it is only a glance.
-  local function look(asks, now, first_in_line)
-    local waits, longest, status = waits_of(asks, now, first_in_line)
-    if first_in_line and longest > 0 and status ~= TOO_LARGE then
-      reserve(asks, waits, now + min(longest, KEPT_US) + GRACE_US)
-    end
-    return answer(status, asks, waits), status
+  if denied then
+    find_waits(asks, now, first_in_line)
   end
+  return answer(status, asks)
+end
 
-  local function hit(asks, now, first_in_line)
-    local told, status = look(asks, now, first_in_line)
-    if status == OK then
-      local parts = { pack("<B", OK) }
-      for place, ask in ipairs(asks) do
-        ask.limit.kind.add(ask.w, ask.limit, now, ask.cost)
-        parts[place + 1] = reading(ask.w, ask.limit, 0)
-      end
-      return table.concat(parts)
-    elseif status == TOO_LARGE then
-      return told
-    end
-    local denied = false
-    for _, ask in ipairs(asks) do
-      if ask.limit.count_denied and not first_in_line then
-        ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost)
-        denied = true
-      end
-    end
-    return denied and answer(status, asks, (waits_of(asks, now, first_in_line))) or told
-  end
+-- What most calls do not need.
+local function make_others()
+  local others = {}
 
   -- The readings, then how much of each cost was counted.
-  local function charge(asks, now)
+  function others.charge(asks, now)
     local parts, counted = { pack("<B", OK) }, {}
     for place, ask in ipairs(asks) do
       counted[place] = pack("<I4", ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost))
@@ -224,7 +228,7 @@ local function make_judge()
     return table.concat(parts) .. table.concat(counted)
   end
 
-  local function refund(arg, at, many, now)
+  function others.refund(arg, at, many, now)
     local changed, let_go = false, false
     for _ = 1, many do
       local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
@@ -246,7 +250,7 @@ local function make_judge()
   end
 
   -- Renew permits: the place of their key, the limit, and the serials.
-  local function renew_permits(arg, at, many, now)
+  function others.renew(arg, at, many, now)
     local key, rest = unpack_from("<H", arg, at)
     local limit = limit_at(arg, rest)
     local w = read(key + 1, limit, now)
@@ -254,7 +258,7 @@ local function make_judge()
   end
 
   -- The windows in the bytes of core, each behind its length; permits as how many are taken.
-  local function inspect(asks)
+  function others.inspect(asks)
     local parts = { pack("<B", OK) }
     for place, ask in ipairs(asks) do
       local row = ask.w.permits and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
@@ -264,7 +268,7 @@ local function make_judge()
   end
 
   -- A copy of a window for a look, the same one each time it is asked for.
-  local function imagine(place, limit, now, copies)
+  function others.imagine(place, limit, now, copies)
     local name = place .. limit.field
     local w = copies[name]
     if not w then
@@ -283,51 +287,47 @@ local function make_judge()
     return w
   end
 
-  local function asks_of(arg, at, many, now, imagined)
-    local asks, units, copies = {}, {}, {}
-    for place = 1, many do
-      local key, cost, rest = unpack_from("<HI4", arg, at)
-      local limit = limit_at(arg, rest)
-      at = rest + LIMIT_BYTES
-      local w = imagined and imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
-      asks[place] = { w = w, limit = limit, cost = cost, ahead = units[w] or 0 }
-      units[w] = (units[w] or 0) + cost
-    end
-    return asks
-  end
-
-  return function(what, arg, at, many, now, first_in_line)
-    if what == REFUND then
-      return refund(arg, at, many, now)
-    elseif what == RESET then
-      return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
-    elseif what == RENEW then
-      return renew_permits(arg, at, many, now)
-    end
-    local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
-    if what == INSPECT then
-      return inspect(asks)
-    elseif what == CHARGE then
-      return charge(asks, now)
-    elseif what == LOOK or what == GLANCE then
-      return (look(asks, now, first_in_line))
-    end
-    return hit(asks, now, first_in_line)
-  end
+  return others
 end
 
-local judge
+local made_others
 
--- Most requests: one limit that counts no refusals.
-local function hit_one(place, limit, cost, now)
-  local w, kind = window(place, limit, now), limit.kind
-  local wait, kept = kind.wait(w, limit, now, cost, 0)
-  if wait == 0 then
-    kind.add(w, limit, now, cost)
-    return pack("<B", OK) .. reading(w, limit, 0)
+local function others()
+  made_others = made_others or make_others()
+  return made_others
+end
+
+local function asks_of(arg, at, many, now, copies)
+  local asks, units = {}, {}
+  for place = 1, many do
+    local key, cost, rest = unpack_from("<HI4", arg, at)
+    local limit = limit_at(arg, rest)
+    at = rest + LIMIT_BYTES
+    local w = copies and others().imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
+    asks[place] = { w = w, limit = limit, cost = cost, ahead = units[w] or 0 }
+    units[w] = (units[w] or 0) + cost
   end
-  local status = wait == NEVER and TOO_LARGE or (wait == OPEN or kept) and UNSETTLED or LIMITED
-  return pack("<B", status) .. reading(w, limit, wait)
+  return asks
+end
+
+local function judge(what, arg, at, many, now, first_in_line)
+  if what == REFUND then
+    return others().refund(arg, at, many, now)
+  elseif what == RESET then
+    return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
+  elseif what == RENEW then
+    return others().renew(arg, at, many, now)
+  end
+  local imagined = what == PEEK or what == GLANCE or what == INSPECT
+  local asks = asks_of(arg, at, many, now, imagined and {})
+  if what == INSPECT then
+    return others().inspect(asks)
+  elseif what == CHARGE then
+    return others().charge(asks, now)
+  elseif what == LOOK or what == GLANCE then
+    return answer(look(asks, now, first_in_line), asks)
+  end
+  return hit(asks, now, first_in_line)
 end
 
 local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 22, 4
@@ -340,18 +340,6 @@ local function bytes_of(what, many)
     return 2 + LIMIT_BYTES + many * SERIAL_BYTES
   end
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
-end
-
-local function handle(what, many, arg, at, now)
-  if what == HIT and many == 1 then
-    local key, cost, rest = unpack_from("<HI4", arg, at)
-    local limit = limit_at(arg, rest)
-    if not limit.count_denied then
-      return hit_one(key + 1, limit, cost, now)
-    end
-  end
-  judge = judge or make_judge()
-  return judge(what % FIRST, arg, at, many, now, what >= FIRST)
 end
 
 -- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the guards
@@ -392,7 +380,7 @@ end
 local requests = ARGV[4]
 
 local function answer_to(what, many, at)
-  return judged and judged() or handle(what, many, requests, at, now)
+  return judged and judged() or judge(what % FIRST, requests, at, many, now, what >= FIRST)
 end
 
 local handed_back = false

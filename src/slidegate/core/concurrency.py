@@ -1,0 +1,125 @@
+"""Concurrency limits: how many requests of a key are under way, and their count as bytes (uint32, little-endian).
+
+A permit is taken when a request is admitted, and free again when it is given back. So there is no moment at which the
+next one is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, Self
+
+from .errors import ConfigurationError, quoted
+from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name
+from .ring import NEVER, OPEN, WindowState
+
+PERMITS: Final = Struct("<I")
+
+
+@dataclass(frozen=True, init=False, repr=False, slots=True)
+class Concurrency(AnyLimit):
+    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
+
+    It has no window: a unit of it, a *permit*, leaves when it is handed back, and never because time has passed.
+
+    Args:
+        amount: Permits, 1 to 2**31 - 1, as a whole number or its text.
+        name: The name of the limit in the response headers; by default its rule's name.
+
+    Raises:
+        ConfigurationError: A value is outside its range.
+    """
+
+    amount: int
+    name: str | None
+
+    def __init__(self, amount: int | str, *, name: str | None = None) -> None:
+        if name is not None:
+            check_name(name, "limit name")
+        self._fill(amount=_amount(amount), name=name)
+
+    def spend(
+        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
+    ) -> tuple[bytes, WindowState]:
+        """See `ring.spend`; where all permits are taken the wait is `OPEN`."""
+        wanted = cost or 1
+        if taken(window) + wanted > self.amount:
+            return window, self.state(window, NEVER if ahead + wanted > self.amount else OPEN)
+        window = PERMITS.pack(taken(window) + cost)
+        return window, self.state(window)
+
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `ring.charge`."""
+        return PERMITS.pack(taken(window) + units), units
+
+    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+        """See `ring.remove`; permits are given back by their number."""
+        left = taken(window) - units
+        return PERMITS.pack(left) if units > 0 and left >= 0 else None
+
+    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+        """See `ring.state`; the moments are 0, because nobody knows them."""
+        return taken(window), 0, 0, wait_us
+
+    def reset(self, window: bytes, now_us: int) -> bytes:
+        """See `AnyLimit.reset`: requests that are under way stay so."""
+        return window
+
+    def expires_us(self, window: bytes) -> int:
+        """See `AnyLimit.expires_us`: never while one is taken."""
+        return 2**63 - 1 if taken(window) else 0
+
+    def mark(self, window: bytes) -> int:
+        """See `AnyLimit.mark`: permits are given back by their number."""
+        return 0
+
+    def leaves_us(self, at_us: int) -> int:
+        """See `AnyLimit.leaves_us`; a permit may come back at any time."""
+        return at_us
+
+    def listed(self) -> Self:
+        """Refuse to stand among limits: permits have a bucket of their own.
+
+        Raises:
+            ConfigurationError: Always; the message says what to write.
+        """
+        raise ConfigurationError(
+            f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
+            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
+        )
+
+    @property
+    def same_window(self) -> Identity:
+        """A rule has one count of permits for each key."""
+        return 0, 1
+
+    @property
+    def suffix(self) -> str:
+        """See `AnyLimit.suffix`."""
+        return "places"
+
+    @property
+    def said(self) -> str:
+        """See `AnyLimit.said`."""
+        return f"{self.amount} at a time"
+
+    def __str__(self) -> str:
+        return self._named(self.said)
+
+
+def _amount(amount: object) -> int:
+    digits = amount.strip() if isinstance(amount, str) else ""
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:
+        hint = "; it has no window" if isinstance(amount, str) and "/" in amount else ""
+        raise ConfigurationError(
+            f'concurrency: expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not '
+            f"{quoted(amount)}{hint}"
+        )
+    return number
+
+
+def taken(window: bytes) -> int:
+    """Return how many permits are taken."""
+    return int(PERMITS.unpack(window)[0]) if window else 0
