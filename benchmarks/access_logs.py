@@ -1,4 +1,4 @@
-"""Access logs: how many lines a second are read, on one core and on all, and how much memory that takes."""
+"""Access logs: how many lines a second are read, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from slidegate.logs import AccessLog, AccessLogs
-from slidegate.logs.cores import usable_cores
+from slidegate.logs import AccessLogs
 
 from .report.tables import Cell, Table
 
@@ -24,8 +23,8 @@ SAMPLES = ROOT / "tests" / "logs" / "samples"
 COUNT = 1_000_000
 PEAK = r"""
 import re, sys
-from slidegate.logs import AccessLog
-for _ in AccessLog(sys.argv[1]): pass
+from slidegate.logs import AccessLogs
+for _ in AccessLogs([sys.argv[1]]): pass
 # The maximum that getrusage tells begins with that of the parent.
 print(int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024)
 """
@@ -38,7 +37,7 @@ def written(path: Path, lines: list[str], count: int) -> Path:
     return path
 
 
-def seconds(log: AccessLog | AccessLogs, rounds: int) -> float:
+def seconds(log: AccessLogs, rounds: int) -> float:
     """Return the median of the seconds that a reading takes, in which nothing is done with the records."""
     taken = []
     for _ in range(rounds):
@@ -71,21 +70,17 @@ def tables(options: Namespace) -> Iterator[Table]:
             written(Path(directory, name), (SAMPLES / name).read_text("ascii").splitlines(), few)
             for name in ("nginx.jsonl", "caddy.jsonl")
         )
-        cores = usable_cores()
-        for name, log, count in (
-            ("Combined, as it stands", AccessLog(combined), options.count),
-            ("Combined, in the order of time", AccessLogs([combined]), options.count),
-            (f"the same on {cores} cores", AccessLogs([combined], processes=None), options.count),
-            ("Combined, gzip, in the order of time", AccessLogs([packed]), options.count),
-            (f"the same on {cores} cores", AccessLogs([packed], processes=None), options.count),
-            ("JSON of nginx, as it stands", AccessLog(nginx), few),
-            ("JSON of Caddy, as it stands", AccessLog(served), few),
+        for name, path, count in (
+            ("Combined", combined, options.count),
+            ("Combined, gzip", packed, options.count),
+            ("JSON of nginx", nginx, few),
+            ("JSON of Caddy", served, few),
         ):
-            took_s = seconds(log, options.rounds)
+            took_s = seconds(AccessLogs([path]), options.rounds)
             rows.append([name, count, took_s, count / took_s])
         weight = Table(
             "Memory of the process", {"what": "", "MiB": ".0f"},
-            [[f"{options.count:,} lines, Combined, as they stand", peak_mib(combined)]],
+            [[f"{options.count:,} lines, Combined", peak_mib(combined)]],
         )  # fmt: skip
     yield Table("", {"what": "", "lines": ",.0f", "s": ".2f", "lines/s": ",.0f"}, rows)
     yield weight

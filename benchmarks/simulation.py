@@ -10,9 +10,8 @@ from pathlib import Path
 
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.logs import AccessLogs
-from slidegate.simulation.logged_requests import Clients
-from slidegate.simulation.replay import Replay
-from slidegate.simulation.simulated import Simulated
+from slidegate.simulation.replay import Clients, Replay
+from slidegate.simulation.report import Simulated
 
 from .access_logs import SAMPLE, written
 from .report.tables import Cell, Table

@@ -55,7 +55,8 @@ from slidegate.core import (
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.httpx import LimitedTransport
 from slidegate.logs import parse_line
-from slidegate.logs.line_parser import LineParser
+from slidegate.logs.custom_formats import parse_by_format
+from slidegate.logs.formats import Parse
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
@@ -81,13 +82,18 @@ PIECES = (
 )
 ENDS = ("", "x")
 
-NGINX = LineParser(
+NGINX = parse_by_format(
     '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status '
     '"$http_user_agent" $request_time'
 )
-APACHE = LineParser('%h %l %u %t %m %U%q %>s "%{User-Agent}i" %{X-Forwarded-For}i %D')
+APACHE = parse_by_format('%h %l %u %t %m %U%q %>s "%{User-Agent}i" %{X-Forwarded-For}i %D')
 
 Reader = Callable[[str], object]
+
+
+def reads(parse: Parse) -> Reader:
+    """Return what reads lines of an access log of a custom format."""
+    return lambda text: parse_line(text.encode(), parse)
 
 
 def entries(column: str | None) -> Reader:
@@ -142,9 +148,15 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
         lambda text: parse_line(text.encode()),
         ("", "192.0.2.7 - - [", '192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', "{", '{"remote_addr":"', "<13>Jan 1 "),
     ),
-    "access log of nginx": (lambda text: NGINX.parse(text.encode()), ("", "192.0.2.7 - ", "192.0.2.7 - a [x] a, ")),
-    "access log of Apache": (lambda text: APACHE.parse(text.encode()), ("", "192.0.2.7 - ", "192.0.2.7 - a [x] GET ")),
-    "format of an access log": (LineParser, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
+    "access log of nginx": (
+        lambda text: parse_line(text.encode(), NGINX),
+        ("", "192.0.2.7 - ", "192.0.2.7 - a [x] a, "),
+    ),
+    "access log of Apache": (
+        lambda text: parse_line(text.encode(), APACHE),
+        ("", "192.0.2.7 - ", "192.0.2.7 - a [x] GET "),
+    ),
+    "format of an access log": (parse_by_format, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
 }
 READERS["list"] = entries(None), ("", "192.0.2.7 ", "192.0.2.7 1 ", '{"cidr":"', "192.0.2.0 -")
 READERS["list, CSV"] = entries("ip"), ("", "ip,", "ip\n192.0.2.7,")
@@ -300,4 +312,4 @@ def test_a_log_may_hold_any_path(command: str, tmp_path: Path) -> None:
         "".join(line.format(place % 250, target) for place, target in enumerate(["/items/7"] * 40 + targets))
     )
     options = [] if command == "suggest" else ["--rules", str(rules)]
-    assert main([command, str(log), *options, "--processes", "1", "--quiet"]) == 0
+    assert main([command, str(log), *options, "--quiet"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import secrets
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from rich.text import Text
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.logs import AccessLogs, AccessRecord
 
-from .app import make_app
+from .app import DASHBOARD, make_app
 from .figures import Figures, ReplayClock
 from .replay import OUTCOMES, Report, replay
 
@@ -34,22 +35,33 @@ HOST = "127.0.0.1"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if something cannot be used."""
     options = parse(arguments)
-    console = Console()
+    if options.no_serve:
+        return show(options.log, Console())
+    # First, because nobody wants to hear of it after the replay.
     try:
-        log = AccessLogs([options.log])
+        listener = socket.create_server((HOST, options.port))
+    except OSError as error:
+        return fail(f"cannot listen on {HOST}:{options.port}: {error.strerror or error}; --port 0 takes any free one")
+    with listener:
+        console = Console()
+        return show(options.log, console) or serve(listener, console)
+
+
+def show(path: Path, console: Console) -> int:
+    """Replay a log and print what came of it; return the exit code."""
+    try:
+        log = AccessLogs([path])
         records = iter(log)
         first = next(records, None)
         if first is None:
-            return fail(log.complaint())
+            return fail(f"{printable(str(path))}: none of {log.counts.lines:,} lines is a record of an access log")
         report, figures = asyncio.run(replay_all(log, chain([first], records), console))
     except ConfigurationError as error:
         return fail(str(error))
-    console.print(summary(options.log, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
+    console.print(summary(path, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
     console.print(by_route(figures), "")
-    console.print(verdict(report), soft_wrap=True)
-    if report.violations:
-        return 1
-    return 0 if options.no_serve else serve(options.port, console)
+    console.print(verdict(report), "", *shown(report), sep="\n", soft_wrap=True)
+    return 1 if report.violations else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -178,6 +190,18 @@ def verdict(report: Report) -> Text:
     return text
 
 
+def shown(report: Report) -> Iterator[str]:
+    """Yield what the replay has shown, in three sentences."""
+    reasons = {ban.key: ban.reason for ban in report.bans}
+    banned = "; ".join(f"{printable(key)} for {reason}" for key, reason in reasons.items())
+    yield f"Banned: {banned}." if banned else "Nobody was banned."
+    worst = {(rule, limit): client for (rule, limit, client), _ in reversed(report.held.most_common())}
+    held = "; ".join(f"{printable(worst[rule, limit])} to {limit} of {rule}" for rule, limit in report.refused)
+    yield f"Held, and named where it was worst: {held}." if held else "Nobody was held to a limit."
+    true = report.retries_checked - len(report.violations)
+    yield f"True: {true:,} of {report.retries_checked:,} promises of a Retry-After, to the microsecond."
+
+
 def moment(time_us: int) -> str:
     """Return a time of the log, in microseconds of Unix time, for people."""
     return f"{datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -200,15 +224,12 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def serve(port: int, console: Console) -> int:
-    """Serve the site, with fresh counts and the real clock, until Ctrl-C."""
-    try:
-        listener = socket.create_server((HOST, port))
-    except OSError as error:
-        return fail(f"cannot listen on {HOST}:{port}: {error.strerror or error}; --port 0 takes any free one")
+def serve(listener: socket.socket, console: Console) -> int:
+    """Serve the site and its dashboard, with fresh counts and the real clock, until Ctrl-C."""
     with listener:
-        url = f"http://{HOST}:{listener.getsockname()[1]}"
+        url, token = f"http://{HOST}:{listener.getsockname()[1]}", secrets.token_urlsafe(16)
         console.print(f"\nServing the same site at {url} until Ctrl-C.\n", soft_wrap=True)
+        console.print(f"The dashboard is at {url}{DASHBOARD}/, and its token is {token}\n", soft_wrap=True)
         for what, command in (
             ("The sixth answer to this is a 429:", f'curl -i -X POST "{url}/login?try=[1-6]"'),
             ("This client is on the blocklist:", f'curl -iH "X-Forwarded-For: 198.51.100.200" {url}/'),
@@ -217,7 +238,7 @@ def serve(port: int, console: Console) -> int:
             console.print(what, Text(f"  {command}\n", style="bold"), sep="\n", soft_wrap=True)
         limiter = Limiter(MemoryStore())
         # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
-        server = uvicorn.Server(uvicorn.Config(make_app(limiter, [HOST]), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(make_app(limiter, [HOST], token), log_level="warning"))
         with Live(
             console=console, get_renderable=lambda: counts(limiter), refresh_per_second=2, transient=True
         ) as live:

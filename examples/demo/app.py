@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
+from slidegate.dashboard import Dashboard
 
 ARTICLES = {
     "sliding-windows": "Count what came in during the last minute, not during this one.",
@@ -37,6 +38,7 @@ STATIC = {
 }
 PASSWORDS = {"editor": "correct horse battery staple"}
 
+DASHBOARD = "/slidegate"
 RULES = [
     Rule("/health", exempt=True),
     Rule("*", "2000/second", key=everyone, name="service"),
@@ -157,18 +159,26 @@ async def health() -> dict[str, bool]:
     return {"ok": True}
 
 
-def make_app(limiter: Limiter, trusted: Sequence[str] = ()) -> FastAPI:
-    """Return the site; `limiter` counts for it, and proxies in the networks `trusted` may name the client."""
+def make_app(limiter: Limiter, trusted: Sequence[str] = (), token: str | None = None) -> FastAPI:
+    """Return the site.
+
+    Args:
+        limiter: It counts for the site.
+        trusted: Networks of proxies, which may name the client.
+        token: The token of a dashboard; without one the site has none.
+    """
     app = FastAPI(title="slidegate demo")
     app.add_middleware(
         RateLimitMiddleware,
         limiter=limiter,
         client=client_ip(trusted=trusted, ipv6_prefix=64),
-        rules=RULES,
+        rules=RULES if token is None else [Rule(f"{DASHBOARD}/{{rest:path}}", exempt=True), *RULES],
         bans=BANS,
         blocklist=Networks.from_file(Path(__file__).with_name("blocked.netset")),
     )
     app.include_router(router)
+    if token is not None:
+        app.mount(DASHBOARD, Dashboard(limiter, token=token))
     return app
 
 

@@ -51,6 +51,7 @@ class Report:
 
     Attributes:
         refused: How often each limit refused, by rule and limit.
+        held: How often each limit refused each client, by rule, limit and client.
         clients: For each client, the fates of its requests: "admitted", "refused", "blocked" or "banned".
         first_us: The time of the first request.
         last_us: The time of the last request.
@@ -59,6 +60,7 @@ class Report:
     """
 
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    held: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     clients: dict[str, Counter[str]] = field(default_factory=dict)
     first_us: int | None = None
     last_us: int = 0
@@ -74,7 +76,9 @@ class Report:
         self.last_us = answer.record.time_us
         self.retries_checked += not decision.allowed and decision.retry_after_us is not None
         if decision.binding is not None and not decision.allowed:
-            self.refused[decision.binding.rule, str(decision.binding.limit)] += 1
+            rule, limit = decision.binding.rule, str(decision.binding.limit)
+            self.refused[rule, limit] += 1
+            self.held[rule, limit, answer.record.client] += 1
         if answer.violation:
             self.violations.append(answer)
 

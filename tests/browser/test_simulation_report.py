@@ -26,7 +26,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide.write_text(line * 100)
     words = ["simulate", str(SAMPLE), str(wide), "--limit", "30/minute; 300/hour", "--ban-after", "20/10m"]
     words += ["--html", str(file)]
-    done = CliRunner().invoke(program, [*words, "--quiet", "--processes", "1"])
+    done = CliRunner().invoke(program, [*words, "--quiet"])
     assert done.exit_code == 0, done.output
     return file
 

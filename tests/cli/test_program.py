@@ -126,8 +126,8 @@ OPTIONS = {
     "key show": "format quiet rule rules store value",
     "run": "app-dir dashboard factory host port reload rules store workers",  # and those of uvicorn
     "shadow report": "format quiet store window",
-    "simulate": "ban-after format html key limit log-fields log-format processes quiet rules since until",
-    "suggest": "format key log-fields log-format processes quiet routes since touch until",
+    "simulate": "ban-after format html key limit log-fields log-format quiet rules since until",
+    "suggest": "format key log-fields log-format quiet routes since touch until",
     "top": "every format once quiet store window",
 }
 
@@ -138,6 +138,12 @@ def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[s
         assert main([*name.split(), "--help"]) == 0
         found = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
         assert found == set(options.split()) or (name == "run" and found > set(options.split())), name
+
+
+@pytest.mark.parametrize("name", ["", "bans", "key", "shadow", *OPTIONS])
+def test_every_help_has_an_example_and_a_short_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "-h"]) == 0
+    assert f"\n  Example: slidegate {name}".rstrip() in capsys.readouterr().out
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from examples.bans import __main__ as command
 from examples.bans.replay import Report, replay_bans
-from slidegate.logs import AccessLog, AccessRecord
+from slidegate.logs import AccessLogs, AccessRecord
 
 pytestmark = pytest.mark.all
 
@@ -47,7 +47,7 @@ def read(name: str) -> tuple[AccessRecord, ...]:
     path = command.SAMPLE if name == SAMPLE else DATA / "logs" / name
     if not path.is_file():
         pytest.skip(f"no real logs: {path} is not there; SLIDEGATE_DATA names the folder of another place")
-    return tuple(sorted((record for record in AccessLog(path) if record.method), key=lambda record: record.time_us))
+    return tuple(sorted((record for record in AccessLogs([path]) if record.method), key=lambda record: record.time_us))
 
 
 @cache

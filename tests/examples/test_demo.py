@@ -25,7 +25,7 @@ from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.logs import AccessLog, AccessRecord
+from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def replay_in_memory(
 
 @pytest.fixture(scope="module")
 def sample() -> list[AccessRecord]:
-    return [record for record in AccessLog(SAMPLE) if record.method]
+    return [record for record in AccessLogs([SAMPLE]) if record.method]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def most_in_a_window(times_us: list[int], window_us: int) -> int:
 
 
 def test_the_sample_is_small_and_holds_no_real_client() -> None:
-    log = AccessLog(SAMPLE)
+    log = AccessLogs([SAMPLE])
     strangers = {record.client for record in log if record.client not in DOCUMENTATION}
     assert not strangers
-    assert 5_000 <= log.total <= 8_000
-    assert log.skipped.total() > 0, "the sample should show that bad lines are counted"
+    assert 5_000 <= log.counts.lines <= 8_000
+    assert log.counts.skipped.total() > 0, "the sample should show that bad lines are counted"
     assert SAMPLE.stat().st_size < 1_000_000
 
 
@@ -298,8 +298,8 @@ def test_a_violation_is_printed_and_makes_the_exit_code_1(
     ("content", "words"),
     [
         (None, "cannot read"),
-        (b"", "the log is empty"),
-        (b"\0\n#\n\n", "none of 3 lines is a record of an access log; line 1 is binary data"),
+        (b"", "none of 0 lines"),
+        (b"\0\n#\n\n", "none of 3 lines is a record of an access log"),
     ],
     ids=["not there", "empty", "not a log"],
 )
@@ -319,8 +319,22 @@ def test_a_log_that_cannot_be_used_gives_one_line_and_exit_2(
 
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     with demo.socket.create_server((demo.HOST, 0)) as taken:
-        assert demo.serve(taken.getsockname()[1], demo.Console()) == 2
-    assert capsys.readouterr().err.startswith(f"demo: cannot listen on {demo.HOST}:")
+        assert demo.main(["--port", str(taken.getsockname()[1])]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"demo: cannot listen on {demo.HOST}:")
+    assert printed.out == "", "the port is looked at before the replay"
+
+
+def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
+    report: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main(["--no-serve"]) == 0
+    banned, held, true = capsys.readouterr().out.splitlines()[-3:]
+    assert banned.startswith("Banned: ")
+    assert "203.0.113.200 for path " in banned
+    assert "198.51.100.77 to 100/10s of api" in held
+    checked = f"{report.retries_checked:,}"
+    assert true == f"True: {checked} of {checked} promises of a Retry-After, to the microsecond."
 
 
 def command(*arguments: str) -> list[str]:
@@ -347,6 +361,7 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
         server.wait()
 
 
+DASHBOARD = re.compile(r"The dashboard is at (\S+), and its token is (\S+)$")
 CURL = re.compile(
     r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
 )
@@ -367,14 +382,18 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         lines = (CURL.search(line) for line in server.stdout)
+        address, token = next(found for line in server.stdout if (found := DASHBOARD.search(line))).groups()
         curls = list(itertools.islice((line for line in lines if line), 3))
         with httpx.Client(trust_env=False) as client:
+            assert client.get(address).status_code == 200
+            asked = client.get(f"{address}api/now?window=1m", headers={"Authorization": f"Bearer {token}"})
+            assert asked.status_code == 200
             limited, blocked, banned = (sent(client, curl) for curl in curls)
         server.send_signal(signal.SIGINT)
         rest = server.stdout.read()
         assert server.wait() == 0
         server.stdout.close()
-    assert rest.endswith("8 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
+    assert rest.endswith("10 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     check_refusal(limited[-1])
     assert [answer.status_code for answer in blocked] == [403]

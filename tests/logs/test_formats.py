@@ -1,8 +1,13 @@
-"""Each format tells the same requests: the samples of all formats are read, and so are lines in custom formats."""
+"""What the access log reader makes of good lines, bad lines and whole files."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import re
+import tracemalloc
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,293 +15,339 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError
-from slidegate.logs import AccessLogs, AccessRecord, Skip, parse_line
-from slidegate.logs.formats.clf import parse_clf, parse_ordinary
-from slidegate.logs.line_parser import LineParser
+from slidegate.logs import MAX_LINE_BYTES, AccessLogs, AccessRecord, Skip, parse_line
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = ROOT / "tests" / "logs" / "samples"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "nginx_custom.log": {
-        "format": '$remote_addr - $remote_user [$time_local] $host "$request" $status $body_bytes_sent '
-        'rt=$request_time "$http_referer" "$http_user_agent" key="$http_x_api_key"'
-    },
-    "apache_custom.log": {
-        "format": '%v %a %l %u [%{%d/%b/%Y:%T}t.%{msec_frac}t %{%z}t] %m "%U%q" %>s %O %D "%{User-Agent}i"'
-    },
-    "own.jsonl": {
-        "fields": {
-            **{"time": "when", "client": "http.ip", "method": "http.verb", "path": "http.url", "status": "http.status"},
-            **{"user_agent": "http.agent", "duration_ms": "took_ms", "header:X-API-Key": "http.key"},
-        }
-    },
-}
-NAMES = sorted(path.name for path in SAMPLES.iterdir())
-WITHOUT_AGENT = {"common.log"}
-WITHOUT_REFERER = {"common.log", "apache_custom.log", "load_balancer.log", "own.jsonl"}
-WITHOUT_SIZE = {"own.jsonl"}
-WITH_HOST = {
-    *("vhost_combined.log", "nginx_custom.log", "apache_custom.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"),
-    *("load_balancer.log", "cloudfront.log"),
-}
-WITH_KEY = {"nginx_custom.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl", "own.jsonl"}
-WITH_DURATION = {*WITH_HOST - {"vhost_combined.log"}, "traefik.log", "own.jsonl"}
-
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data")
 NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
+COMMON = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5120'
+COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
 RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
 
-
-def requests(name: str) -> list[AccessRecord]:
-    """Return the requests of a sample; without a method, what was logged in the place of the path differs."""
-    logs = AccessLogs([SAMPLES / name], **OPTIONS.get(name, {}))
-    found = [record if record.method else record._replace(path="-") for record in logs]
-    assert (logs.counts.broken, logs.complaint()) == (0, "")
-    return found
-
-
-def expected(name: str) -> list[AccessRecord]:
-    """Return the requests of a sample: those of the Combined format, with what its own format logs."""
-    return [
-        record._replace(
-            user_agent=None if name in WITHOUT_AGENT else record.user_agent,
-            host="www.example.org" if name in WITH_HOST else None,
-            referer=None if name in WITHOUT_REFERER else record.referer,
-            sent_bytes=None if name in WITHOUT_SIZE else record.sent_bytes,
-            duration_us=12_000 if name in WITH_DURATION else None,
-            headers=(("x-api-key", "key-of-nobody"),) if name in WITH_KEY else (),
-        )
-        for record in requests("combined.log")
-    ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_format_tells_the_same_requests(name: str) -> None:
-    assert requests(name) == expected(name)
-    assert len(requests(name)) >= 40
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPTIONS])
-def test_known_formats_may_follow_each_other_in_one_file(name: str, tmp_path: Path) -> None:
-    both = (SAMPLES / name).read_bytes() + (SAMPLES / "combined.log").read_bytes() + (SAMPLES / name).read_bytes()
-    (tmp_path / "both.log").write_bytes(both)
-    logs = AccessLogs([tmp_path / "both.log"])
-    assert len(list(logs)) == 3 * len(expected(name))
-    assert logs.counts.broken == 0
+CADDY = {
+    "level": "info",
+    "ts": 1715515200.25,
+    "logger": "http.log.access.log0",
+    "request": {
+        "remote_ip": "198.51.100.1",
+        "client_ip": "192.0.2.7",
+        "method": "GET",
+        "uri": "/a?b=1",
+        "headers": {"User-Agent": ["curl/8"]},
+    },
+    "status": 200,
+}
+TRAEFIK = {
+    "ClientHost": "192.0.2.7",
+    "RequestMethod": "GET",
+    "RequestPath": "/a?b=1",
+    "DownstreamStatus": 200,
+    "StartUTC": "2024-05-12T12:00:00.250000999Z",
+    "request_User-Agent": "curl/8",
+}
+NGINX = {
+    "time_iso8601": "2024-05-12T14:00:00+02:00",
+    "remote_addr": "192.0.2.7",
+    "request_method": "GET",
+    "uri": "/a",
+    "args": "b=1",
+    "status": "200",
+    "http_user_agent": "curl/8",
+}
+JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8")
 
 
-# -- the quick way and the long way ------------------------------------------------------------------------------------
+def changed(line: dict[str, Any], **fields: Any) -> bytes:
+    """Return a JSON line with fields put in; None takes one out."""
+    return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
 
-COMBINED = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5120 "-" "curl/8"'
-PIECES = st.sampled_from([
-    *('"', "\\", "]", "[", '] "', " ", "\u00a0", "\x1f", "-", "0", "x", "www.example.org:80 ", "HTTP/1.1", "\ufeff"),
-    *("GET /", "2001:db8::1", "12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z", "May 12 12:00:00 web1 nginx: "),
-    *("{", "٣", "408", "1715515200"),
-])  # fmt: skip
+
+GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
+    "common": (COMMON, RECORD),
+    "combined": (
+        COMBINED,
+        RECORD._replace(user_agent='Mozilla/5.0 (X11; \\"odd\\")', headers=(("referer", "https://example.org/"),)),
+    ),
+    "vhost_combined": (f"www.example.org:443 {COMMON}", RECORD._replace(host="www.example.org")),
+    "a host name behind a virtual host": (
+        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "crawler.example.net"),
+        RECORD._replace(client="crawler.example.net", host="www.example.org"),
+    ),
+    "a user name with a space": (COMMON.replace("- -", "- jane doe"), RECORD),
+    "an IPv6 client": (COMMON.replace("192.0.2.7", "2001:db8::1"), RECORD._replace(client="2001:db8::1")),
+    "an IPv6 client and a user name with a space": (
+        COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
+        RECORD._replace(client="2001:db8::80"),
+    ),
+    "Traefik CLF": (
+        f'{COMMON} "-" "curl/8" 17 "web@docker" "http://192.0.2.80:80" 3ms',
+        RECORD._replace(user_agent="curl/8"),
+    ),
+    "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
+    "CRLF": (f"{COMMON}\r\n", RECORD),
+    "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
+    "bytes that are not UTF-8": (COMMON.encode().replace(b"/a?b=1", b"/\xff"), RECORD._replace(path="/\ufffd")),
+    "TLS bytes for a request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03\\x01").replace("200", "400"),
+        RECORD._replace(method="", path="\\x16\\x03\\x01", status=400),
+    ),
+    "no request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "-").replace("200", "408"),
+        RECORD._replace(method="", path="-", status=408),
+    ),
+    "an ISO time": (COMMON.replace("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z"), RECORD),
+    "Caddy without client_ip": (
+        changed(CADDY, request={**CADDY["request"], "client_ip": ""}),
+        JSON_RECORD._replace(client="198.51.100.1"),
+    ),
+    "older Caddy": (
+        changed(CADDY, request={"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}),
+        JSON_RECORD._replace(client="2001:db8::1", user_agent=None),
+    ),
+    "Caddy, nothing answered": (changed(CADDY, status=0), JSON_RECORD._replace(status=0)),
+    "Traefik, forwarded by several": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), JSON_RECORD),
+    "Traefik without StartUTC": (
+        changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"),
+        JSON_RECORD._replace(time_us=NOON_US),
+    ),
+    "nginx with request_uri": (
+        changed(NGINX, request_uri="/raw?b=%31"),
+        JSON_RECORD._replace(time_us=NOON_US, path="/raw?b=%31"),
+    ),
+    "nginx with request": (
+        changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None),
+        JSON_RECORD._replace(time_us=NOON_US, method="POST", path="/b"),
+    ),
+    "nginx without a request": (
+        changed(NGINX, request_method="-", uri="-", args="", status=400),
+        JSON_RECORD._replace(time_us=NOON_US, method="", path="-", status=400),
+    ),
+}
+
+BAD: dict[str, tuple[bytes, Skip]] = {
+    "nothing": (b"", Skip.EMPTY),
+    "spaces": (b"  \t\r\n", Skip.EMPTY),
+    "NUL": (COMMON.encode().replace(b"/a", b"/\0"), Skip.BINARY),
+    "UTF-16": (COMMON.encode("utf-16"), Skip.BINARY),
+    "words": (b"the quick brown fox", Skip.FORMAT),
+    "an agent on a line of its own": (b' "curl/7.54.0"', Skip.FORMAT),
+    "a header line": (b"#Fields: date time c-ip", Skip.FORMAT),
+    "the first half": (COMMON[:60].encode(), Skip.FORMAT),
+    "too few words before the date": (COMMON.replace(" - -", "").encode(), Skip.FORMAT),
+    "backslashes without an end": (b"[1] " + b'x [a] "' + b"\\" * 50_000, Skip.FORMAT),
+    "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
+    "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
+    "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
+    "status of four digits": (COMMON.replace("200", "2000").encode(), Skip.STATUS),
+    "JSON without its end": (changed(NGINX)[:-5], Skip.JSON),
+    "a JSON list": (b"[1, 2]", Skip.FORMAT),
+    "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
+    "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
+    "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
+    "an integer of 400 digits": (changed(CADDY, ts=10**400), Skip.TIME),
+    "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
+    "a negative status": (changed(CADDY, status=-1), Skip.STATUS),
+    "true as status": (changed(CADDY, status=True), Skip.STATUS),
+    "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
+    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.FORMAT),
+    "no path": (changed(NGINX, uri=None), Skip.FORMAT),
+    "a time of 60,000 characters": (changed(NGINX, time_iso8601="1" * 60_000), Skip.TIME),
+    "a time with 100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), Skip.TIME),
+    "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), Skip.CLIENT),
+    "Caddy's second word on an error": (changed(CADDY, logger="http.log.error.log0"), Skip.FORMAT),
+    "Caddy with a list for headers, no client": (changed(CADDY, request={"headers": []}), Skip.FORMAT),
+}
+
+TIMES = [
+    ("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00"),
+    ("12/May/2024:23:59:59 +1400", "2024-05-12T09:59:59"),
+    ("12/May/2024:00:00:00 +0545", "2024-05-11T18:15:00"),
+    ("27/Oct/2024:02:30:00 +0200", "2024-10-27T00:30:00"),  # the same hour of the clock,
+    ("27/Oct/2024:02:30:00 +0100", "2024-10-27T01:30:00"),  # an hour later
+    ("31/Dec/2023:23:30:00 -0100", "2024-01-01T00:30:00"),
+    ("01/Jan/1970:00:00:00 +0000", "1970-01-01T00:00:00"),
+    ("2024-05-12T12:00:00.123456789Z", "2024-05-12T12:00:00.123456"),
+    ("2024-05-12T12:00:00+05:30", "2024-05-12T06:30:00"),
+    ("1715515200123", "2024-05-12T12:00:00.123"),
+    ("1715515200.123", "2024-05-12T12:00:00.123"),
+    ("31/Feb/2024:12:00:00 +0000", None),
+    ("12/May/2024:12:00:00 +2400", None),
+    ("12/May/2024:12:00:00 +0060", None),
+    ("12/May/2024:12:00:00", None),
+    ("31/Dec/1969:23:59:59 +0000", None),
+    ("01/Jan/0001:00:00:00 +1400", None),
+    ("2024-05-12T12:00:00", None),
+    ("yesterday", None),
+]
+
+NUMBERS = [
+    (1715515200, NOON_US),
+    (1715515200.25, NOON_US + 250_000),
+    (1715515200250, NOON_US + 250_000),
+    (1715515200250000, NOON_US + 250_000),
+    (1715515200250000999, NOON_US + 250_000),
+    (0, 0),
+    (-1, None),
+    (10**21, None),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_line_becomes_its_record(name: str) -> None:
+    line, record = GOOD[name]
+    assert parse_line(line if isinstance(line, bytes) else line.encode()) == record
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_says_why(name: str) -> None:
+    line, reason = BAD[name]
+    assert parse_line(line) is reason
+
+
+@pytest.mark.parametrize(("text", "moment"), TIMES)
+def test_a_time_is_right_or_refused(text: str, moment: str | None) -> None:
+    found = parse_line(COMMON.replace("12/May/2024:12:00:00 +0000", text).encode())
+    if moment is None:
+        assert found is Skip.TIME
+    else:
+        assert isinstance(found, AccessRecord)
+        assert found.time_us == round(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize(("number", "time_us"), NUMBERS)
+def test_a_number_is_a_time_in_the_unit_of_its_size(number: float, time_us: int | None) -> None:
+    found = parse_line(changed(CADDY, ts=number))
+    assert found is Skip.TIME if time_us is None else isinstance(found, AccessRecord) and found.time_us == time_us
+
+
+def test_a_line_cut_anywhere_is_skipped_or_says_nothing_wrong() -> None:
+    line = f"www.example.org:443 {COMBINED}".encode()
+    whole = parse_line(line)
+    assert isinstance(whole, AccessRecord)
+    found = [parse_line(line[:end]) for end in range(len(line))]
+    records = [record for record in found if isinstance(record, AccessRecord)]
+    assert len(records) < len(found)
+    # A number that was cut off is a smaller number, and text that was cut off is left out.
+    assert {record[:5] for record in records} == {whole[:5]}
+    assert {record.host for record in records} == {"www.example.org"}
+    assert {(record.header("referer"), record.user_agent) for record in records} == {(None, None)}
 
 
 @settings(deadline=None)
-@given(changes=st.lists(st.tuples(st.integers(0, len(COMBINED)), st.integers(0, 12), PIECES), min_size=1, max_size=4))
-def test_a_line_that_is_read_the_quick_way_reads_the_same_the_long_way(changes: list[tuple[int, int, str]]) -> None:
-    line = COMBINED
-    for place, length, piece in changes:
-        line = line[:place] + piece + line[place + length :]
-    quick = parse_ordinary(line)
-    if quick is not None:
-        assert quick == parse_clf(line) == parse_line(line.encode())
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(line: bytes) -> None:
+    assert isinstance(parse_line(line), (AccessRecord, Skip))
 
 
-# -- format strings ----------------------------------------------------------------------------------------------------
-
-TIME = "12/May/2024:12:00:00 +0000"
-CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
-    "nginx's own": (
-        '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" '
-        '"$http_user_agent"',
-        f'192.0.2.7 - jane doe [{TIME}] "GET /a?b=1 HTTP/1.1" 200 7 "-" "curl \\x22/8"',
-        RECORD._replace(sent_bytes=7, user_agent="curl \\x22/8"),
-    ),
-    "a line of nginx's configuration": (
-        "log_format  timed  escape=default '$remote_addr [$time_iso8601] '\n    '\"$request\" $status $request_time';",
-        '192.0.2.7 [2024-05-12T14:00:00+02:00] "GET /a?b=1 HTTP/1.1" 200 0.250',
-        RECORD._replace(duration_us=250_000),
-    ),
-    "seconds with decimals": (
-        "$msec $remote_addr $request_method $request_uri $status",
-        "1715515200.250 192.0.2.7 GET /a?b=1 200",
-        RECORD._replace(time_us=NOON_US + 250_000),
-    ),
-    "path and arguments": (
-        "$remote_addr [$time_local] $request_method $uri$is_args$args $status",
-        f"192.0.2.7 [{TIME}] GET /a?b=1 200",
-        RECORD,
-    ),
-    "arguments of their own": (
-        '$remote_addr [$time_local] $request_method "$uri" "$args" $status',
-        f'192.0.2.7 [{TIME}] GET "/a" "b=1" 200',
-        RECORD,
-    ),
-    "an address list without quotation marks": (
-        "$http_x_forwarded_for [$time_local] \"$request\" $status",
-        f'203.0.113.9, 192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" 200',
-        RECORD._replace(headers=(("x-forwarded-for", "203.0.113.9, 192.0.2.7"),)),
-    ),
-    "JSON in another order": (
-        '{"at":"$time_iso8601","ip":"$remote_addr","status":$status,"req":"$request","host":"$host"}',
-        '{"at":"2024-05-12T12:00:00+00:00","ip":"192.0.2.7","status":200,"req":"GET /a?b=1 HTTP/1.1",'
-        '"host":"a.example:8443"}',
-        RECORD._replace(host="a.example"),
-    ),
-    "braces around names": (
-        '${remote_addr} [${time_local}] "${request}" ${status}',
-        f'192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" 200',
-        RECORD,
-    ),
-    "Apache's Common": ("%h %l %u %t \\\"%r\\\" %>s %b", f'192.0.2.7 - jane doe {COMBINED[14:81]}', RECORD),
-    "a line of Apache's configuration": (
-        'LogFormat "%h %l %u %t \\"%r\\" %>s %O \\"%{Referer}i\\" \\"%{User-Agent}i\\" %D" timed',
-        f'192.0.2.7 - - [{TIME}] "GET /a?b=1 HTTP/1.1" 200 77 "-" "-" 1500',
-        RECORD._replace(sent_bytes=77, duration_us=1_500),
-    ),
-    "Apache's seconds, milliseconds and a header": (
-        "%a %{msec}t %m %U%q %s %{ms}T %{X-API-Key}i",
-        "192.0.2.7 1715515200250 GET /a?b=1 200 12 secret",
-        RECORD._replace(time_us=NOON_US + 250_000, duration_us=12_000, headers=(("x-api-key", "secret"),)),
-    ),
-    "tabs between": (
-        "%h\\t%{%Y-%m-%dT%H:%M:%S%z}t\\t%r\\t%s",
-        "192.0.2.7\t2024-05-12T07:00:00-0500\tGET /a?b=1 HTTP/1.1\t200",
-        RECORD,
-    ),
-    "a percent sign": ('%h %% %t "%r" %s', f'192.0.2.7 % [{TIME}] "GET /a?b=1 HTTP/1.1" 200', RECORD),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CUSTOM)
-def test_a_custom_format_is_read_by_its_format_string(name: str) -> None:
-    format, line, record = CUSTOM[name]
-    found = LineParser(format).parse(line.encode() + b"\n")
-    assert found == record._replace(sent_bytes=found.sent_bytes if name == "Apache's Common" else record.sent_bytes)
-
-
-@pytest.mark.parametrize("name", CUSTOM)
-def test_a_custom_format_is_found_behind_the_prefix_of_syslog(name: str) -> None:
-    format, line, _ = CUSTOM[name]
-    parser = LineParser(format)
-    assert parser.parse(f"May 12 12:00:00 web1 nginx: {line}".encode()) == parser.parse(line.encode())
-
-
-@pytest.mark.parametrize("name", CUSTOM)
-def test_every_line_cut_short_is_skipped_or_read(name: str) -> None:
-    format, line, _ = CUSTOM[name]
-    parser = LineParser(format)
-    whole = parser.parse(line.encode())
-    assert isinstance(whole, AccessRecord)
-    for end in range(len(line)):
-        found = parser.parse(line[:end].encode())
-        assert isinstance(found, Skip) or (found.time_us, found.client, found.method) == whole[:3]
-
-
-@pytest.mark.parametrize(
-    ("format", "words"),
-    [
-        ("", "is no format string"),
-        ("combined", "is no format string"),
-        ("$remote_addr", "lacks the time"),
-        ('[$time_local] "$request" $status', "lacks the client"),
-        ("$remote_addr [$time_local] $status", "lacks the request"),
-        ("$remote_addr [$time_local] $request_method $status", "lacks the request"),
-        ('%h %t "%r"', "lacks the status"),
-        ('$remote_addr$time_local "$request" $status', "where $remote_addr ends and $time_local begins"),
-        ('%h %{%d/%b/%Y %H:%M:%S}t "%r" %s', "has no zone"),
-        ("$remote_addr " * 1_000, "is no format string"),
-        (7, "is no format string"),
-    ],
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY["request"]]), inner),
+    max_leaves=8,
 )
-def test_a_format_that_cannot_work_is_refused(format: str, words: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        LineParser(format)
-    assert words in str(refused.value)
-    assert "$remote_addr" in str(refused.value) or "%{%Y" in str(refused.value)
 
 
-@pytest.mark.parametrize("name", CUSTOM)
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_no_line_makes_a_custom_format_raise(name: str, data: st.DataObject) -> None:
-    format, line, _ = CUSTOM[name]
-    place = data.draw(st.integers(0, len(line)))
-    changed = line[:place] + data.draw(st.text(max_size=20)) + line[place + data.draw(st.integers(0, 9)) :]
-    assert isinstance(LineParser(format).parse(changed.encode(errors="replace")), (AccessRecord, Skip))
-
-
-# -- JSON lines by names of fields -------------------------------------------------------------------------------------
-
-FIELDS = {"time": "t", "client": "c.ip", "status": "s", "request": "r"}
-LINE = {"t": "2024-05-12T12:00:00Z", "c": {"ip": "192.0.2.7"}, "s": 200, "r": "GET /a?b=1 HTTP/1.1"}
-
-
-def by_fields(line: dict[str, Any], **fields: str) -> AccessRecord | Skip:
-    return LineParser(fields={**FIELDS, **fields}).parse(json.dumps(line).encode())
-
-
-def test_fields_are_found_by_their_names() -> None:
-    assert by_fields(LINE) == RECORD
-    assert by_fields({**LINE, "c": None, "c.ip": "192.0.2.7"}) == RECORD
-    assert by_fields({**LINE, "took": 1.5}, duration_ms="took") == RECORD._replace(duration_us=1_500)
-    assert by_fields({**LINE, "took": "7"}, duration_ns="took") == RECORD._replace(duration_us=0)
-    assert by_fields({**LINE, "n": "5", "h": "a.example"}, sent_bytes="n", host="h") == RECORD._replace(
-        sent_bytes=5, host="a.example"
+@settings(deadline=None)
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataObject) -> None:
+    fields = data.draw(
+        st.dictionaries(st.sampled_from([*line, "request", "request_uri", "msec"]), JSON_VALUES, min_size=1)
     )
-    found = by_fields({**LINE, "h": {"X-API-Key": ["k", "l"]}}, **{"header:X-API-Key": "h.X-API-Key"})
+    found = parse_line(json.dumps({**line, **fields}).encode())
+    if isinstance(found, AccessRecord):
+        assert 0 <= found.time_us < 253_402_300_800_000_000
+        assert found.client.strip()
+        assert 0 <= found.status <= 999
+
+
+def test_a_gzip_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"a" * 1_048_576)
+        file.write(f"\n{COMMON}".encode())
+    log = AccessLogs([tmp_path / "bomb.gz"])
+    tracemalloc.start()
+    try:
+        assert list(log) == [RECORD]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert log.counts.skipped == {Skip.TOO_LONG: 1}
+    assert peak_bytes < 4_000_000
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_line_is_too_long_beyond_the_limit_and_not_before(tmp_path: Path, extra: int) -> None:
+    line = f"{COMMON} ".encode()
+    line += b"a" * (MAX_LINE_BYTES + extra - len(line))
+    (tmp_path / "access.log").write_bytes(line + b"\n" + COMMON.encode())
+    log = AccessLogs([tmp_path / "access.log"])
+    assert list(log) == [RECORD] * (1 if extra > 0 else 2)
+    assert log.counts.skipped == ({Skip.TOO_LONG: 1} if extra > 0 else {})
+
+
+@pytest.mark.deep
+def test_real_logs_read_as_their_manifest_says() -> None:
+    if not (DATA / "MANIFEST.md").is_file():
+        pytest.skip(f"no real logs: {DATA} holds no MANIFEST.md; set SLIDEGATE_DATA to a directory that does")
+    row = re.compile(
+        r"\| `(logs/\S+)` \| ([\d,]+) \| [^|]+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+)% / (\S+)% \|.*\| ([\d,]+) \|"
+    )
+    expected, found = {}, {}
+    for name, lines, clients, first, last, client_errors, server_errors, unparsed in row.findall(
+        (DATA / "MANIFEST.md").read_text(encoding="utf-8")
+    ):
+        numbers = [int(number.replace(",", "")) for number in (lines, unparsed, clients)]
+        expected[name] = (*numbers, first, last, float(client_errors), float(server_errors))
+        found[name] = summary(AccessLogs([DATA / name]))
+    assert expected
+    assert found == expected
+
+
+def summary(log: AccessLogs) -> tuple[object, ...]:
+    records = list(log)
+    days = [datetime.fromtimestamp(record.time_us / 1_000_000, UTC).date().isoformat() for record in records]
+    shares = [round(100 * sum(record.status // 100 == kind for record in records) / len(records), 1) for kind in (4, 5)]
+    clients = {record.client for record in records}
+    return log.counts.lines, log.counts.skipped.total(), len(clients), min(days), max(days), *shares
+
+
+# -- what strangers put into a line ----------------------------------------------------------------------------------
+
+
+@given(
+    ident=st.text(st.characters(codec="latin-1", exclude_categories=["Cc", "Z"], exclude_characters='"'), min_size=1),
+    user=st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1),
+)
+def test_no_name_makes_another_client_of_an_address(ident: str, user: str) -> None:
+    found = parse_line(COMMON.replace("- -", f"{ident} {user}").encode())
+    assert found == RECORD or (found is Skip.FORMAT and not user.strip())
+
+
+def test_a_virtual_host_in_front_is_none_if_it_is_an_address() -> None:
+    for host in ("example.org", "example.org:443"):
+        assert parse_line(f"{host} {COMMON}".encode()) == RECORD._replace(host="example.org")
+    found = parse_line(f"198.51.100.1 {COMMON}".encode())
     assert isinstance(found, AccessRecord)
-    assert (found.header("x-api-KEY"), found.header("x-other")) == ("k", None)
+    assert found.client == "198.51.100.1"
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ({**LINE, "t": None}, Skip.TIME),
-        ({**LINE, "c": "192.0.2.7"}, Skip.CLIENT),
-        ({**LINE, "c": {"ip": 7}}, Skip.CLIENT),
-        ({**LINE, "s": "ok"}, Skip.STATUS),
-        ({**LINE, "r": None}, Skip.FORMAT),
-        ({}, Skip.FORMAT),
-    ],
+SYSLOG = (
+    "<190>May 12 12:00:00 web1 nginx: ",
+    "<190>May  2 12:00:00 nginx: ",
+    "May 12 12:00:00 web1 nginx[811]: ",
+    "2024-05-12T12:00:00.123456+00:00 web1 nginx: ",
+    "<190>1 2024-05-12T12:00:00Z web1 nginx 811 - - ",
+    "May 12 12:00:00 web1.example.org httpd[4]: ",
 )
-def test_a_line_without_its_fields_says_why(line: dict[str, Any], reason: Skip) -> None:
-    assert by_fields(line) is reason
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"7", b'"x"', b"null", b"{", b"GET /"])
-def test_what_is_no_object_is_no_record(text: bytes) -> None:
-    assert LineParser(fields=FIELDS).parse(text) is Skip.JSON
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, "lack time, client, status, request (or method and path)"),
-        ({**FIELDS, "agent": "a"}, "no part of a record is called 'agent'"),
-        ({**FIELDS, "user_agnet": "a"}, "did you mean 'user_agent'?"),
-        ({**FIELDS, "header:": "a"}, "no part of a record is called 'header:'"),
-        ({**FIELDS, "host": "a..b"}, "'a..b' is no name of a field"),
-        ({**FIELDS, "host": 7}, "7 is no name of a field"),
-        ({**FIELDS, "duration_s": "a", "duration_ms": "a"}, "expected one duration"),
-    ],
-)
-def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        LineParser(fields=fields)
-    assert words in str(refused.value)
-
-
-def test_a_format_and_fields_together_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="not both"):
-        LineParser("%h %t %r %s", FIELDS)
-
-
-def test_a_record_gives_header_fields_by_their_names() -> None:
-    record = RECORD._replace(user_agent="curl/8", referer="/from", host="a.example", headers=(("x-api-key", "k"),))
-    names = ("User-Agent", "REFERER", "host", "X-Api-Key", "Cookie")
-    assert [record.header(name) for name in names] == ["curl/8", "/from", "a.example", "k", None]
+@pytest.mark.parametrize("prefix", SYSLOG)
+@pytest.mark.parametrize("line", [COMMON, f"example.org {COMMON}", json.dumps(NGINX)])
+def test_what_syslog_writes_in_front_is_left_out(prefix: str, line: str) -> None:
+    assert parse_line((prefix + line).encode()) == parse_line(line.encode())
+    assert isinstance(parse_line(line.encode()), AccessRecord)

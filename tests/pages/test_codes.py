@@ -11,7 +11,7 @@ import slidegate.core
 import slidegate.httpx
 from slidegate import Reason
 from slidegate.cli import exits
-from slidegate.cli.doctor.diagnosis import SUBJECTS
+from slidegate.cli.questions import CODES as SUBJECTS
 from slidegate.web.checks import CODES
 
 from .anchors import ROOT, leads_somewhere
@@ -40,7 +40,7 @@ def exceptions() -> set[str]:
 
 def exit_codes() -> set[int]:
     """Return the numbers that the command ends with."""
-    return {found for name, found in vars(exits).items() if type(found) is int and not name.startswith("MOST_")}
+    return {found for name, found in vars(exits).items() if type(found) is int and not name.startswith("MAX_")}
 
 
 def test_every_finding_has_its_heading_in_order() -> None:

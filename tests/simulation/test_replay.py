@@ -17,9 +17,8 @@ from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.logs import AccessLogs, AccessRecord
-from slidegate.simulation.logged_requests import Clients, scope_of
-from slidegate.simulation.replay import Replay
-from slidegate.simulation.simulated import Simulated
+from slidegate.simulation.replay import Clients, Replay, scope_of
+from slidegate.simulation.report import Simulated
 from slidegate.testing import FakeClock
 
 from ..asgi import send_scope

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from slidegate.core.limits import Limit
 from slidegate.logs import AccessLogs, AccessRecord
-from slidegate.simulation.logged_requests import Clients
-from slidegate.simulation.peaks import Peaks, least
-from slidegate.simulation.replay import REFUSED, Replay
-from slidegate.simulation.routes_guessed import OTHER, RouteGuesser
-from slidegate.simulation.simulated import Simulated
-from slidegate.simulation.suggestion import RuleFound, Suggestion, Survey
+from slidegate.simulation.replay import REFUSED, Clients, Replay
+from slidegate.simulation.report import Simulated
+from slidegate.simulation.routes import OTHER, RouteGuesser
+from slidegate.simulation.suggest import BanSurvey, Peaks, RuleFound, Suggestion, Survey, smallest_amount
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
@@ -97,18 +95,51 @@ def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_pa
     assert "*" in lowered
 
 
-def test_the_suggested_policy_bans_scanners_and_nobody_else(tmp_path: Path) -> None:
+def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested_limits(tmp_path: Path) -> None:
     records = list(AccessLogs([SAMPLE]))
-    survey, suggestion = suggested(records, 0.001)
-    found = suggestion.bans()
+    survey, suggestion = suggested(records, 0.05)
+    limits = suggestion.rules()
+    failures = BanSurvey(limits, survey.scanners(), Clients())
+    for record in records:
+        failures.add(record)
+    found = failures.found()
     assert found is not None
     rules = tmp_path / "rules.toml"
-    rules.write_text(f'[bans.scanners]\nafter = "{found.after}"\nsignals = {{ "{found.signal}" = 1 }}\n')
+    gate(limits, rules)
+    with rules.open("a") as file:
+        file.write(f'[bans.scanners]\nafter = "{found.after}"\nsignals = {{ "{found.signal}" = 1 }}\n')
     simulated = Simulated(Replay(rules=rules), Clients())
     for record in records:
         simulated.add(record)
     assert 0 < len(simulated.banned) == found.caught <= found.scanners
     assert set(simulated.banned) <= survey.scanners()
+    touched_people = {name for name, _ in simulated.touched()} - survey.scanners()
+    assert len(touched_people) <= 0.05 * len(survey.clients)
+
+
+def test_a_scanner_that_the_limits_stop_is_not_said_to_be_banned() -> None:
+    minute_us = 60_000_000
+    # Twenty people; and a scanner whose hundred requests come at once, of which its limit lets few pass.
+    records = [
+        AccessRecord(minute_us * minute + client, f"192.0.2.{client}", "GET", "/", 200, "Mozilla/5.0")
+        for minute in range(2)
+        for client in range(20)
+    ]
+    records += [
+        AccessRecord(minute_us + 30 + probe, "203.0.113.9", "GET", f"/{probe}.php", 404) for probe in range(100)
+    ]
+    survey, suggestion = suggested(records, 0.05)
+    assert survey.scanners() == {"203.0.113.9"}
+    failures = BanSurvey(suggestion.rules(), survey.scanners(), Clients())
+    for record in records:
+        failures.add(record)
+    assert failures.found() is None
+
+
+def test_where_every_client_may_be_touched_no_limit_is_suggested() -> None:
+    records = [AccessRecord(second * 1_000_000, "192.0.2.1", "GET", "/", 200) for second in range(30)]
+    _, suggestion = suggested(records, 1.0)
+    assert suggestion.rules() == []
 
 
 @given(
@@ -128,7 +159,7 @@ def test_a_limit_touches_a_client_when_the_real_ring_refuses(gaps: list[int], st
             ring, state = limit.spend(ring, time_us, 1)
             refused = refused or state[3] > 0
         assert peaks.touched(place, amount) == refused
-        needed = least([peaks], place)
+        needed = smallest_amount([peaks], place)
         assert not peaks.touched(place, needed)
         assert needed == 1 or peaks.touched(place, needed - 1)
 

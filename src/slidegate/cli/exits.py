@@ -26,7 +26,7 @@ OWN_ERROR: Final = 70
 INTERRUPTED: Final = 130
 CLOSED_PIPE: Final = 141
 """The reader of the output has gone, as with ``| head``. A shell gives this number to a program that SIGPIPE ended."""
-MOST_OF_A_SENTENCE: Final = 1_000
+MAX_SENTENCE: Final = 1_000
 TRACEBACK_VARIABLE: Final = "SLIDEGATE_TRACEBACK"
 
 
@@ -34,7 +34,7 @@ class NotFound(SlidegateError):
     """The thing that the command was asked about does not exist. The command ends with 1."""
 
 
-def ending(work: Callable[[], object]) -> int:
+def run_command(work: Callable[[], object]) -> int:
     """Do the work of a command, report on stderr how it failed, and return the exit code.
 
     A command that catches KeyboardInterrupt to print its result so far raises it again.
@@ -58,19 +58,19 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
         return CLOSED_PIPE
     if isinstance(error, click.ClickException):
-        complain(error.format_message() + _where_to_look(error))
+        print_error(error.format_message() + _where_to_look(error))
         return BAD_INPUT
     if isinstance(error, SlidegateError):
-        complain(written(error, str))
+        print_error(written(error, str))
         return FINDINGS if isinstance(error, NotFound) else UNREACHABLE if isinstance(error, StoreError) else BAD_INPUT
     if isinstance(error, OSError):
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        complain(place + (error.strerror or written(error, str)))
+        print_error(place + (error.strerror or written(error, str)))
         return BAD_INPUT
     if os.environ.get(TRACEBACK_VARIABLE) == "1":
         for line in "".join(traceback.format_exception(error)).splitlines():
             _write(line)
-    complain(
+    print_error(
         f"this is a fault of slidegate: {type(error).__name__}: {written(error, str)}; "
         f"please report it with the output of {TRACEBACK_VARIABLE}=1"
     )
@@ -82,7 +82,7 @@ def _where_to_look(error: click.ClickException) -> str:
     return f" ({context.command_path} --help shows how it is used)" if context is not None else ""
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Write one line to stderr: whatever the message holds, it is one line of printable characters."""
     _write(f"slidegate: {' '.join(message.split())}")
 
@@ -90,7 +90,7 @@ def complain(message: str) -> None:
 def _write(line: str) -> None:
     if sys.stderr is not None:
         try:
-            sys.stderr.write(f"{escaped(line, MOST_OF_A_SENTENCE)}\n")
+            sys.stderr.write(f"{escaped(line, MAX_SENTENCE)}\n")
         except OSError:
             _abandon("stderr")  # its reader has gone, so nobody is left to be told
 

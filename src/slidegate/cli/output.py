@@ -10,16 +10,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
-from ..core.logs import escaped
+from ..core.logs import escaped, logger
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,3 +188,20 @@ def with_output(
         )
 
     return decorate
+
+
+@contextmanager
+def silent_log() -> Iterator[None]:
+    """Keep the package from logging, while a command itself says what it has found."""
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def put_on_path(directory: str) -> None:
+    """Let modules be imported from a directory, as a server does."""
+    if directory not in sys.path:
+        sys.path.insert(0, directory)

@@ -16,20 +16,20 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from ..core.errors import ConfigurationError, closest
-from .exits import FINDINGS, ending
+from .exits import FINDINGS, run_command
 
 NAME: Final = "slidegate"
 COMPLETION_VARIABLE: Final = "_SLIDEGATE_COMPLETE"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "bans": (".stored.ban_group:bans", "List, make, take back, export and import bans."),
-    "explain": (".explain.explaining:explain", "Show what limits let through, and when a client may come back."),
-    "check": (".doctor.checking:check", "Look for probable mistakes in a configuration or an application."),
-    "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
-    "simulate": (".logged.simulate_command:simulate", "Replay access logs through limits, and say whom they touch."),
-    "shadow": (".logged.shadow_command:shadow", "Say what turning shadow rules on would do."),
-    "suggest": (".logged.suggest_command:suggest", "Work out limits and bans from access logs."),
-    "key": (".stored.key_group:key", "Look at one key, or forget its windows."),
-    "top": (".stored.top_command:top", "Watch requests, refusals and bans a second."),
+    "bans": (".bans:bans", "List, make, take back, export and import bans."),
+    "explain": (".explain:explain", "Show what limits let through, and when a client may come back."),
+    "check": (".check:check", "Look for probable mistakes in a configuration or an application."),
+    "run": (".run:run", "Serve an ASGI application behind the gate, none of its code changed."),
+    "simulate": (".simulate:simulate", "Replay access logs through limits, and say whom they touch."),
+    "shadow": (".shadow:shadow", "Say what turning shadow rules on would do."),
+    "suggest": (".suggest:suggest", "Work out limits and bans from access logs."),
+    "key": (".key:key", "Look at one key, or forget its windows."),
+    "top": (".top:top", "Watch requests, refusals and bans a second."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 
@@ -87,12 +87,16 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -
         ctx.exit()
 
 
-@click.group(cls=Program, name=NAME)
+@click.group(cls=Program, name=NAME, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )
 def program() -> None:
-    """Tools around sliding-window rate limits: know what a limit does before it is on, and look after it when it is."""
+    """Tools around sliding-window rate limits: know what a limit does before it is on, and look after it when it is.
+
+    \b
+    Example: slidegate explain "5/minute; 50/hour"
+    """
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
         # Where the locale is "C", a name outside ASCII must not end the command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    return ending(lambda: _invoke(list(arguments)))
+    return run_command(lambda: _invoke(list(arguments)))
 
 
 def _invoke(arguments: list[str]) -> None:

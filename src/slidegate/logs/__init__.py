@@ -4,20 +4,8 @@ A log is written by strangers. Each line becomes a record or is counted by the r
 records and skipped lines are the number of lines; nothing in a file raises.
 """
 
-from .access_logs import AccessLog, AccessLogs
-from .access_record import MAX_LINE_BYTES, AccessRecord, Skip
-from .followed_log import FollowedLog
-from .line_parser import parse_line
-from .parsed_lines import BrokenLine, LogCounts
+from .formats import parse_line
+from .reader import AccessLogs
+from .record import MAX_LINE_BYTES, AccessRecord, BrokenLine, LogCounts, Skip
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "AccessLog",
-    "AccessLogs",
-    "AccessRecord",
-    "BrokenLine",
-    "FollowedLog",
-    "LogCounts",
-    "Skip",
-    "parse_line",
-]
+__all__ = ["MAX_LINE_BYTES", "AccessLogs", "AccessRecord", "BrokenLine", "LogCounts", "Skip", "parse_line"]

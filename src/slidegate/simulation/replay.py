@@ -7,29 +7,32 @@ is run to its end without an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
+from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
+from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import FailurePolicy, Limiter
 from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
+from ..web.client_ip import client_ip
 from ..web.config import ConfigLoader
 from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
 from ..web.rules import Rule
-from .logged_requests import scope_of
 
-MOST_KEYS: Final = 50_000_000
+MAX_KEYS: Final = 50_000_000
 """More windows than a machine holds: no client shares a window with another."""
 HEARD: Final = ("refused", "shadow_refused", "banned", "shadow_banned")
 PASSED: Final = "passed"
@@ -38,6 +41,8 @@ BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
 NO_REQUEST: Final = "no request"
 """The line tells of something that is no HTTP request; no server passes it on."""
+_MEMO: Final = 4_096
+_TARGETS: dict[str, tuple[str, bytes, bytes]] = {}
 
 
 class Played(NamedTuple):
@@ -60,7 +65,8 @@ class Replay:
 
     Args:
         limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
-        rules: The path of a configuration file instead; its store is not opened, everything is counted in memory.
+        rules: The path of a configuration file, or rules, instead; the file's store is not opened, everything is
+            counted in memory.
         key: The key that `limits` count by; by default the client's address.
         bans: Ban policies beside `limits`.
 
@@ -78,7 +84,7 @@ class Replay:
         self,
         limits: str | None = None,
         *,
-        rules: str | PathLike[str] | None = None,
+        rules: str | PathLike[str] | Sequence[Rule] | None = None,
         key: Key | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
     ) -> None:
@@ -91,7 +97,7 @@ class Replay:
         self._answered = 0
         self._reached = False
         self._heard: list[Event] = []
-        store = MemoryStore(max_keys=MOST_KEYS, max_bans=MOST_KEYS, clock=lambda: self.now_us)
+        store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
         limiter.observe(self._hear, kinds=HEARD, inline=True)
         options: dict[str, Any] = {
@@ -100,20 +106,16 @@ class Replay:
             "headers": None,
             "ignore_checks": tuple(CODES),
         }
-        self.unwaited: tuple[str, ...] = ()
-        if rules is None:
-            assert limits is not None
-            options |= {"rules": [Rule("*", limits, key=key)], "bans": bans}
-            self.gate = RateLimitMiddleware(self._app, **options)
-        else:
+        if isinstance(rules, (str, PathLike)):
             reading = ConfigLoader(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
             options = reading.options() | options | {"enabled": True}
-            given = tuple(options["rules"])
-            self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
-            # A rule of nothing but places has nothing left that could refuse.
-            kept = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
-            options["rules"] = kept
-            self.gate = RateLimitMiddleware(self._app, **options)
+        else:
+            options |= {"rules": [Rule("*", limits, key=key)] if rules is None else rules, "bans": bans}
+        given = tuple(options["rules"])
+        self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
+        # A rule of nothing but permits has nothing left that could refuse.
+        options["rules"] = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
+        self.gate = RateLimitMiddleware(self._app, **options)
 
     def play(self, record: AccessRecord) -> Played:
         """Play one record. A time before that of the record before counts as that one's."""
@@ -177,3 +179,76 @@ async def _receive() -> Message:
 
 def _ignore(*_: object) -> None:
     """Stand in for the function that a tracking rule calls."""
+
+
+def scope_of(record: AccessRecord) -> dict[str, Any] | None:
+    """Return the ASGI scope of a logged request; None where it was no HTTP request, which no server passes on.
+
+    Header fields are those that the log holds.
+    """
+    if not record.method:
+        return None
+    path, raw_path, query = _TARGETS.get(record.path) or remember(_TARGETS, record.path, _split(record.path), _MEMO)
+    headers = [(name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers]
+    for name, value in ((b"host", record.host), (b"user-agent", record.user_agent)):
+        if value is not None:
+            headers.append((name, value.encode(errors="replace")))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": record.method,
+        "path": path,
+        "raw_path": raw_path,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        "client": (record.client, 0),
+        "server": (record.host or "localhost", 80),
+    }
+
+
+def _split(target: str) -> tuple[str, bytes, bytes]:
+    """Return path, raw path and query of a request's target."""
+    if not target.startswith("/"):
+        try:
+            parts = urlsplit(target)
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        except ValueError:
+            pass
+        if not target.startswith("/"):
+            target = f"/{target}"
+    raw, _, query = target.partition("?")
+    return unquote(raw), raw.encode(errors="replace"), query.encode(errors="replace")
+
+
+class Clients:
+    """Names the client of each request: as a gate counts addresses, an IPv6 client by its /64.
+
+    Args:
+        header: The header field whose value tells clients apart instead of the address; requests without it are told
+            apart by address. Values are shown as digests, because they may be secrets.
+
+    Attributes:
+        without_header: How many requests did not have it.
+    """
+
+    def __init__(self, header: str | None = None) -> None:
+        self._header = header
+        self._client = client_ip()
+        self._names: dict[str, str] = {}
+        self.without_header = 0
+
+    def name(self, record: AccessRecord) -> str:
+        """Return the name of the client of a request."""
+        if self._header is not None:
+            value = record.header(self._header)
+            if value is not None:
+                digest = blake2b(value.encode(errors="replace"), digest_size=4).hexdigest()
+                return f"header:{self._header}#{digest}"
+            self.without_header += 1
+        name = self._names.get(record.client)
+        if name is None:
+            name = self._names[record.client] = self._client.locate({"client": (record.client, 0), "headers": []})[0]
+        return name

@@ -54,7 +54,7 @@ CODES: Final = {
 WATCHED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
-_OF_THE_CLIENT: Final = r"(?:^|\+)(?:header|cookie|query):"
+CLIENT_CHOOSES: Final = r"(?:^|\+)(?:header|cookie|query):"
 """Finds in the identity of a key a value that the client chooses, but no fallback of such a kind."""
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
@@ -232,7 +232,7 @@ def _is_cors(layer: object) -> bool:
 
 
 def _about_bans(policies: Collection[BanPolicy]) -> Iterator[Finding]:
-    keyed = [policy for policy in policies if policy.key is not None and re.search(_OF_THE_CLIENT, policy.key.identity)]
+    keyed = [policy for policy in policies if policy.key is not None and re.search(CLIENT_CHOOSES, policy.key.identity)]
     if keyed and not any(map(_bans_by_address, policies)):
         yield Finding(
             "SG113",

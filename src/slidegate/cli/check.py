@@ -1,0 +1,163 @@
+"""``slidegate check TARGET``: finds probable mistakes before users do, for people, for programs and for GitHub."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tomllib
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import click
+from starlette.types import ASGIApp, Message
+
+from ..asgi import imported
+from ..core.errors import ConfigurationError, StoreUnavailable
+from ..limiter.open_store import open_store
+from ..web.checks import Finding
+from ..web.middleware import RateLimitMiddleware
+from .configured import middleware_of
+from .exits import FINDINGS
+from .output import Output, clean, put_on_path, silent_log, with_output
+from .questions import about_application, about_directory, about_signals, about_store, middlewares_in
+from .store import VARIABLE
+
+_COLUMNS: Final = ("code", "message")
+START_TIMEOUT_S: Final = 60.0
+
+
+@click.command()
+@click.argument("target")
+@click.option("--rules", metavar="FILE", help="Look at the application as `slidegate run --rules FILE` serves it.")
+@click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
+@click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
+@with_output("github")
+def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: str) -> None:
+    """Look for probable mistakes in TARGET, a configuration file or an application as module:app.
+
+    An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, with 1 if
+    something was, and with 2 if TARGET cannot be used.
+
+    \b
+    Example: slidegate check main:app
+    """
+    with silent_log():
+        if ":" in target and not Path(target).exists():
+            put_on_path(app_dir)
+            app = imported(target, factory=factory)
+            if rules is not None:
+                app = RateLimitMiddleware.from_file(app, Path(rules))
+            found = asyncio.run(_about_app(app))
+        elif rules is not None:
+            raise ConfigurationError(f'--rules: it goes with an application such as "main:app", not with {target!r}')
+        else:
+            found = asyncio.run(_about_file(out, Path(target)))
+    # Several middlewares may say one thing.
+    found = list(dict.fromkeys(found))
+    _show(out, target, found)
+    if found:
+        raise click.exceptions.Exit(FINDINGS)
+
+
+async def _about_app(app: Any) -> list[Finding]:
+    async with _started(app):
+        middlewares = middlewares_in(app)
+        found = list(about_application(app, middlewares))
+        for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
+            found += [one async for one in about_store(limiter, repr(limiter.store))]
+    return found
+
+
+async def _about_file(out: Output, path: Path) -> list[Finding]:
+    middleware = middleware_of(path)
+    found: list[Finding] = []
+    missing = _directory_to_make(path)
+    if missing is None:
+        middleware = middleware_of(path, opens_store=True)
+    else:
+        found += about_directory(missing)
+        out.note(f"{path}: its store is not there yet, and a check makes none")
+    try:
+        limiter = middleware.limiter
+        found += [*middleware.findings, *about_signals(middleware)]
+        return found + [one async for one in about_store(limiter, repr(limiter.store))]
+    finally:
+        await middleware.limiter.close()
+
+
+def _directory_to_make(path: Path) -> Path | None:
+    """Return the directory of the store of a file, where it is LMDB's and not there yet."""
+    named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": VARIABLE})
+    address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
+    if not address.startswith("lmdb:"):
+        return None
+    directory = Path(unquote(urlsplit(address).path))
+    if directory.exists():
+        return None
+    try:
+        open_store(address, read_only=True)
+    except StoreUnavailable:
+        return directory
+    except ConfigurationError:
+        pass  # the middleware says it, with the key in the file; it makes nothing of such an address
+    return None
+
+
+@asynccontextmanager
+async def _started(app: ASGIApp) -> AsyncIterator[None]:
+    """Run the lifespan of an application around a block; one that knows no lifespan is taken as it is.
+
+    Raises:
+        ConfigurationError: The start fails, or takes too long.
+    """
+    said: asyncio.Queue[Message] = asyncio.Queue()
+    asked: asyncio.Queue[Message] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    running = asyncio.ensure_future(app(scope, asked.get, said.put))
+    try:
+        asked.put_nowait({"type": "lifespan.startup"})
+        await _answer(said, running, "start")
+        yield
+        asked.put_nowait({"type": "lifespan.shutdown"})
+        await _answer(said, running, "end")
+    finally:
+        running.cancel()
+        with suppress(BaseException):
+            await running
+
+
+async def _answer(said: asyncio.Queue[Message], running: asyncio.Future[None], what: str) -> None:
+    asking = asyncio.ensure_future(said.get())
+    await asyncio.wait((asking, running), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    message = asking.result() if asking.done() else None
+    asking.cancel()
+    if message is None and not running.done():
+        raise ConfigurationError(f"application: its {what} took longer than {START_TIMEOUT_S:g} s")
+    if message is not None and message["type"].endswith(".failed"):
+        raise ConfigurationError(f"application: its {what} failed: {message.get('message', '')}")
+
+
+def _show(out: Output, target: str, found: Sequence[Finding]) -> None:
+    if out.form == "github":
+        out.write(_annotations(target, found))
+    elif out.form != "text":
+        out.rows(_COLUMNS, found)
+    else:
+        out.say(*(str(one) for one in found) if found else ("Nothing was found.",))
+
+
+def _annotations(target: str, found: Iterable[Finding]) -> Iterator[str]:
+    file = f"file={_property(target)}," if Path(target).exists() else ""
+    for one in found:
+        yield f"::warning {file}title={one.code}::{_data(one.message)}"
+
+
+def _data(text: str) -> str:
+    return clean(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,1 +1,0 @@
-"""``slidegate check``: the doctor, who looks at a configuration before its users do."""

@@ -1,1 +1,0 @@
-"""``slidegate explain``: the bounds of limits, before they are on."""

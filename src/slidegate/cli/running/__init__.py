@@ -1,1 +1,0 @@
-"""``slidegate run``: an application behind the gate, without a line of its code changed."""

@@ -1,0 +1,287 @@
+"""Reads one line of an access log, whichever known format it has: Combined, Common, or JSON of nginx, Caddy or Traefik.
+
+The format is found anew for every line, because rotated files are concatenated and formats change on the way. The
+prefix that syslog writes in front of a line is left out. A log is written by strangers: each line becomes a record or
+the reason for which it is none, and no line raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from ..core.addresses import parse_address
+from .record import MAX_LINE_BYTES, AccessRecord, Skip
+
+Parse: TypeAlias = Callable[[str], AccessRecord | Skip]
+"""Reads the text of one line."""
+
+MAX_TIME_CHARACTERS: Final = 64
+MAX_TIME_US: Final = 253_402_300_800_000_000  # the year 10000
+# A text matches in one way alone, so that a hostile line cannot make the pattern walk back and forth. No group is
+# possessive: CPython before 3.11.5 matches such groups wrongly.
+QUOTED_TEXT: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*'
+_QUOTED: Final = f'"({QUOTED_TEXT})"'
+_BOM: Final = b"\xef\xbb\xbf"
+# As nginx writes to syslog, and as syslog writes to files: RFC 3164 with or without a host, RFC 5424, ISO times.
+_SYSLOG: Final = re.compile(
+    r"(?:<[0-9]{1,3}>)?(?:1 )?"
+    r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(?:Z|[+-][0-9:]{4,6})) "
+    r"(?:(?:[^\s:\[]{1,255} )?[\w./-]{1,64}(?:\[[0-9]{1,10}\])?:|[^\s:]{1,255} [\w./-]{1,64} \S{1,10} \S{1,32} -) ",
+    re.ASCII,
+)
+# A user name may hold anything but a bare quotation mark, so the time stands in front of the first one of these.
+_CLF: Final = re.compile(
+    rf'([^"\\]*(?:\\.[^"\\]*)*)\[([^][" ]{{1,40}}(?: [^][" ]{{1,8}})?)\] {_QUOTED} (\S++) (?:[0-9]++|-)'
+    rf"(?:$| (?:{_QUOTED} {_QUOTED})?)",
+    re.ASCII,
+)
+_REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?", re.ASCII)
+_METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
+_MONTHS: Final = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_CLF_TIME: Final = re.compile(
+    r"([0-9]{2})/([A-Z][a-z]{2})/([0-9]{4}):([0-9]{2}:[0-9]{2}:[0-9]{2}) ([+-][0-9]{2}[0-5][0-9])"
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,12})?")
+
+
+def parse_line(line: bytes, parse: Parse | None = None) -> AccessRecord | Skip:
+    """Read one line.
+
+    Args:
+        line: The line, with or without its end.
+        parse: Reads its text; by default any known format will do.
+    """
+    if len(line.removesuffix(b"\n")) > MAX_LINE_BYTES:
+        return Skip.TOO_LONG
+    line = line.removeprefix(_BOM).strip()
+    if not line:
+        return Skip.EMPTY
+    if b"\0" in line:
+        return Skip.BINARY
+    text = line.decode(errors="replace")
+    parse = parse or _parse_known
+    prefix = _SYSLOG.match(text)
+    found = parse(text[prefix.end() :] if prefix else text)
+    return parse(text) if prefix and found is Skip.FORMAT else found
+
+
+def _parse_known(text: str) -> AccessRecord | Skip:
+    return _parse_json(text) if text[:1] == "{" else _parse_clf(text)
+
+
+def _parse_clf(text: str) -> AccessRecord | Skip:
+    """Read a line of Combined or Common, with or without a virtual host in front; more may stand behind it."""
+    match = _CLF.match(text)
+    words = match[1].split() if match else []
+    if match is None or len(words) < 3:
+        return Skip.FORMAT
+    _, time, request, status, referer, agent = match.groups()
+    host = words[0] if len(words) > 3 and _is_virtual_host(words[0], words[1]) else None
+    headers = (("referer", referer),) if given(referer) else ()
+    return record(
+        text_time_us(time), words[0] if host is None else words[1], request_of(request), status, agent, host, headers
+    )
+
+
+def _is_virtual_host(first: str, second: str) -> bool:
+    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it.
+
+    An address in front is the client: the second word may be what the client's own identd says.
+    """
+    if parse_address(first) is not None:
+        return False
+    _, colon, port = first.rpartition(":")
+    return parse_address(second) is not None or (colon != "" and port.isdigit())
+
+
+def _parse_json(text: str) -> AccessRecord | Skip:
+    line = json_object(text)
+    if line is None:
+        return Skip.JSON
+    request = line.get("request")
+    if isinstance(request, dict):
+        return _parse_caddy(line, request)
+    if "ClientHost" in line:
+        return _parse_traefik(line)
+    return _parse_nginx(line) if "remote_addr" in line else Skip.FORMAT
+
+
+def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord | Skip:
+    # Caddy logs an error while handling a request a second time, under http.log.error.
+    if not str(line.get("logger", "http.log.access")).startswith("http.log.access"):
+        return Skip.FORMAT
+    peer = str(request.get("remote_addr", "")).rpartition(":")[0].strip("[]")  # as older versions write it
+    client = request.get("client_ip") or request.get("remote_ip") or peer
+    sent = request.get("headers")
+    fields = {
+        name.lower(): values[0]
+        for name, values in (sent.items() if isinstance(sent, dict) else ())
+        if isinstance(values, list) and values
+    }
+    host = request.get("host")
+    return _of_json(line.get("ts"), client, request.get("method"), request.get("uri"), line.get("status"), host, fields)
+
+
+def _parse_traefik(line: dict[str, Any]) -> AccessRecord | Skip:
+    client = line["ClientHost"]
+    if isinstance(client, str):
+        # Traefik repeats X-Forwarded-For here; only its last entry was not written by the client itself.
+        client = client.rpartition(",")[2].strip()
+    time, status = line.get("StartUTC", line.get("time")), line.get("DownstreamStatus", line.get("OriginStatus"))
+    fields = {name[8:].lower(): value for name, value in line.items() if name.startswith("request_")}
+    host = line.get("RequestHost")
+    return _of_json(time, client, line.get("RequestMethod"), line.get("RequestPath"), status, host, fields)
+
+
+def _parse_nginx(line: dict[str, Any]) -> AccessRecord | Skip:
+    time = next((line[name] for name in ("msec", "time_iso8601", "time_local") if name in line), None)
+    method, path = line.get("request_method"), line.get("request_uri")
+    request = line.get("request")
+    if isinstance(request, str):
+        method, path = request_of(request)
+    elif path is None:
+        path = line.get("uri")
+        if isinstance(path, str) and isinstance(line.get("args"), str) and line["args"]:
+            path = f"{path}?{line['args']}"
+    fields = {name[5:].replace("_", "-"): value for name, value in line.items() if name.startswith("http_")}
+    asked_host = fields.pop("host", None)
+    host = line.get("host") or asked_host or line.get("server_name")
+    return _of_json(time, line["remote_addr"], method, path, line.get("status"), host, fields)
+
+
+def _of_json(
+    time: object, client: object, method: object, path: object, status: object, host: object, fields: dict[str, Any]
+) -> AccessRecord | Skip:
+    if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
+        return Skip.FORMAT
+    agent = fields.pop("user-agent", None)
+    request = request_of_parts(method, path)
+    return record(any_time_us(time), client, request, status, agent, host, headers_of(fields.items()))
+
+
+def record(
+    time_us: int | None,
+    client: str,
+    request: tuple[str, str],
+    status: object,
+    agent: object,
+    host: object = None,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> AccessRecord | Skip:
+    """Return a record of the parts of a line, or the first reason for which there is none."""
+    if client in ("", "-"):
+        return Skip.CLIENT
+    if time_us is None:
+        return Skip.TIME
+    code = _status_of(status)
+    if code is None:
+        return Skip.STATUS
+    return AccessRecord(time_us, client, *request, code, given(agent), _without_port(given(host)), headers)
+
+
+def given(value: object) -> str | None:
+    """Return a text that the client sent; None for the hyphen that stands for nothing."""
+    return value if isinstance(value, str) and value not in ("", "-") else None
+
+
+def headers_of(pairs: Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return the header fields among pairs of names and values that the client sent."""
+    return tuple((name, text) for name, value in pairs if (text := given(value)) is not None)
+
+
+def request_of(field: str) -> tuple[str, str]:
+    """Split a request line into method and target; one that is no HTTP request has the method ``""``."""
+    match = _REQUEST.fullmatch(field)
+    return (match[1], match[2]) if match else ("", field)
+
+
+def request_of_parts(method: str, path: str) -> tuple[str, str]:
+    """Put a method and a target together, which were logged apart."""
+    return ("", path) if path in ("", "-") or _METHOD.fullmatch(method) is None else (method, path)
+
+
+def _status_of(value: object) -> int | None:
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 999 else None
+
+
+def _without_port(host: str | None) -> str | None:
+    if host is None:
+        return None
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and (":" not in name or name.endswith("]")) else host
+
+
+def any_time_us(value: object) -> int | None:
+    """Read a time out of a JSON value, text or a number, in microseconds since 1970 UTC."""
+    return text_time_us(value) if isinstance(value, str) else _number_time_us(value)
+
+
+@lru_cache(maxsize=1_024)
+def text_time_us(text: str) -> int | None:
+    """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for any other text.
+
+    A time without a zone is the writer's local time, and nobody knows where that was: it is refused.
+    """
+    if len(text) > MAX_TIME_CHARACTERS:
+        return None
+    match = _CLF_TIME.fullmatch(text)
+    if match is not None:
+        day, month, year, time, zone = match.groups()
+        text = f"{year}-{_MONTHS.find(month) // 3 + 1:02}-{day}T{time}{zone}"
+    elif _NUMBER.fullmatch(text):
+        whole, _, decimals = text.partition(".")
+        # Not by way of a float, which has no room for the nanoseconds that some servers write.
+        return _number_time_us(int(whole), int(decimals[:6].ljust(6, "0")))
+    try:
+        return moment_us(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def moment_us(moment: datetime) -> int | None:
+    """Return a moment with a zone in microseconds since 1970; None without a zone, or before that."""
+    time_us = (moment - _EPOCH) // timedelta(microseconds=1) if moment.tzinfo is not None else -1
+    return time_us if time_us >= 0 else None
+
+
+def _number_time_us(value: object, millionths: int = 0) -> int | None:
+    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by its size."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_TIME_US * 1_000:
+        return None
+    for unit_us in (1_000_000, 1_000, 1):
+        if value * unit_us < MAX_TIME_US:
+            return round(value * unit_us) + millionths * unit_us // 1_000_000
+    return round(value // 1_000)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Read a JSON object; None for anything else."""
+    try:
+        line = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice, because nobody knows which of the values the server meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

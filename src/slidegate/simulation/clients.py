@@ -1,0 +1,129 @@
+"""One client as a log shows it, and whether it looks like a person, a crawler or a scanner.
+
+The rules are few, each goes by the share of a client's requests, and `ClientTally.look` says which one spoke:
+
+* of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
+* of a crawler most have an agent that says so;
+* of a person most have the agent of a browser, and at most half fail with 4xx;
+* anything else is a program.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from sys import intern
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ..logs import AccessRecord
+
+MAX_AGENTS: Final = 32
+MAX_PATHS: Final = 64
+MAX_AGENT: Final = 200
+PROXY_AGENTS: Final = 10
+"""From so many different agents on, an address is probably that of a proxy or a NAT."""
+SCANNER: Final = "scanner"
+CRAWLER: Final = "crawler"
+PERSON: Final = "person"
+PROGRAM: Final = "program"
+_PROBES: Final = re.compile(
+    r"/\.env|/\.git\b|/\.aws|/\.ssh|/wp-(?:login|admin|content|includes)|/xmlrpc\.php|/phpmyadmin|/cgi-bin/|/vendor/phpunit"
+    r"|/etc/passwd|\.\./|/boaform|/actuator|/setup\.php|/shell\b|\.(?:bak|sql|old)$",
+    re.IGNORECASE,
+)
+_CRAWLS: Final = re.compile(r"bot\b|bot/|crawl|spider|slurp|feed|archive|monitor|preview", re.IGNORECASE)
+_BROWSES: Final = re.compile(r"^(?:Mozilla|Opera)/")
+_PROBED: Final = 3
+_PROBED_SHARE: Final = 0.1
+_MANY_PATHS: Final = 5
+
+
+@lru_cache(maxsize=4_096)
+def _kind_of_agent(agent: str) -> str:
+    return CRAWLER if _CRAWLS.search(agent) else PERSON if _BROWSES.match(agent) else PROGRAM
+
+
+class Look(NamedTuple):
+    """The kind of a client, and the reason.
+
+    Attributes:
+        kind: ``"person"``, ``"crawler"``, ``"scanner"`` or ``"program"``.
+        why: The reason, in a few words.
+    """
+
+    kind: str
+    why: str
+
+
+class ClientTally:
+    """The counts of one client. Its size is bounded whatever the client sends.
+
+    Attributes:
+        requests: How many requests it made.
+        refused: How many of them a limit refused.
+        banned: How many of them a ban refused.
+        failed: How many answers the log has with 4xx, 429 left out.
+        succeeded: How many answers it has below 400.
+        crawled: How many requests came with the agent of a crawler.
+        browsed: How many came with that of a browser.
+        probes: How many requests were for paths that scanners ask for.
+        first_us: When its first request came, Unix time.
+        last_us: When its last request came.
+        first_refused_us: When a limit refused one for the first time; None for never.
+        agents: Its agents, at most 32.
+    """
+
+    __slots__ = (
+        *("agents", "banned", "browsed", "crawled", "failed", "first_refused_us", "first_us", "last_us"),
+        *("paths", "probes", "refused", "requests", "succeeded"),
+    )
+
+    def __init__(self, first_us: int) -> None:
+        self.requests = self.refused = self.banned = self.failed = self.probes = 0
+        self.succeeded = self.crawled = self.browsed = 0
+        self.first_us = self.last_us = first_us
+        self.first_refused_us: int | None = None
+        self.agents: tuple[str, ...] = ()
+        self.paths: tuple[int, ...] = ()
+
+    def add(self, record: AccessRecord) -> None:
+        """Count one request, as the log tells it."""
+        self.requests += 1
+        self.last_us = max(self.last_us, record.time_us)
+        if 400 <= record.status <= 499 and record.status != 429:
+            self.failed += 1
+        elif 100 <= record.status <= 399:
+            self.succeeded += 1
+        if _PROBES.search(record.path):
+            self.probes += 1
+        agent = intern(record.user_agent[:MAX_AGENT]) if record.user_agent else ""
+        kind = _kind_of_agent(agent)
+        self.crawled += kind == CRAWLER
+        self.browsed += kind == PERSON
+        if agent and len(self.agents) < MAX_AGENTS and agent not in self.agents:
+            self.agents += (agent,)
+        if len(self.paths) < MAX_PATHS:
+            path = crc32(record.path.partition("?")[0].encode(errors="replace"))
+            if path not in self.paths:
+                self.paths += (path,)
+
+    def look(self) -> Look:
+        """Return the kind of client that this looks like."""
+        requests = max(self.requests, 1)
+        share = self.failed / requests
+        if self.probes >= min(_PROBED, requests) and self.probes >= _PROBED_SHARE * requests:
+            return Look(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
+        if share > 0.5 and len(self.paths) >= _MANY_PATHS:
+            many = f"{len(self.paths)}{'+' if len(self.paths) == MAX_PATHS else ''}"
+            return Look(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
+        if self.crawled > 0.5 * requests:
+            return Look(CRAWLER, "its agent says so")
+        if self.browsed > 0.5 * requests and share <= 0.5:
+            return Look(PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed")
+        return Look(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
+
+    @property
+    def many_agents(self) -> bool:
+        """Whether this is probably a proxy or a NAT: many agents come from it."""
+        return len(self.agents) >= PROXY_AGENTS

@@ -1,0 +1,23 @@
+"""The stores that the commands are tried on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..redis_servers import needs_redis
+from .stores_at_hand import fill, touch
+
+
+@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a store that is there and empty."""
+    if request.param == "lmdb":
+        made = f"lmdb://{tmp_path}/store"
+    else:
+        server = request.getfixturevalue("server")
+        server.command("FLUSHALL")
+        made = server.url
+    fill(made, touch)
+    return made

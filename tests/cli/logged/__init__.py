@@ -1,1 +1,0 @@
-"""The sub-commands that read access logs."""

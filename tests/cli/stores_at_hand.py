@@ -1,0 +1,78 @@
+"""Real stores for the commands, and the command as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from slidegate import Limiter
+from slidegate.cli import main
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+HANG_S = 120
+
+
+def run(*words: str) -> int:
+    """Run the command in this process; no event loop may run in its thread."""
+    return main(list(words))
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
+
+
+def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
+    """Start the command as a process."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    command = [sys.executable, "-m", "slidegate", *words]
+    return subprocess.Popen(command, env=environment(), **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+@contextmanager
+def hanging_ends(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process that does not end by itself, so that a fault is a failure and no hang."""
+    timer = threading.Timer(HANG_S, process.send_signal, [signal.SIGKILL])
+    timer.start()
+    try:
+        with process:
+            yield
+    finally:
+        timer.cancel()
+
+
+def fill(url: str, do: Callable[[Limiter], Awaitable[T]]) -> T:
+    """Use a store as an application would, and close it."""
+
+    async def using() -> T:
+        async with Limiter.from_url(url, deadline="60s") as limiter:
+            return await do(limiter)
+
+    return asyncio.run(using())
+
+
+async def touch(limiter: Limiter) -> None:
+    """Make the store, and leave it empty."""
+    await limiter.peek("nobody", "1/minute")
+
+
+async def ban_many(limiter: Limiter, number: int) -> None:
+    """Ban so many addresses, a few of them for ever."""
+    now_us = 1_700_000_000_000_000
+    lines = [f'{{"slidegate": "bans", "version": 1, "written_us": {now_us}}}']
+    for place in range(number):
+        key = f"user:{place}" if place % 3 else f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}"
+        lines.append(
+            f'{{"ban": "{key}", "reason": "scan {place % 7}", "by": "{("abuse", "manual")[place % 2]}", "rung": 0, '
+            f'"made_us": {now_us}, "ends_us": null, "since_us": {now_us}, "prolong_us": 0}}'
+        )
+    await limiter.import_bans(lines)

@@ -1,0 +1,176 @@
+"""`slidegate check`: what it finds in files and applications, its forms and its codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slidegate.cli import check, main
+
+from . import sick_apps
+
+ROOT = Path(__file__).resolve().parents[2]
+APPS = "tests.cli.sick_apps"
+
+
+def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, str]]:
+    """Return the findings of a check, and compare its exit code with them."""
+    code = main(["check", "--format", "json", *arguments])
+    findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == (1 if findings else 0)
+    return findings
+
+
+def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    sick_apps.events.clear()
+    assert found(capsys, f"{APPS}:healthy") == []
+    assert sick_apps.events == ["start", "end"]
+    assert main(["check", f"{APPS}:healthy"]) == 0
+    assert capsys.readouterr().out == "Nothing was found.\n"
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        ("bare", {("SG201", "no RateLimitMiddleware")}),
+        (
+            "uncovered",
+            {
+                ("SG205", "DELETE /items/{id}"),
+                ("SG205", "WS /admin/talk"),
+                ("SG123", "'/nowhere' of rule 'lost'"),
+                ("SG123", "'/items/x' of rule 'no-number'"),
+            },
+        ),
+        ("hidden", {("SG204", "does not expose RateLimit, RateLimit-Policy;")}),
+        ("inside_out", {("SG107", "CORSMiddleware stands inside"), ("SG104", "can never apply")}),
+        ("fast", {("SG205", "GET /open")}),
+        ("documented", {("SG205", "GET /open")}),
+        ("mounting", set()),
+        ("half", {("SG205", "GET /free")}),
+        ("chosen", {("SG208", "counts by header:x-api-key, which the client chooses")}),
+        ("shadowed", {("SG208", "only rules that refuse nobody are about it")}),
+        ("inner", {("SG209", "can never refuse")}),
+        ("never", {("SG208", "refuse nobody"), ("SG211", "no limit here refuses any")}),
+        ("late", {("SG211", 'name the signal "refused"')}),
+    ],
+)
+def test_an_application_with_mistakes_is_told_of_each(
+    app: str, expected: set[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = found(capsys, f"{APPS}:{app}")
+    assert len(findings) == len(expected)
+    for code, told in expected:
+        assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
+
+
+def test_github_gets_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "50%,a:b.toml"
+    file.write_text(
+        '[[rules]]\npath = "*"\nlimits = "5/m"\nfinal = true\n[[rules]]\npath = "/100%"\nlimits = "5/m"\n', "utf-8"
+    )
+    assert main(["check", "--format", "github", str(file)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    name = str(file).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    assert line.startswith(f"::warning file={name},title=SG104::")
+    assert "/100%25" in line
+
+
+def test_rules_of_a_file_are_compared_with_the_routes_of_an_application(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text('[[rules]]\npath = "/admin/{rest:path}"\nlimits = "5/m"\n', "utf-8")
+    findings = found(capsys, f"{APPS}:bare", "--rules", str(file))
+    assert [finding["code"] for finding in findings] == ["SG205", "SG205"]
+
+
+def test_a_store_that_could_not_be_made_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'store = "lmdb://{file}/counts"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    (finding,) = found(capsys, str(file))
+    assert finding["code"] == "SG202"
+    assert "cannot be made" in finding["message"]
+    assert "it is no directory" in finding["message"]
+
+
+def test_a_store_that_does_not_answer_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("redis")
+    file = tmp_path / "slidegate.toml"
+    # A Unix socket that is not there: nobody else can listen on it meanwhile.
+    file.write_text(f'store = "unix://{tmp_path / "none.sock"}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    (finding,) = found(capsys, str(file))
+    assert finding["code"] == "SG202"
+
+
+def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = tmp_path / "slidegate.toml", tmp_path / "store"
+    file.write_text(f'store = "lmdb://{store}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    assert main(["check", str(file)]) == 0
+    assert "not there yet" in capsys.readouterr().err
+    assert not store.exists()
+    store.mkdir()
+    assert main(["check", "--quiet", str(file)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("store", ["", 'store = { env = "ELSEWHERE" }\n'])
+def test_a_store_that_the_environment_names_is_not_made_either(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, place = tmp_path / "slidegate.toml", tmp_path / "store"
+    file.write_text(f'{store}rules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    monkeypatch.setenv("ELSEWHERE" if store else "SLIDEGATE_STORE", f"lmdb://{place}")
+    assert main(["check", str(file)]) == 0
+    assert "not there yet" in capsys.readouterr().err
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("address", ["lmdb://./counts", "lmdb:counts", "lmdb:///nowhere/counts?max_kyes=5"])
+def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'store = "{address}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    assert main(["check", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert str(file) in told
+    assert "store address" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([f"{APPS}:broken"], "5/minit"),
+        ([f"{APPS}:failing"], "database"),
+        ([f"{APPS}:events"], "is none"),
+        ([f"{APPS}:none"], "none"),
+        (["no_such_module:app"], "no_such_module"),
+        (["no_such.toml"], "cannot be read"),
+        (["."], "cannot be read"),
+        ([__file__], "line 1"),
+        (["no_such.toml", "--rules", "x.toml"], "--rules"),
+        ([f"{APPS}:bare", "--rules", "no_such.toml"], "no_such.toml"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_one_sentence(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert told in said.err
+
+
+def test_an_application_that_knows_no_lifespan_is_taken_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [finding["code"] for finding in found(capsys, f"{APPS}:no_lifespan")] == ["SG201"]
+
+
+def test_a_start_that_takes_for_ever_is_given_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
+    assert main(["check", f"{APPS}:stuck"]) == 2
+    assert "its start took longer" in capsys.readouterr().err

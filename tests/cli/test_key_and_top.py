@@ -1,0 +1,122 @@
+"""`slidegate key` and `slidegate top` against real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, header
+
+from ..asgi import hello, statuses
+from .stores_at_hand import fill, run
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+async def used_by_a_client(limiter: Limiter) -> None:
+    for _ in range(7):
+        await limiter.hit("203.0.113.7", "100/hour", rule="api")
+    await limiter.hit(_key(limiter), "100/hour", rule="api")
+    await limiter.strike("203.0.113.7", BanPolicy("5/10m", "1h", name="abuse"), 3)
+    await limiter.ban("203.0.113.7", "1h", reason="scan")
+
+
+def _key(limiter: Limiter) -> str:
+    return limiter.key_for(header("X-API-Key").of("k123"))
+
+
+def test_a_key_is_shown_with_windows_strikes_ban_and_history(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(url, used_by_a_client)
+    words = ("key", "show", "203.0.113.7", "--rule", "api=100/hour", "--store", url)
+    assert run(*words, "--format", "json") == 0
+    found = shown(capsys)
+    (window,) = found["windows"]
+    assert (window["rule"], window["used"], window["remaining"]) == ("api", 7, 93)
+    assert sum(part["units"] for part in window["slices"]) == 7
+    assert found["ban"]["reason"] == "scan"
+    assert [one["strikes"] for one in found["standings"] if one["policy"] == "abuse"] == [3]
+    assert [one["change"] for one in found["history"]] == ["banned"]
+    assert run(*words) == 0
+    text = capsys.readouterr().out
+    assert "7 used, 93 left" in text
+    assert "scan" in text
+
+
+def test_rules_may_stand_in_the_configuration_file(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(url, used_by_a_client)
+    file = tmp_path / "slidegate.toml"
+    file.write_text('[[rules]]\npath = "*"\nname = "api"\nlimits = "100/hour"\n')
+    assert run("key", "show", "203.0.113.7", "--rules", str(file), "--store", url, "--format", "json") == 0
+    assert [window["used"] for window in shown(capsys)["windows"] if window["rule"] == "api"] == [7]
+    file.write_text("rules = 3\n")
+    assert run("key", "show", "203.0.113.7", "--rules", str(file), "--store", url) == 2
+    assert run("key", "show", "203.0.113.7", "--rule", "api", "--store", url) == 2
+    assert run("key", "show", "203.0.113.7", "--rule", "api=lots", "--store", url) == 2
+
+
+def test_the_windows_of_a_key_are_forgotten_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(url, used_by_a_client)
+    words = ("key", "reset", "header:X-API-Key", "--value", "k123", "--store", url)
+    assert run(*words) == 0
+    assert run(*words) == 1
+    capsys.readouterr()
+    asked = ("key", "show", "203.0.113.7", "--rule", "api=100/hour", "--store", url, "--format", "json")
+    assert run(*asked) == 0
+    found = shown(capsys)
+    assert found["windows"][0]["used"] == 7, "the other key keeps its windows"
+    assert found["ban"] is not None
+
+
+def test_a_key_that_nobody_knows_has_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("key", "show", "user:1", "--rule", "api=5/minute", "--store", url, "--format", "json") == 0
+    found = shown(capsys)
+    assert (found["ban"], found["standings"], found["history"]) == (None, [], [])
+    assert found["windows"][0]["slices"] == []
+    assert run("key", "show", "api", "--value", "k", "--store", url) == 2
+    assert run("key", "show", "header:X-API-Key", "--value", "", "--store", url) == 2
+
+
+def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def serve(limiter: Limiter) -> None:
+        gate = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
+        assert await statuses(gate, 12, "/items") == [200] * 5 + [429] * 7
+        if url.startswith("redis"):  # one process may not open an LMDB file twice
+            await limiter.engine.publisher.publish()
+            await asyncio.to_thread(while_it_serves)
+
+    def while_it_serves() -> None:
+        assert run("top", "--store", url, "--window", "5m", "--format", "json") == 0
+        found = shown(capsys)
+        assert found["requests"] * found["window_s"] == pytest.approx(12, abs=0.5)
+        assert found["refused"] * found["window_s"] == pytest.approx(7, abs=0.5)
+        assert [row["rule"] for row in found["rules"]] == ["api"]
+        assert len(found["workers"]) == 1
+
+    fill(url, serve)
+    capsys.readouterr()
+    assert run("top", "--once", "--store", url, "--window", "5m") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("0 workers")
+    assert "rule api" in text
+
+
+def test_top_of_an_empty_store_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("top", "--once", "--store", url) == 0
+    assert capsys.readouterr().out.startswith("0 workers")
+    assert run("top", "--once", "--store", url, "--window", "3 days") == 2
+
+
+def test_top_and_key_of_a_store_that_is_not_there_make_none(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/mistyped"
+    for words in (("top", "--once"), ("key", "show", "user:1"), ("key", "reset", "user:1")):
+        assert run(*words, "--store", url) == 3
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,297 @@
+"""Several files in the order of time: what is read, what is counted, on one core and on several."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError
+from slidegate.logs import AccessLogs, AccessRecord, Skip
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples" / "demo" / "sample.log"
+SEED = 20_261_120
+S_US = 1_000_000
+START_US = 1_772_532_000 * S_US
+
+
+def line(second: int, path: str = "/", client: str = "192.0.2.7") -> str:
+    """Write a line `second` seconds after ten o'clock; up to thirteen hours."""
+    hours, rest = divmod(10 * 3_600 + second, 3_600)
+    time = f"{hours:02}:{rest // 60:02}:{rest % 60:02}"
+    return f'{client} - - [03/Mar/2026:{time} +0000] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
+
+
+def paths(records: Iterator[AccessRecord] | AccessLogs) -> list[str]:
+    return [found.path for found in records]
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(seconds=st.lists(st.integers(0, 50), max_size=80), hold=st.integers(1, 30), files=st.integers(1, 3))
+def test_nothing_is_lost_and_what_is_late_by_less_than_the_hold_comes_in_order(
+    seconds: list[int], hold: int, files: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    at = tmp_path_factory.mktemp("order")
+    for part in range(files):
+        (at / f"{part}.log").write_text("".join(line(second, f"/{part}") for second in seconds[part::files]))
+    logs = AccessLogs(sorted(at.iterdir()), hold=hold)
+    found = [(record.time_us - START_US) // S_US for record in logs]
+    assert sorted(found) == sorted(seconds)
+    assert (logs.counts.records, logs.counts.late) == (len(seconds), sum(map(int.__gt__, accumulated(found), found)))
+    if all(moved(seconds[part::files]) <= hold // 2 for part in range(files)):
+        assert found == sorted(seconds)
+
+
+def accumulated(seconds: list[int]) -> list[int]:
+    """Return the latest of the seconds so far, at each of them."""
+    return list(itertools.accumulate(seconds, max))
+
+
+def moved(seconds: list[int]) -> int:
+    """Return by how many places the second that is farthest from its place in order is away from it."""
+    order = sorted(range(len(seconds)), key=lambda place: seconds[place])
+    return max((abs(place - before) for place, before in enumerate(order)), default=0)
+
+
+def test_a_file_is_not_read_before_its_time_comes(tmp_path: Path) -> None:
+    for hour in (11, 1, 0, 6):
+        content = "".join(line(3_600 * hour + second, f"/{hour}") for second in range(1_500))
+        (tmp_path / f"{hour}.log").write_text(content)
+    logs = AccessLogs(tmp_path.iterdir(), hold=1)
+    size = (tmp_path / "0.log").stat().st_size
+    read_bytes = {record.path: logs.taken_bytes for record in logs}
+    assert [*read_bytes] == ["/0", "/1", "/6", "/11"]
+    assert read_bytes["/1"] <= 2.1 * size < 2.9 * size <= read_bytes["/6"] <= 3.1 * size
+
+
+def test_files_are_merged_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
+    (tmp_path / "b.log").write_text(line(1, "/b1") + line(5, "/b5") + line(5, "/b5b"))
+    (tmp_path / "a.log").write_text(line(4, "/a4") + line(0, "/a0") + "odd\n" + line(5, "/a5"))
+    with gzip.open(tmp_path / "c.log.gz", "wt") as file:
+        file.write(line(3, "/c3") + line(9, "/c9"))
+    logs = AccessLogs([tmp_path / name for name in ("a.log", "b.log", "c.log.gz")])
+    assert paths(logs) == ["/a0", "/b1", "/c3", "/a4", "/a5", "/b5", "/b5b", "/c9"]
+    assert (logs.counts.lines, logs.counts.records, logs.counts.skipped) == (9, 8, {Skip.FORMAT: 1})
+    assert logs.counts.late == 0
+    (broken,) = logs.counts.examples
+    assert (broken.file, broken.number, broken.text) == (str(tmp_path / "a.log"), 3, "odd")
+
+
+def test_what_comes_too_late_is_counted_and_handed_on_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "late.log").write_text("".join(line(second) for second in range(100, 200)) + line(0, "/late"))
+    logs = AccessLogs([tmp_path / "late.log"], hold=10)
+    assert 80 <= paths(logs).index("/late") <= 90
+    assert (logs.counts.late, logs.counts.records) == (1, 101)
+    logs = AccessLogs([tmp_path / "late.log"])
+    assert paths(logs)[0] == "/late"
+    assert logs.counts.late == 0
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+SOME_LINES = st.lists(
+    st.one_of(
+        st.binary(max_size=60),
+        st.sampled_from([
+            line(0).encode(), b"\xef\xbb\xbf" + line(1).encode(), b'{"a":', b"\0" * 9, b"\r",
+            b"a" * 70_000, b"\n", b" ", b"\xff\xfe", line(2).encode()[:40],
+        ]),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(lines=SOME_LINES, joint=st.sampled_from([b"\n", b"\r\n", b""]))
+def test_records_and_skipped_lines_are_all_lines(
+    lines: list[bytes], joint: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = joint.join(lines)
+    path = tmp_path_factory.mktemp("some") / "some.log"
+    path.write_bytes(content)
+    if content[:6].startswith(
+        (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18", b"\xfd7zXZ", b"7z")
+    ):
+        return
+    counts = (logs := AccessLogs([path])).counts
+    found = list(logs)
+    counts = logs.counts
+    expected = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+    assert counts.lines == expected == counts.records + counts.skipped.total()
+    assert len(found) == counts.records
+    assert len(counts.examples) == min(3, counts.broken)
+    for example in counts.examples:
+        assert len(example.text) <= 160
+        assert example.text.isprintable()
+        assert 1 <= example.number <= expected
+
+
+def test_a_broken_line_is_shown_without_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    (tmp_path / "odd.log").write_bytes(b"\x1b]0;owned\x07\xe2\x80\xae\n" + b"x" * 10_000 + b"\n" * 3 + b"1\n2\n3\n")
+    logs = AccessLogs([tmp_path / "odd.log"])
+    assert list(logs) == []
+    texts = [example.text for example in logs.counts.examples]
+    assert texts == ["\\x1b]0;owned\\x07\\u202e", "x" * 159 + "…", "1"]
+    assert [example.number for example in logs.counts.examples] == [1, 2, 5]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BufferedReader(io.BytesIO((line(1, "/one") + line(0, "/zero")).encode()))  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=raw))
+    logs = AccessLogs(["-"])
+    assert logs.size_bytes is None
+    assert paths(logs) == ["/zero", "/one"]
+    assert paths(logs) == []
+
+
+def test_how_far_a_reading_is_can_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(line(0) * 10_000)
+    (tmp_path / "b.log.gz").write_bytes(gzip.compress((line(1) * 10_000).encode()))
+    logs = AccessLogs([tmp_path / "a.log", tmp_path / "b.log.gz"], hold=1)
+    assert logs.size_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert logs.taken_bytes == 0
+    seen = [logs.taken_bytes for _ in logs]
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < seen[-1] <= logs.size_bytes
+    assert logs.taken_bytes == logs.size_bytes
+
+
+PACKERS: dict[str, tuple[Callable[[bytes], bytes], Skip]] = {
+    "gzip": (gzip.compress, Skip.GZIP),
+    "zstd": (zstandard.compress, Skip.ZSTD),
+}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_packed_files_read_like_plain_text_whatever_they_are_called(tmp_path: Path, packer: str, parts: int) -> None:
+    lines = SAMPLE.read_bytes().splitlines(keepends=True)
+    texts = [b"".join(lines[place::parts]) for place in range(parts)]
+    (tmp_path / "packed.log").write_bytes(b"".join(PACKERS[packer][0](text) for text in texts))
+    (tmp_path / "plain.log").write_bytes(b"".join(texts))
+    one, two = AccessLogs([tmp_path / "packed.log"]), AccessLogs([tmp_path / "plain.log"])
+    assert list(one) == list(two)
+    assert one.counts.skipped == two.counts.skipped
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "tail"])
+def test_damaged_data_is_read_up_to_the_damage(tmp_path: Path, packer: str, damage: str) -> None:
+    pack, reason = PACKERS[packer]
+    draw = random.Random(SEED)
+    text = "".join(line(second, f"/{draw.random()}") for second in range(10_000)).encode()
+    data = b"".join(pack(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
+    half = len(data) // 2
+    flipped = data[:half] + bytes(byte ^ 0xFF for byte in data[half : half + 64]) + data[half + 64 :]
+    (tmp_path / "some.log").write_bytes({"cut": data[:half], "flipped": flipped, "tail": data + b"tail" * 9}[damage])
+    logs = AccessLogs([tmp_path / "some.log"])
+    assert sum(1 for _ in logs) == logs.counts.records > 1_000
+    assert logs.counts.skipped[reason] == 1
+    assert logs.counts.lines == logs.counts.records + logs.counts.skipped.total()
+
+
+def test_a_zstd_bomb_stays_small(tmp_path: Path) -> None:
+    packer = zstandard.ZstdCompressor(level=19).compressobj()
+    with open(tmp_path / "bomb.zst", "wb") as file:
+        for _ in range(256):
+            file.write(packer.compress(b"a" * 1_048_576))
+        file.write(packer.compress(f"\n{line(0)}".encode()) + packer.flush())
+    logs = AccessLogs([tmp_path / "bomb.zst"])
+    tracemalloc.start()
+    try:
+        assert paths(logs) == ["/"]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert logs.counts.skipped == {Skip.TOO_LONG: 1}
+    assert peak_bytes < 100_000_000
+
+
+def test_without_a_program_for_zstd_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.log").write_bytes(zstandard.compress(b"x"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    with pytest.raises(ConfigurationError, match=r"a\.log.*slidegate\[cli\]"):
+        list(AccessLogs([tmp_path / "a.log"]))
+
+
+def packed_by(magic: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(magic + b"\0" * 99) and None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "No such file"),
+        (Path.mkdir, "it is a directory; expected an access log, such as"),
+        (packed_by(b"BZh9"), "packed with bzip2; expected plain text, gzip or zstd"),
+        (packed_by(b"\xfd7zXZ\0"), "packed with xz"),
+        (packed_by(b"PK\x03\x04"), "packed with zip"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
+    make(tmp_path / "some.log")
+    with pytest.raises(ConfigurationError) as refused:
+        list(AccessLogs([tmp_path / "some.log"]))
+    assert str(tmp_path / "some.log") in str(refused.value)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\x1b[31m" + "x" * 5_000])
+def test_no_name_of_a_file_reaches_a_terminal_as_it_is(name: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        AccessLogs([name])
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([],), "expected at least one file"),
+        (("access.log",), "expected a list of files"),
+        ((["-", "-"],), "expected standard input once"),
+    ],
+)
+def test_files_that_cannot_be_meant_are_refused(arguments: tuple[object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        AccessLogs(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"hold": 0}, {"hold": True}, {"hold": 1.5}])
+def test_numbers_that_cannot_work_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="such as"):
+        AccessLogs([SAMPLE], **options)  # type: ignore[arg-type]
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    peaks = []
+    for count in (8_000, 24_000):
+        path = tmp_path / f"{count}.log"
+        path.write_text("".join(line(second % 40_000, f"/{second}") for second in range(count)))
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in AccessLogs([path], hold=1_000)) == count
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] < 20_000_000
