@@ -1,6 +1,6 @@
 """Metrics of two workers for Prometheus: ``uvicorn examples.observability.app:app --workers 2``.
 
-``METRICS`` names the directory that the workers share; by default it is one for temporary files.
+``STORE`` names the directory of the store that the workers share; by default it is one for temporary files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.prometheus import PrometheusMetrics
 
-PLACE = os.environ.get("METRICS") or str(Path(tempfile.gettempdir()) / f"slidegate-metrics-{os.geteuid()}")
+PLACE = os.environ.get("STORE") or str(Path(tempfile.gettempdir()) / f"slidegate-observability-{os.geteuid()}")
 
-limiter = Limiter()
-metrics = PrometheusMetrics(limiter, registry=CollectorRegistry(), directory=PLACE)
+limiter = Limiter.from_url(f"lmdb://{PLACE}")
+metrics = PrometheusMetrics(limiter, registry=CollectorRegistry())
 
 
 async def search(request: Request) -> JSONResponse:
@@ -38,7 +38,7 @@ async def order(request: Request) -> JSONResponse:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Write the last values when the worker ends."""
+    """Publish the last figures when the worker ends."""
     async with limiter:
         yield
 

@@ -30,7 +30,7 @@ OF_SCRAPES: Final = {"job", "instance"}
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What the example says after some requests."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("METRICS", str(tmp_path_factory.mktemp("metrics")))
+        patched.setenv("STORE", str(tmp_path_factory.mktemp("store")))
         example = importlib.import_module(EXAMPLE)
     with TestClient(example.app) as client:
         statuses = [client.get("/search").status_code for _ in range(25)]
