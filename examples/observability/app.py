@@ -1,15 +1,13 @@
-"""Metrics of two workers for Prometheus: ``uvicorn examples.observability.app:app --workers 2``.
+"""Metrics for Prometheus: ``STORE=lmdb:///tmp/observability uvicorn examples.observability.app:app --workers 2``.
 
-``STORE`` names the directory of the store that the workers share; by default it is one for temporary files.
+``STORE`` is the address of the store that the workers share; by default each counts in its own memory.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -20,9 +18,7 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.prometheus import PrometheusMetrics
 
-PLACE = os.environ.get("STORE") or str(Path(tempfile.gettempdir()) / f"slidegate-observability-{os.geteuid()}")
-
-limiter = Limiter.from_url(f"lmdb://{PLACE}")
+limiter = Limiter.from_url(os.environ.get("STORE", "memory://"))
 metrics = PrometheusMetrics(limiter, registry=CollectorRegistry())
 
 

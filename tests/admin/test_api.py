@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
 from slidegate.admin import AdminRoutes
 
-from .office import HOSTILE, READ_TOKEN, TOKEN, Office, document, names
+from .admin_client import HOSTILE, READ_TOKEN, TOKEN, AdminClient, document, names
 
 TODAY: dict[str, Any] = json.loads((Path(__file__).parent / "api.json").read_text("utf-8"))
 OPERATIONS = [tuple(name.split()) for name in TODAY]
@@ -33,44 +33,51 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", [path for method, path in OPERATIONS if method == "GET"])
 async def test_every_look_is_answered_before_and_after_there_is_anything_to_see(path: str) -> None:
-    office = Office()
+    admin = AdminClient()
     query = {"key": "203.0.113.9"} if path == "/client" else {}
     for _ in range(2):
         for token in (TOKEN, READ_TOKEN):
-            await office.operator(token).get(path[1:], **query)
-        await office.visit("/shadow", times=30)
-        await office.limiter.ban("user:1", "1h")
-        office.hear()
+            await admin.operator(token).get(path[1:], **query)
+        await admin.visit("/shadow", times=30)
+        await admin.limiter.ban("user:1", "1h")
+        admin.hear()
 
 
 @pytest.mark.parametrize(("method", "path"), [operation for operation in OPERATIONS if operation[0] != "GET"])
 async def test_strangers_and_readers_change_nothing(method: str, path: str) -> None:
-    office = Office()
-    ban = await office.limiter.ban("203.0.113.7", "1d")
-    await office.limiter.charge("203.0.113.7", "20/minute", 5, rule="all")
+    admin = AdminClient()
+    ban = await admin.limiter.ban("203.0.113.7", "1d")
+    await admin.limiter.charge("203.0.113.7", "20/minute", 5, rule="all")
     body = BODIES.get(f"{method} {path}")
     query = {} if body else {"target": "203.0.113.7"}
     for token, status in (("x" * 20, 401), (READ_TOKEN, 403)):
-        answer = await office.operator(token).ask(method, path[1:], json=body, **query)
+        answer = await admin.operator(token).ask(method, path[1:], json=body, **query)
         assert answer.status_code == (200 if path == "/keys/find" and status == 403 else status)
-    assert [found async for found in office.limiter.bans()] == [ban]
-    await office.limiter.unban("203.0.113.7")
-    assert (await office.limiter.peek("203.0.113.7", "20/minute", rule="all")).remaining == 14
+    assert [found async for found in admin.limiter.bans()] == [ban]
+    await admin.limiter.unban("203.0.113.7")
+    assert (await admin.limiter.peek("203.0.113.7", "20/minute", rule="all")).remaining == 14
 
 
 async def test_unknown_paths_and_methods_say_so_in_problem_details() -> None:
-    operator = Office().operator()
+    operator = AdminClient().operator()
     for path in ("", "nothing", "bans/", "bans/203.0.113.7", "keys", "stats/", "docs", "openapi.yaml"):
         assert (await operator.ask("GET", path)).status_code == 404, path
-    for method, path, allow in (("PUT", "bans", "DELETE, GET, PATCH, POST"), ("DELETE", "stats", "GET")):
-        answer = await operator.ask(method, path, json={})
+    assert "did you mean '/client'?" in (await operator.ask("GET", "client/")).json()["detail"]
+    for method, path, allow in (
+        ("PUT", "bans", "DELETE, GET, HEAD, PATCH, POST"),
+        ("DELETE", "stats", "GET, HEAD"),
+        ("GET", "keys/find", "POST"),
+        ("OPTIONS", "keys/reset", "POST"),
+    ):
+        answer = await operator.ask(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+        assert answer.json()["detail"] == f"{path} is asked with {allow}."
     head = await operator.ask("HEAD", "unheard")
     assert (head.status_code, head.content) == (404, b"")
 
 
 async def test_head_is_get_without_a_body() -> None:
-    operator = Office().operator()
+    operator = AdminClient().operator()
     head, get = await operator.ask("HEAD", "lists"), await operator.ask("GET", "lists")
     assert head.status_code == 200
     assert head.content == b""
@@ -107,7 +114,7 @@ async def test_head_is_get_without_a_body() -> None:
 async def test_a_value_that_cannot_be_used_is_named_with_what_was_expected(
     method: str, path: str, query: dict[str, Any], body: Any, expected: str
 ) -> None:
-    answer = await Office().operator().ask(method, path, json=body, **query)
+    answer = await AdminClient().operator().ask(method, path, json=body, **query)
     assert answer.status_code == 422
     assert expected in answer.json()["detail"]
     assert "s3cret" not in answer.text
@@ -115,7 +122,7 @@ async def test_a_value_that_cannot_be_used_is_named_with_what_was_expected(
 
 async def test_an_answer_names_a_bounded_number_of_errors_in_a_bounded_number_of_characters() -> None:
     query = {f"{number}" + "x" * 1_000: "y" * 1_000 for number in range(30)}
-    answer = await Office().operator().ask("GET", "bans", **query)
+    answer = await AdminClient().operator().ask("GET", "bans", **query)
     assert answer.status_code == 422
     assert len(answer.content) < 6_000
 
@@ -128,12 +135,24 @@ def test_routes_without_a_safe_way_in_cannot_be_made(options: dict[str, Any]) ->
         AdminRoutes("limiter", token=TOKEN)  # type: ignore[arg-type]
 
 
+async def test_what_has_not_changed_is_not_sent_again() -> None:
+    admin = AdminClient()
+    operator = admin.operator()
+    for path in ("rules", "lists", "bans"):
+        first = await operator.ask("GET", path)
+        again = await operator.ask("GET", path, headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    await admin.limiter.ban("user:1", "1h")
+    changed = await operator.ask("GET", "bans", headers={"If-None-Match": first.headers["etag"]})
+    assert (changed.status_code, changed.json()["total"]) == (200, 1)
+
+
 async def test_two_routes_on_one_limiter_share_what_they_see() -> None:
-    office = Office()
-    again = Starlette(routes=[Mount("/admin", AdminRoutes(office.limiter, token=TOKEN))])
-    await office.visit(times=3)
-    for app in (office.app, again):
-        (client,) = (await office.operator(app=app).get("clients"))["clients"]
+    admin = AdminClient()
+    again = Starlette(routes=[Mount("/admin", AdminRoutes(admin.limiter, token=TOKEN))])
+    await admin.visit(times=3)
+    for app in (admin.app, again):
+        (client,) = (await admin.operator(app=app).get("clients"))["clients"]
         assert (client["key"], client["requests"]) == ("203.0.113.9", 3)
 
 
@@ -178,16 +197,17 @@ async def test_urls_parameters_and_fields_are_those_of_today_and_the_schemas_are
 
 
 async def test_the_document_is_served_to_those_who_may_look() -> None:
-    office = Office()
-    assert (await office.operator(READ_TOKEN).get("openapi.json"))["servers"] == [{"url": "/admin"}]
-    assert (await office.operator("x" * 20).ask("GET", "openapi.json")).status_code == 401
+    admin = AdminClient()
+    assert (await admin.operator(READ_TOKEN).get("openapi.json"))["servers"] == [{"url": "/admin"}]
+    assert (await admin.operator("x" * 20).ask("GET", "openapi.json")).status_code == 401
 
 
 def test_generated_requests_are_answered_as_the_document_says_in_fastapi_too() -> None:
     app = FastAPI()
     limiter = Limiter()
     app.mount("/ops/admin", AdminRoutes(limiter, token=TOKEN))
-    app.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)
+    rules = [Rule("/ops/{rest:path}", exempt=True), Rule("*", "5/minute")]
+    app.add_middleware(RateLimitMiddleware, rules=rules, limiter=limiter)
     asyncio.run(_some_bans(limiter))
     headers = {"Authorization": f"Bearer {TOKEN}"}
     schema = schemathesis.openapi.from_asgi("/ops/admin/openapi.json", app, headers=headers)
@@ -222,9 +242,9 @@ async def _some_bans(limiter: Limiter) -> None:
 
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
 async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and_freed(key: str) -> None:
-    office = Office()
-    operator = office.operator()
-    await office.limiter.hit(key, "5/minute", rule="all")
+    admin = AdminClient()
+    operator = admin.operator()
+    await admin.limiter.hit(key, "5/minute", rule="all")
     assert key in names((await operator.get("clients"))["clients"], "key")
     banned = await operator.ask("POST", "bans", json={"target": key, "duration": "1h", "reason": key})
     assert banned.json()["target"] == key
@@ -239,18 +259,18 @@ async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and
     charged = await operator.ask("POST", "keys/charge", json={"key": key, "rule": "all", "units": 3})
     assert charged.json()["key"] == key
     assert (await operator.ask("POST", "keys/reset", json={"key": key})).json() == {"key": key, "forgotten": True}
-    office.hear()
+    admin.hear()
     for event in (await operator.get("events"))["events"]:
         assert event["message"].isprintable()
         assert all(value.isprintable() for value in event["details"].values())
 
 
 async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown() -> None:
-    office = Office()
-    operator = office.operator()
+    admin = AdminClient()
+    operator = admin.operator()
     long = "<script>" * 8_192
-    await office.limiter.hit(long, "5/minute", rule="all")
-    statuses = await office.visit("/api/a", **{"X-API-Key": "k" * 60_000})
+    await admin.limiter.hit(long, "5/minute", rule="all")
+    statuses = await admin.visit("/api/a", **{"X-API-Key": "k" * 60_000})
     assert statuses == [200]
     keys = names((await operator.get("clients"))["clients"], "key")
     assert all(len(key) <= 64 for key in keys)
@@ -266,9 +286,9 @@ async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown() -
 
 
 async def test_the_value_of_a_header_leads_to_the_key_that_gates_make_of_it() -> None:
-    office = Office()
-    operator = office.operator()
-    await office.visit("/api/a", times=7, **{"X-API-Key": "k123"})
+    admin = AdminClient()
+    operator = admin.operator()
+    await admin.visit("/api/a", times=7, **{"X-API-Key": "k123"})
     for name in ("X-API-Key", "x-api-key"):
         answer = await operator.ask("POST", "keys/find", json={"kind": "header", "name": name, "value": "k123"})
         key = answer.json()["key"]

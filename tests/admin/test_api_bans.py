@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
 from ..redis_servers import RedisServer, needs_redis
-from .office import NOW_US, Office, names
+from .admin_client import NOW_US, AdminClient, names
 
 Opened = Callable[[Path], AbstractAsyncContextManager[Limiter]]
 
@@ -47,15 +47,15 @@ every_store = pytest.mark.parametrize("opened", [memory, lmdb, pytest.param(redi
 @every_store
 async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_path: Path) -> None:
     async with opened(tmp_path) as limiter:
-        office = Office(limiter)
-        operator = office.operator()
-        assert await office.visit(client="203.0.113.7") == [200]
+        admin = AdminClient(limiter)
+        operator = admin.operator()
+        assert await admin.visit(client="203.0.113.7") == [200]
         made = await operator.ask("POST", "bans", json={"target": "203.0.113.0/24", "duration": "1h", "reason": "why"})
         ban = made.json()
         assert made.status_code == 201
         assert (ban["target"], ban["reason"], ban["rung"]) == ("203.0.113.0/24", "why", 0)
         assert ban["until_at"] - ban["since_at"] == 3_600
-        assert await office.visit(client="203.0.113.7") == [403]
+        assert await admin.visit(client="203.0.113.7") == [403]
         assert (await operator.get("client", key="203.0.113.7"))["ban"] == ban
         longer = await operator.ask("PATCH", "bans", json={"target": "203.0.113.0/24", "duration": "permanent"})
         assert (longer.json()["until_at"], longer.json()["reason"]) == (None, "why")
@@ -71,8 +71,8 @@ async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_p
 @every_store
 async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(opened: Opened, tmp_path: Path) -> None:
     async with opened(tmp_path) as limiter:
-        office = Office(limiter)
-        ann, bob = office.operator(), office.operator()
+        admin = AdminClient(limiter)
+        ann, bob = admin.operator(), admin.operator()
         for number in range(25):
             target = f"198.51.100.{number}"
             made = await asyncio.gather(
@@ -89,13 +89,37 @@ async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(ope
         assert (await ann.get("bans"))["total"] == 0
 
 
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [
+        ("192.0.2.1", True),
+        ("192.0.2.0/24", True),
+        ("::ffff:192.0.2.1", True),
+        ("192.0.2.2", False),
+        ("2001:db8::/32", False),
+        ("user:192.0.2.1", False),
+    ],
+)
+async def test_to_ban_the_address_that_one_comes_from_takes_force(target: str, own: bool) -> None:
+    admin = AdminClient()
+    operator = admin.operator()
+    answer = await operator.ask("POST", "bans", json={"target": target, "duration": "1h"})
+    assert answer.status_code == (409 if own else 201)
+    assert (await operator.get("bans"))["total"] == (0 if own else 1)
+    if own:
+        assert answer.json()["code"] == "own"
+        assert '"force": true bans it all the same' in answer.json()["detail"]
+        forced = await operator.ask("POST", "bans", json={"target": target, "duration": "1h", "force": True})
+        assert forced.status_code == 201
+
+
 async def test_bans_are_paged_newest_first_and_filtered() -> None:
     clock = FakeClock(NOW_US)
-    office = Office(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
-    operator = office.operator()
+    admin = AdminClient(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
+    operator = admin.operator()
     for number in range(25):
         clock.advance(us=number % 3)  # some begin in the same microsecond
-        await office.limiter.ban(
+        await admin.limiter.ban(
             f"user:{number:02}", "1h", reason="odd" if number % 2 else "Even", by=f"policy {number % 5}"
         )
     listed = await operator.pages("bans", "bans", limit=4)
@@ -109,30 +133,30 @@ async def test_bans_are_paged_newest_first_and_filtered() -> None:
 
 async def test_pages_stay_right_while_bans_come_and_go() -> None:
     clock = FakeClock(NOW_US)
-    office = Office(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
-    operator = office.operator()
+    admin = AdminClient(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
+    operator = admin.operator()
     for number in range(30):
         clock.advance(us=1)
-        await office.limiter.ban(f"user:{number:02}", "1h")
+        await admin.limiter.ban(f"user:{number:02}", "1h")
     first = await operator.get("bans", limit=10)
     assert names(first["bans"], "target") == [f"user:{number}" for number in range(29, 19, -1)]
     clock.advance(us=1)
-    await office.limiter.ban("user:new", "1h")
-    await office.limiter.unban("user:20")  # the one at which the page ended
-    await office.limiter.unban("user:15")
+    await admin.limiter.ban("user:new", "1h")
+    await admin.limiter.unban("user:20")  # the one at which the page ended
+    await admin.limiter.unban("user:15")
     second = await operator.get("bans", limit=10, cursor=first["next"])
     assert names(second["bans"], "target") == [f"user:{n}" for n in (19, 18, 17, 16, 14, 13, 12, 11, 10)] + ["user:09"]
 
 
 async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
-    office = Office(Limiter(MemoryStore(max_bans=40_000)))
+    admin = AdminClient(Limiter(MemoryStore(max_bans=40_000)))
     rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 1, "written_us": NOW_US}]
     rows += [
         {"ban": f"user:{n}", "reason": "why", "by": "me", "rung": 0, "made_us": NOW_US, "ends_us": None,
          "since_us": NOW_US, "prolong_us": 0}
         for n in range(30_000)
     ]  # fmt: skip
-    office.limiter.store.bans.load(rows)
+    admin.limiter.store.bans.load(rows)
     turns = 0
 
     async def tick() -> None:
@@ -142,7 +166,7 @@ async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
             await asyncio.sleep(0)
 
     ticking = asyncio.ensure_future(tick())
-    page = await office.operator().get("bans", limit=5)
+    page = await admin.operator().get("bans", limit=5)
     ticking.cancel()
     assert (len(page["bans"]), page["total"]) == (5, 30_000)
     assert turns >= 30_000 // STEP
@@ -152,8 +176,8 @@ async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
 async def test_a_client_has_strikes_by_policy_and_loses_them_by_an_unban(opened: Opened, tmp_path: Path) -> None:
     scanners = BanPolicy("20/10m", "1h", jitter=0, name="scanners")
     async with opened(tmp_path) as limiter:
-        office = Office(limiter, gate={"bans": scanners})
-        operator = office.operator()
+        admin = AdminClient(limiter, gate={"bans": scanners})
+        operator = admin.operator()
         assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []
         await settle(limiter.store.bans.strike(scanners, "203.0.113.7", 3, "why"))
         (stands,) = (await operator.get("client", key="203.0.113.7"))["strikes"]

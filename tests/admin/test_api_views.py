@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -26,8 +28,7 @@ from slidegate import (
     everyone,
 )
 from slidegate.admin import AdminRoutes
-from slidegate.admin.onlooker import KEPT_EVENTS, KEPT_REFUSALS, MOST_A_SECOND, Onlooker
-from slidegate.admin.seen_by_all import published
+from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND
 from slidegate.core.store import Event
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
@@ -35,7 +36,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call
 from ..redis_servers import needs_redis
-from .office import NOW_US, TOKEN, Office, Operator, names
+from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
 
 @RateLimit("3/second", name="there")
@@ -101,9 +102,9 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
         path.write_text("203.0.113.128/25\n198.51.100.0/24\n")
         os.utime(path, (1_700_000_000, 1_700_000_000))
     files = NetworkFiles([good, bad], clock=lambda: now_s)
-    office = Office(gate={"blocklist": files})
-    operator = office.operator()
-    await office.visit()
+    admin = AdminClient(gate={"blocklist": files})
+    operator = admin.operator()
+    await admin.visit()
     before = (await operator.get("lists"))["lists"]
     assert [(one["name"], one["entries"], one["changed_at"], one["status"]) for one in before] == [
         ("good", 2, 1_700_000_000.0, "loaded"), ("bad", 2, 1_700_000_000.0, "loaded"),
@@ -116,7 +117,7 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     for _ in range(2):
         now_s += 1
         await files.look()
-    office.hear()
+    admin.hear()
     after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
     assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
@@ -124,30 +125,50 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
 
 
 async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> None:
-    office = Office()
-    operator = office.operator()
-    await office.limiter.ban("user:1", "1h", reason="<b>")
-    office.hear()
+    admin = AdminClient()
+    operator = admin.operator()
+    await admin.limiter.ban("user:1", "1h", reason="<b>")
+    admin.hear()
     first = await operator.get("events")
     assert names(first["events"], "kind") == ["banned"]
     assert first["events"][0]["details"]["reason"] == "<b>"
     assert (await operator.get("events", after=first["next"])) == {"events": [], "next": first["next"]}
-    await office.limiter.unban("user:1")
-    await office.limiter.ban("user:2", "1h")
-    office.hear()
+    await admin.limiter.unban("user:1")
+    await admin.limiter.ban("user:2", "1h")
+    admin.hear()
     second = await operator.get("events", after=first["next"])
     assert names(second["events"], "kind") == ["banned", "unbanned"]
     assert names((await operator.get("events", kind="unbanned"))["events"], "kind") == ["unbanned"]
     assert len({event["seq"] for event in (await operator.get("events"))["events"]}) == 3
 
 
+@pytest.mark.parametrize("kind", [None, "banned"])
+async def test_whoever_asks_for_events_in_small_parts_gets_each_of_them_once(kind: str | None) -> None:
+    admin = AdminClient()
+    operator = admin.operator()
+    asked = {} if kind is None else {"kind": kind}
+    after = (await operator.get("events"))["next"]
+    told: list[str] = []
+    for first in (0, 25):
+        for number in range(first, first + 25):
+            await admin.limiter.ban(f"user:{number}", "1h")
+            await admin.limiter.unban(f"user:{number}")
+        admin.hear()
+        while (answer := await operator.get("events", after=after, limit=10, **asked))["events"]:
+            assert len(answer["events"]) <= 10
+            told += [event["details"]["key"] for event in reversed(answer["events"])]
+            after = answer["next"]
+    each = 1 if kind else 2
+    assert told == [f"user:{number}" for number in range(50) for _ in range(each)]
+
+
 async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
-    office = Office()
-    operator = office.operator()
-    assert (await office.visit("/x", times=22)).count(429) == 2
-    await office.limiter.ban("203.0.113.9", "1h")
-    assert await office.visit("/x") == [403]
-    office.hear()
+    admin = AdminClient()
+    operator = admin.operator()
+    assert (await admin.visit("/x", times=22)).count(429) == 2
+    await admin.limiter.ban("203.0.113.9", "1h")
+    assert await admin.visit("/x") == [403]
+    admin.hear()
     last, *others = (await operator.get("refusals"))["refusals"]
     assert (last["reason"], last["status"], last["client"]) == ("banned", 403, "203.0.113.9")
     assert [(one["rule"], one["reason"], one["limit"], one["status"]) for one in others] == [
@@ -159,29 +180,29 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
 
 
 async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted() -> None:
-    office = Office()
-    operator = office.operator()
-    hub = office.limiter.engine.events
+    admin = AdminClient()
+    operator = admin.operator()
+    hub = admin.limiter.engine.events
     for second in range(3):
         assert hub.hears("refused")
-        await office.visit(times=MOST_A_SECOND + 130)
+        await admin.visit(times=MAX_REFUSALS_PER_SECOND + 130)
         assert not hub.hears("refused")
         refusals = (await operator.get("refusals", limit=500))["refusals"]
-        assert len(refusals) == (second + 1) * MOST_A_SECOND
-        office.clock.advance("1s")
+        assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
+        admin.clock.advance("1s")
         await operator.get("refusals")  # whoever looks has further ones taken
-    await office.limiter.ban("203.0.113.9", "1h")
-    await office.visit()
+    await admin.limiter.ban("203.0.113.9", "1h")
+    await admin.visit()
     assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
-    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MOST_A_SECOND + 130) - 20 + 1
+    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
 
 
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to() -> None:
-    office = Office()
-    operator = office.operator()
+    admin = AdminClient()
+    operator = admin.operator()
     for client, times in (("198.51.100.1", 30), ("198.51.100.2", 25), ("198.51.100.3", 4)):
-        await office.visit(times=times, client=client)
-    await office.visit("/api/a", times=4, client="198.51.100.4", **{"X-API-Key": "k"})
+        await admin.visit(times=times, client=client)
+    await admin.visit("/api/a", times=4, client="198.51.100.4", **{"X-API-Key": "k"})
     by_requests = (await operator.get("clients", sort="requests"))["clients"]
     assert names(by_requests, "requests") == [30, 25, 4, 4, 4]
     busiest = by_requests[0]
@@ -194,30 +215,65 @@ async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_t
     for sort in ("requests", "refused", "nearness"):
         whole = (await operator.get("clients", sort=sort))["clients"]
         assert await operator.pages("clients", "clients", sort=sort, limit=2) == whole
-    await office.limiter.ban("198.51.100.1", "1h")
+    await admin.limiter.ban("198.51.100.1", "1h")
     assert names((await operator.get("clients"))["clients"], "banned")[0]
 
 
+class TogetherStore(MemoryStore):
+    """A store that answers looks only once as many are under way as it was told."""
+
+    together = 0
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.under_way = 0
+        self.all_came = asyncio.Event()
+
+    def peek(self, checks: Any, *args: Any, **more: Any) -> Any:
+        return (
+            self.later(super().peek(checks, *args, **more)) if self.together and len(checks) else super().peek(checks)
+        )
+
+    async def later(self, decision: Any) -> Any:
+        self.under_way += 1
+        if self.under_way == self.together:
+            self.all_came.set()
+        await asyncio.wait_for(self.all_came.wait(), 10)
+        return decision
+
+
+@pytest.mark.parametrize("sort", ["nearness", "requests"])
+async def test_clients_near_to_a_limit_are_asked_for_together(sort: str) -> None:
+    store = TogetherStore(FakeClock(NOW_US))
+    admin = AdminClient(Limiter(store))
+    operator = admin.operator()
+    for number in range(20):
+        await admin.visit(client=f"198.51.100.{number}")
+    await operator.get("lists")  # its token is proven now, and nothing else is asked about it
+    store.together = 20
+    assert len((await operator.get("clients", sort=sort))["clients"]) == 20
+
+
 async def test_clients_leave_when_their_window_has_passed() -> None:
-    office = Office()
-    operator = office.operator()
+    admin = AdminClient()
+    operator = admin.operator()
     await operator.get("clients")
-    await office.visit()
+    await admin.visit()
     await operator.get("clients")
-    office.clock.advance("5m")
+    admin.clock.advance("5m")
     assert names((await operator.get("clients"))["clients"], "key") == ["203.0.113.9"]
-    office.clock.advance("1m")
+    admin.clock.advance("1m")
     assert (await operator.get("clients"))["clients"] == []
 
 
 async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
-    office = Office()
-    operator = office.operator()
+    admin = AdminClient()
+    operator = admin.operator()
     for turn in range(60):
         for number in range(200):
-            await office.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
+            await admin.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
         for _ in range(100):
-            await office.limiter.hit("busy", "9/minute; 50/hour", rule="all")
+            await admin.limiter.hit("busy", "9/minute; 50/hour", rule="all")
         busiest = (await operator.get("clients"))["clients"][0]
     assert (busiest["key"], busiest["nearest"]["rule"]) == ("busy", "all")
     assert busiest["requests"] > 5_500
@@ -225,26 +281,33 @@ async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
 
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
     chance = random.Random(1)
-    onlooker = Onlooker(FakeClock(10**12))
+    admin = AdminClient()
+    operator = admin.operator()
     for number in range(KEPT_REFUSALS + 5):
         long = "".join(chance.choices('a\x00\u202e\U0001f600<"\\\ud800', k=64 * 1024 if number % 100 == 0 else 300))
-        onlooker.hear(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
         details = dict.fromkeys(("key", "client", "rule", "route", "method", "limit"), long)
-        onlooker.hear_refusal(Event("refused", "refused", {**details, "reason": "limited"}))
-        onlooker.hear_shadow(Event("shadow_refused", "", {"rule": long, "key": long}))
-    section = published(onlooker)
-    assert len(json.dumps(section)) < 32 * 1024
+        if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
+            admin.clock.advance("1s")
+            await operator.get("refusals", limit=1)  # whoever looks has further ones taken
+        admin.limiter.engine.events.tell(Event("refused", "refused", {**details, "reason": "limited"}))
+        admin.limiter.engine.events.tell(Event("shadow_refused", "", {"rule": long, "key": long}))
+        admin.limiter.engine.events.tell(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
+        if number % 50 == 0:
+            admin.hear()
+    admin.hear()
+    published = admin.limiter.engine.publisher.section("activity")
+    assert published is not None
+    assert len(published) < 32 * 1024
+    section = json.loads(published)
     assert all(section[part] for part in ("refusals", "events", "shadowed"))
-    assert len(onlooker.refusals()) == KEPT_REFUSALS
-    for _ in range(KEPT_EVENTS):
-        onlooker.hear(Event("unbanned", "", {"key": "k"}))
-    assert len(onlooker.events()) == KEPT_EVENTS
+    assert len((await operator.get("refusals", limit=500))["refusals"]) == KEPT_REFUSALS
+    assert len((await operator.get("events", limit=500))["events"]) == KEPT_EVENTS
 
 
 async def test_looking_at_clients_changes_nothing() -> None:
-    office = Office()
-    operator = office.operator()
-    await office.visit(times=5)
+    admin = AdminClient()
+    operator = admin.operator()
+    await admin.visit(times=5)
     (before,) = (await operator.get("client", key="203.0.113.9"))["windows"]
     for sort in ("requests", "nearness"):
         await operator.get("clients", sort=sort)
@@ -256,14 +319,14 @@ async def test_looking_at_clients_changes_nothing() -> None:
 
 
 async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
-    office = Office()
-    operator = office.operator()
+    admin = AdminClient()
+    operator = admin.operator()
     assert (await operator.get("shadow"))["rules"] == [
         {"name": "tighter", "limits": ["2/1m"], "passed": 0, "would_refuse": 0, "share": 0.0, "clients": []}
     ]
-    assert await office.visit("/shadow", times=8) == [200] * 8
-    await office.visit("/shadow", times=2, client="203.0.113.10")
-    office.hear()
+    assert await admin.visit("/shadow", times=8) == [200] * 8
+    await admin.visit("/shadow", times=2, client="203.0.113.10")
+    admin.hear()
     (rule,) = (await operator.get("shadow"))["rules"]
     assert (rule["passed"], rule["would_refuse"], rule["share"]) == (11, 6, 6 / 11), "the operator's look among them"
     assert rule["clients"] == [{"key": "203.0.113.9", "count": 6}]
@@ -272,9 +335,9 @@ async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
 
 
 async def test_figures_count_the_looks_of_operators_as_requests_that_no_rule_counts() -> None:
-    office = Office()
-    operator = office.operator()
-    await office.visit(times=23)
+    admin = AdminClient()
+    operator = admin.operator()
+    await admin.visit(times=23)
     for _ in range(9):
         stats = await operator.get("stats", window="5m")
     assert (stats["total"]["passed"], stats["total"]["refused"]) == (20 + 8, 3)
@@ -292,12 +355,12 @@ async def test_figures_count_the_looks_of_operators_as_requests_that_no_rule_cou
 async def test_the_configuration_is_shown_without_a_secret() -> None:
     secret = "0123456789abcdef-s3cret"
     clock = FakeClock(NOW_US)
-    office = Office(Limiter(MemoryStore(clock=clock), secret=secret))
-    config = await office.operator().get("config")
+    admin = AdminClient(Limiter(MemoryStore(clock=clock), secret=secret))
+    config = await admin.operator().get("config")
     assert (config["per_process"], config["on_error"]) == (True, None)
     assert config["gates"] == [{"name": "gate 1", "rules": 4}]
     for path in ("config", "rules", "stats", "events", "lists", "clients"):
-        text = (await office.operator().ask("GET", path)).text
+        text = (await admin.operator().ask("GET", path)).text
         assert "s3cret" not in text
         assert TOKEN not in text
 
@@ -311,16 +374,16 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
     else:
         stores = [LmdbStore(tmp_path) for _ in range(2)]
     async with Limiter(stores[0], deadline="30s") as one, Limiter(stores[1], deadline="30s") as other:
-        offices = Office(one), Office(other)
-        for office, client in zip(offices, ("198.51.100.1", "198.51.100.2"), strict=True):
-            await office.visit("/shadow", times=24, client=client)
+        admins = AdminClient(one), AdminClient(other)
+        for admin, client in zip(admins, ("198.51.100.1", "198.51.100.2"), strict=True):
+            await admin.visit("/shadow", times=24, client=client)
         await one.ban("user:1", "1h")
         await other.ban("user:2", "1h")
-        for office in offices:
-            office.hear()
-            await office.limiter.engine.publisher.publish()
-        for office in offices:
-            operator = office.operator()
+        for admin in admins:
+            admin.hear()
+            await admin.limiter.engine.publisher.publish()
+        for admin in admins:
+            operator = admin.operator()
             stats = await operator.get("stats")
             assert len(stats["workers"]) == 2
             assert (stats["total"]["passed"], stats["total"]["refused"]) == (40, 8)

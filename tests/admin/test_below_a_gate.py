@@ -14,34 +14,34 @@ from starlette.types import ASGIApp
 from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 
 from ..asgi import page, statuses
-from .visits import HOST, TOKEN, Browser, House, said
+from .dashboard_client import HOST, LOOK, TOKEN, Browser, Site, said
 
 HERE = {"host": HOST}
 
 
-def mounted(house: House, **options: Any) -> tuple[Starlette, ASGIApp]:
+def mounted(site: Site, **options: Any) -> tuple[Starlette, ASGIApp]:
     """Return an application with the tool in it, and the gate around it."""
     routes = [
-        Mount("/admin/limits", house.door),
+        Mount("/admin/limits", site.app),
         Route("/{rest:path}", page, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes)
-    options = {"limits": "3/minute", "limiter": house.limiter, "ignore_checks": ["SG103"], **options}
+    options = {"limits": "3/minute", "limiter": site.limiter, "ignore_checks": ["SG103"], **options}
     return app, RateLimitMiddleware(app, **options)
 
 
 async def test_a_tool_is_counted_like_everything_else() -> None:
-    _, gate = mounted(House())
+    _, gate = mounted(Site())
     assert await statuses(gate, 5, "/admin/limits/", headers=HERE) == [200] * 3 + [429] * 2
     assert await statuses(gate, 1, "/page") == [429]
 
 
 async def test_an_exempt_rule_leaves_the_tool_alone() -> None:
     rules = [Rule("/admin/limits/{rest:path}", exempt=True), Rule("*", "3/minute")]
-    _, gate = mounted(House(), limits=None, rules=rules)
-    for path in ("/admin/limits/", "/admin/limits/app.js"):
+    _, gate = mounted(Site(), limits=None, rules=rules)
+    for path in ("/admin/limits/", "/admin/limits/static/app.js"):
         assert await statuses(gate, 20, path, headers=HERE) == [200] * 20
-    assert await statuses(gate, 20, "/admin/limits/api/items", headers=HERE) == [401] * 20
+    assert await statuses(gate, 20, "/admin/limits/api/lists", headers=HERE) == [401] * 20
     assert await statuses(gate, 5, "/page") == [200] * 3 + [429] * 2
 
 
@@ -74,14 +74,14 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
         Rule("/admin/{rest:path}", "5/minute", methods=["POST"]),
         Rule("*", "3/minute"),
     ]
-    _, gate = mounted(House(), limits=None, rules=rules)
+    _, gate = mounted(Site(), limits=None, rules=rules)
     (message,) = await found(gate)
     assert "the dashboard or admin API at '/admin/limits' is counted by <Rule" in message
     assert all(repr(rule) in message for rule in rules[1:])
     assert "/shop" not in message
     assert 'write Rule("/admin/limits/{rest:path}", exempt=True)' in message
     # What it says to write is enough.
-    _, gate = mounted(House(), limits=None, rules=[Rule("/admin/limits/{rest:path}", exempt=True), *rules])
+    _, gate = mounted(Site(), limits=None, rules=[Rule("/admin/limits/{rest:path}", exempt=True), *rules])
     assert await found(gate) == []
 
 
@@ -95,12 +95,12 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
     ],
 )
 async def test_a_tool_that_nothing_counts_is_no_finding(options: dict[str, Any]) -> None:
-    _, gate = mounted(House(), **options)
+    _, gate = mounted(Site(), **options)
     assert await found(gate) == []
 
 
 async def test_limits_of_routes_count_a_tool_too() -> None:
-    _, gate = mounted(House(), limits=None, default_limits="3/minute")
+    _, gate = mounted(Site(), limits=None, default_limits="3/minute")
     (message,) = await found(gate)
     assert "/admin/limits" in message
 
@@ -108,7 +108,7 @@ async def test_limits_of_routes_count_a_tool_too() -> None:
 @pytest.mark.parametrize("root", ["", "/here"])
 async def test_a_tool_is_found_in_a_mounted_application_and_behind_a_root(root: str) -> None:
     inner = FastAPI()
-    inner.mount("/admin", House().door)
+    inner.mount("/admin", Site().app)
     app = FastAPI()
     app.root_path = root
     app.mount("/{tenant}/inner", inner)
@@ -125,7 +125,7 @@ async def test_a_tool_beside_the_gate_is_no_finding_of_its() -> None:
         gates.append(RateLimitMiddleware(app, limits="3/minute"))
         return gates[-1]
 
-    app = Starlette(routes=[Mount("/admin", House().door), Mount("/site", gate(Starlette()))])
+    app = Starlette(routes=[Mount("/admin", Site().app), Mount("/site", gate(Starlette()))])
     await statuses(app, 1, "/site/x")
     assert [finding.code for finding in gates[0].findings] == []
 
@@ -134,38 +134,38 @@ async def test_a_tool_beside_the_gate_is_no_finding_of_its() -> None:
 
 
 async def test_a_banned_stranger_sees_that_he_is_banned() -> None:
-    house = House()
-    await house.limiter.ban("203.0.113.9", "1h")
-    for path in ("/", "/app.js", "/api/items", "/api/session"):
-        answer = await Browser(house.door).send("GET", path)
+    site = Site()
+    await site.limiter.ban("203.0.113.9", "1h")
+    for path in ("/", "/static/app.js", LOOK, "/api/session"):
+        answer = await Browser(site.app).send("GET", path)
         assert (answer.status, said(answer)["code"], answer.headers["retry-after"]) == (403, "banned", "3600")
-    answer = await Browser(house.door).send("GET", "/", accept="text/html,*/*")
+    answer = await Browser(site.app).send("GET", "/", accept="text/html,*/*")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert b"banned" in answer.body
-    assert (await Browser(house.door).log_in()).status == 403
-    assert (await Browser(house.door).send("GET", "/api/items", authorization=f"Bearer {TOKEN}")).status == 403
-    await house.limiter.ban("203.0.113.9", "permanent")
-    assert "retry-after" not in (await Browser(house.door).send("GET", "/")).headers
+    assert (await Browser(site.app).log_in()).status == 403
+    assert (await Browser(site.app).send("GET", LOOK, authorization=f"Bearer {TOKEN}")).status == 403
+    await site.limiter.ban("203.0.113.9", "permanent")
+    assert "retry-after" not in (await Browser(site.app).send("GET", "/")).headers
     # Whoever is on the host takes the ban back without HTTP.
-    assert await house.limiter.unban("203.0.113.9")
-    assert (await Browser(house.door).log_in()).status == 200
+    assert await site.limiter.unban("203.0.113.9")
+    assert (await Browser(site.app).log_in()).status == 200
 
 
 @pytest.mark.parametrize("shared", [True, False])
 async def test_bans_and_the_blocklist_of_the_gate_hold_at_the_tool_too(shared: bool) -> None:
-    house = House()
-    limiter = house.limiter if shared else Limiter(MemoryStore(clock=house.clock))
-    _, gate = mounted(house, limiter=limiter, blocklist=Networks(["203.0.113.0/28"]))
+    site = Site()
+    limiter = site.limiter if shared else Limiter(MemoryStore(clock=site.clock))
+    _, gate = mounted(site, limiter=limiter, blocklist=Networks(["203.0.113.0/28"]))
     await limiter.ban("203.0.113.99", "1h")
     for peer, status in (("203.0.113.9", 403), ("203.0.113.99", 403), ("192.0.2.1", 200)):
         assert await statuses(gate, 1, "/admin/limits/", headers=HERE, client=(peer, 1)) == [status]
 
 
 async def test_an_operator_on_the_allowlist_is_neither_counted_nor_banned_at_the_tool() -> None:
-    house = House()
-    _, gate = mounted(house, allowlist=Networks(["203.0.113.9"]))
-    await house.limiter.ban("203.0.113.0/24", "1h")
+    site = Site()
+    _, gate = mounted(site, allowlist=Networks(["203.0.113.9"]))
+    await site.limiter.ban("203.0.113.0/24", "1h")
     browser = Browser(gate, at="/admin/limits")
     assert (await browser.send("GET", "/")).status == 403, "the door itself heeds the ban of a stranger"
-    await house.limiter.unban("203.0.113.0/24")
+    await site.limiter.unban("203.0.113.0/24")
     assert await statuses(gate, 9, "/admin/limits/", headers=HERE) == [200] * 9

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,17 +10,9 @@ from slidegate import Limiter, SlidegateError
 from slidegate.admin import AdminRoutes
 from slidegate.testing import RecordingObserver
 
-from .visits import TOKEN, with_token
+from .dashboard_client import TOKEN, with_token
 
 SECRET = "s3cret-of-the-store"
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port of this machine where nobody listens, and nobody else can begin to."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 async def test_the_password_of_a_store_that_is_away_is_shown_nowhere(
@@ -32,7 +22,7 @@ async def test_the_password_of_a_store_that_is_away_is_shown_nowhere(
     url = f"redis://user:{SECRET}@127.0.0.1:{closed_port}/0"
     limiter = Limiter.from_url(url, observers=[heard], deadline="5s")
     tool = AdminRoutes(limiter, token=TOKEN)
-    shown = [repr(limiter), repr(limiter.store), repr(tool), repr(tool.access), repr(vars(tool.access))]
+    shown = [repr(limiter), repr(limiter.store), repr(tool), repr(vars(tool))]
     with caplog.at_level(logging.DEBUG):
         for path in ("/config", "/stats", "/rules", "/clients", "/bans", "/lists", "/events", "/history", "/nothing"):
             answer = await with_token(tool, "GET", path)

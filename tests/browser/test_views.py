@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -45,7 +46,7 @@ def site() -> Iterator[Site]:
 
 
 def settled(page: Page) -> None:
-    """Wait until the view shows figures and the stream is open."""
+    """Wait until the view shows figures and goes on by itself."""
     expect(page.locator("main table, main .empty").first).to_be_visible()
     expect(page.locator("main [aria-busy]")).to_have_count(0)
     expect(page.locator("#state")).to_have_text("Live")
@@ -201,8 +202,142 @@ def test_a_chart_tells_its_figures_without_a_picture(site: Site, opened: OpenPag
     chart = page.get_by_role("figure", name="Requests a second")
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
     chart.get_by_text("As a table").click()
-    expect(chart.get_by_role("columnheader", name="Refused")).to_be_visible()
+    expect(chart.get_by_role("columnheader", name="By bans")).to_be_visible()
     assert chart.get_by_role("row").count() > 10
+
+
+def test_a_refresh_leaves_rows_fields_buttons_and_a_selection_alone(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "#clients")
+    settled(page)
+    asked: list[str] = []
+    page.on("response", lambda response: asked.append(response.url) if "/api/clients" in response.url else None)
+
+    def refreshed(times: int) -> None:
+        asked.clear()
+        until_s = time.monotonic() + PATIENCE_S
+        while len(asked) < times:
+            assert time.monotonic() < until_s, "the page asks again and again"
+            page.wait_for_timeout(50)
+
+    page.evaluate("""() => {
+        window.kept = [...document.querySelectorAll("main tr, main select, main button, main input, main a")];
+        document.querySelector("main select").focus();
+    }""")
+    site.flood("203.0.113.7", 3)
+    refreshed(3)
+    assert page.evaluate("window.kept.length > 8 && window.kept.every((element) => element.isConnected)")
+    assert page.evaluate("document.activeElement.localName") == "select"
+    # The counts went on meanwhile, in the same cells.
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="203.0.113.7"))
+    expect(row.get_by_role("cell").first).not_to_have_text("40")
+
+    # While text is selected, nothing moves.
+    page.evaluate("""() => {
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector("main tbody tr"));
+        getSelection().removeAllRanges();
+        getSelection().addRange(range);
+        window.selected = getSelection().toString();
+    }""")
+    before = row.inner_text()
+    site.flood("203.0.113.7", 3)
+    expect(page.locator("#state")).to_have_text("Paused")
+    page.wait_for_timeout(2_500)
+    assert page.evaluate("getSelection().toString() === window.selected && window.selected.length > 0")
+    assert row.inner_text() == before
+    page.evaluate("getSelection().removeAllRanges()")
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(row).not_to_have_text(before)
+
+    # While a button is held down, and while a question is open, nothing changes; the focus comes back after it.
+    page.evaluate("() => { location.hash = 'bans'; }")
+    settled(page)
+    unban = page.get_by_role("button", name="Unban").first
+    unban.hover()
+    page.mouse.down()
+    expect(page.locator("#state")).to_have_text("Paused")
+    page.mouse.up()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Paused")
+    page.keyboard.press("Escape")
+    expect(unban).to_be_focused()
+    expect(page.locator("#state")).to_have_text("Live")
+
+
+def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN)
+    page.get_by_role("radio", name="1h", exact=True).check(force=True)
+    expect(page).to_have_url(re.compile(r"#now\?window=1h$"))
+    for title, view in (("Shadow", "shadow"), ("Clients", "clients"), ("Configuration", "config"), ("Now", "now")):
+        page.get_by_role("tab", name=title).click()
+        expect(page).to_have_url(re.compile(rf"#{view}\?window=1h$"))
+    page.get_by_role("tab", name="Shadow").click()
+    expect(page.get_by_text("Figures of the last 1h")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("Figures of the last 1h")).to_be_visible()
+    page.get_by_role("tab", name="Now").click()
+    expect(page.get_by_role("radio", name="1h", exact=True)).to_be_checked()
+    page.get_by_role("link", name="203.0.113.7").first.click()
+    expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
+
+
+def test_figures_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
+    with served() as (site,):
+        site.flood("203.0.113.50", 40)
+        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "203.0.113.51", "duration": "1h"})
+        assert set(site.flood("203.0.113.51", 7)) == {403}
+        assert set(site.flood("192.0.2.130", 5)) == {403}
+        page = opened(site, TOKEN)
+        tiles = page.locator("dl.tiles")
+        expect(tiles).to_contain_text(re.compile(r"Limited10"))
+        expect(tiles).to_contain_text(re.compile(r"By bans7\s*5 by lists"))
+        rule = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="everybody", exact=True))
+        assert rule.get_by_role("cell").all_inner_texts()[:3] == ["30", "10", "0"]
+        shadow = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="tighter", exact=True))
+        expect(shadow.get_by_role("cell").nth(1)).to_have_text("20 in shadow")
+        route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="GET /", exact=True))
+        assert route.get_by_role("cell").all_inner_texts()[:3] == ["30", "10", "7"]
+
+
+def test_equal_refusals_are_one_line_and_a_stranger_was_never_seen(opened: OpenPage) -> None:
+    with served() as (site,):
+        site.flood("203.0.113.50", 70)
+        page = opened(site, TOKEN, "#clients/203.0.113.50")
+        refusals = page.get_by_role("table", name="Last refusals")
+        expect(refusals.get_by_role("row")).to_have_count(2)
+        expect(refusals).to_contain_text("\u00d7 40")
+        page.get_by_label("Client", exact=True).fill("203.0.113.99")
+        page.get_by_role("button", name="Find").click()
+        expect(page.get_by_text("Never seen", exact=True)).to_be_visible()
+        expect(page.get_by_text("Nothing is known of this client")).to_be_visible()
+
+
+def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None:
+    address = "2001:db8:1234:5678:9abc:def0:1234:5678/128"
+    httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": address, "duration": "1h"})
+    page = opened(site, TOKEN, "#bans", viewport={"width": 375, "height": 812})
+    shown = page.get_by_role("link", name=address)
+    expect(shown).to_be_visible()
+    assert page.evaluate("(link) => link.querySelector('bdi').getClientRects().length", shown.element_handle()) == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_to_ban_ones_own_address_is_asked_about_twice(opened: OpenPage) -> None:
+    with served() as (site,):
+        page = opened(
+            site, TOKEN, "#bans", expected="status of 4", extra_http_headers={"X-Forwarded-For": "203.0.113.60"}
+        )
+        page.get_by_role("button", name="Ban…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Address, network or key").fill("203.0.113.0/24")
+        expect(dialog.get_by_role("checkbox")).to_be_hidden()
+        dialog.get_by_role("button", name="Ban", exact=True).click()
+        expect(dialog.get_by_role("alert")).to_contain_text("is or holds the address")
+        dialog.get_by_label("Yes, ban my own address").check()
+        dialog.get_by_role("button", name="Ban", exact=True).click()
+        expect(dialog).to_have_count(0)
+        banned = httpx.get(f"{site.dashboard}api/bans", headers=BEARER).json()["bans"]
+        assert [ban["target"] for ban in banned] == ["203.0.113.0/24"]
 
 
 def test_a_page_that_the_gate_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
@@ -235,7 +370,6 @@ def test_a_server_stops_at_once_with_a_page_open_and_the_page_says_so(opened: Op
         page = opened(site, TOKEN, expected="net::ERR_")
         settled(page)
         site.process.send_signal(signal.SIGTERM)
-        # A stream lasts a minute when nobody ends it, and the server would wait for its end.
         assert site.process.wait(timeout=PATIENCE_S / 2) in {0, -signal.SIGTERM}
         expect(page.locator("#state")).to_have_text("No connection")
         expect(page.get_by_role("alert")).to_contain_text("cannot be reached")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .admin_routes import AdminRoutes
-from .visitors import Visitor
+from .api import AdminRoutes
+from .auth import User
 
-__all__ = ["AdminRoutes", "Visitor"]
+__all__ = ["AdminRoutes", "User"]

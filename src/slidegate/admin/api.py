@@ -1,95 +1,206 @@
-"""Serves the operations of the admin API.
-
-It stands behind a `Door`, which has seen to the visitor, the role and the body; here a request is led to its operation,
-its values are read, and what comes of it is written as JSON.
-"""
+"""The admin API: JSON over HTTP, with an OpenAPI document that is made of the operations and models that are served."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from starlette.datastructures import QueryParams
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
+from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
-from .api_document import document
-from .console import Console, Missing
-from .operations import OPERATIONS, Operation
-from .parameters import Unusable, fields_of, read_values
-from .secure_fields import send_json
-from .visitors import visitor_of
+from . import schemas
+from .auth import Authenticator, AuthFunction, Identity
+from .guard import AdminGuard
+from .messages import AdminError, json_response, unless_known
+from .schemas import InvalidParameters
+from .service import OPERATIONS, AdminService, Operation
+from .views import release
 
 DOCUMENT: Final = "/openapi.json"
 _BY_PATH: Final[dict[str, dict[str, Operation]]] = {}
 for _operation in OPERATIONS:
     _BY_PATH.setdefault(_operation.path, {})[_operation.method] = _operation
-READING_POSTS: Final = frozenset(operation.path for operation in OPERATIONS if operation.reads)
-"""The paths at which a POST changes nothing: for the `reading` of a door, so that whoever may look may ask."""
+_MODELS: Final = {operation.do: get_type_hints(operation.do) for operation in OPERATIONS}
+"""The parameters and the answer of each operation: "asked" and "return"."""
+_PROBLEMS: Final = {
+    400: "The body is no JSON.",
+    401: "The user is unknown.",
+    403: "The user may not do this, or is banned, or a change does not come from a page of this place.",
+    404: "There is nothing to act on.",
+    408: "The body did not come in time.",
+    409: "The address of the request would be banned.",
+    413: "The body is too large.",
+    415: "The body has another type than JSON.",
+    421: "The tool is not asked under this name.",
+    422: "A value cannot be used; the detail names it, and what was expected.",
+    429: "Too many wrong tokens.",
+    503: "The store does not answer.",
+}
+_OF_ALL: Final = (401, 403, 421, 422, 429, 503)
+_OF_CHANGES: Final = (400, 408, 413, 415)
 
 
 class AdminApi:
-    """The admin API of one limiter, without a guard of its own: an ASGI application for the inside of a `Door`.
+    """Serves the operations of one limiter to users whom a guard has let in.
 
     Args:
-        limiter: The limiter.
+        service: Answers them.
         prefix: What the paths of requests begin with, below the mount.
-
-    Raises:
-        ConfigurationError: It is no limiter.
     """
 
-    def __init__(self, limiter: Limiter, prefix: str = "") -> None:
-        self._console = Console.of(limiter)
+    def __init__(self, service: AdminService, prefix: str = "") -> None:
+        self._service = service
         self._prefix = prefix
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return
-        path = route_path(scope).removeprefix(self._prefix)
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    async def handle(self, request: Request, by: Identity, body: Any) -> Response:
+        """Answer one request; see `Handle`."""
+        path = route_path(request.scope).removeprefix(self._prefix)
+        method = "GET" if request.method == "HEAD" else request.method
         if path == DOCUMENT and method == "GET":
-            root = scope.get("root_path", "") + self._prefix
-            await send_json(scope, send, 200, document(root))
-            return
+            return JSONResponse(document(request.scope.get("root_path", "") + self._prefix))
         operations = _BY_PATH.get(path)
         if operations is None:
-            await _problem(scope, send, 404, "There is no such path here; GET openapi.json names them.")
-            return
+            hint = closest(path, [*_BY_PATH, DOCUMENT])
+            raise AdminError(
+                404, "unknown", f"There is no such path here{hint or '.'} GET openapi.json names all of them."
+            )
         operation = operations.get(method)
         if operation is None:
-            allow = (b"allow", ", ".join(sorted(operations)).encode())
-            await _problem(scope, send, 405, "This path has other methods.", fields=[allow])
-            return
-        await self._answer(operation, scope, receive, send)
-
-    async def _answer(self, operation: Operation, scope: Scope, receive: Receive, send: Send) -> None:
+            allow = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
+            raise AdminError(405, "method", f"{path[1:]} is asked with {allow}.", {"allow": allow})
+        if not operation.reads and by.user.role != "full":
+            raise AdminError(403, "role", "This user may look, and not change.")
         try:
-            asked = QueryParams(scope.get("query_string", b"")).multi_items()
-            if operation.body:
-                if asked:
-                    raise Unusable([("query", "expected the values in the body, and no query")])
-                values = read_values(operation.body, fields_of(await Request(scope, receive).json()))
-            else:
-                values = read_values(operation.query, asked)
-            found = await operation.do(self._console, values, visitor_of(scope).name or "admin")
-        except Unusable as error:
-            errors = [{"field": name, "message": message} for name, message in error.errors]
-            await _problem(scope, send, 422, str(error), errors=errors)
+            return await self._answer(operation, request, by, body)
         except ConfigurationError as error:
-            await _problem(scope, send, 422, str(error))
-        except Missing as error:
-            await _problem(scope, send, 404, str(error))
-        else:
-            await send_json(scope, send, operation.status, found)
+            raise AdminError(422, "invalid", str(error)) from None
+
+    async def _answer(self, operation: Operation, request: Request, by: Identity, body: Any) -> Response:
+        values = schemas.query(request.query_params.multi_items())
+        if _has_body(operation):
+            if values:
+                raise InvalidParameters(("query", "expected the values in the body, and no query"))
+            values = body
+        elif body is not None:
+            raise InvalidParameters(("body", "expected the values in the query, and no body"))
+        answer = await operation.do(self._service, schemas.read(_MODELS[operation.do]["asked"], values), by)
+        response = json_response(answer.model_dump_json(), operation.status)
+        return unless_known(request, response) if operation.method == "GET" else response
 
 
-async def _problem(
-    scope: Scope, send: Send, status: int, detail: str, *, fields: list[tuple[bytes, bytes]] | None = None, **more: Any
-) -> None:
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    await send_json(scope, send, status, {**problem, **more}, *(fields or ()))
+class AdminRoutes(AdminGuard):
+    """The admin API: an ASGI application with which operators see figures, clients and rules, and ban, unban and reset.
+
+    Mount it in FastAPI or Starlette: ``app.mount("/admin", AdminRoutes(limiter, token=...))``. Its description is at
+    ``openapi.json`` below that. Requests carry ``Authorization: Bearer TOKEN``.
+
+    Args:
+        limiter: The limiter whose middlewares and clients it shows.
+        token: The token whose owner may look and change, 16 to 512 characters; or several tokens.
+        read_token: The token whose owner may look; or several.
+        auth: Instead of tokens, a function, sync or async, of the request (which has no body here) that returns None
+            for a stranger, ``"read"``, ``"full"``, or ``User("full", "ann")``.
+        hosts: The names under which it may be asked, with a port or for any port: ``["ops.example.org"]``.
+        client: How the address of a client is found, behind proxies too, for the limit on wrong tokens.
+
+    Raises:
+        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        token: str | Iterable[str] | None = None,
+        read_token: str | Iterable[str] | None = None,
+        auth: AuthFunction | None = None,
+        hosts: Iterable[str] = (),
+        client: ClientAddress | None = None,
+    ) -> None:
+        authenticator = Authenticator(limiter, "AdminRoutes", token, read_token, auth, client)
+        self.limiter = limiter
+        super().__init__("AdminRoutes", authenticator, hosts, AdminApi(AdminService(limiter)).handle)
+
+
+def _has_body(operation: Operation) -> bool:
+    return operation.method in ("POST", "PATCH")
+
+
+# -- the document ------------------------------------------------------------------------------------------------------
+
+
+def document(root: str = "") -> dict[str, Any]:
+    """Return the OpenAPI document.
+
+    Args:
+        root: The path at which the API is mounted.
+    """
+    answers: list[type[BaseModel]] = [schemas.Problem, *(hints["return"] for hints in _MODELS.values())]
+    _, components = models_json_schema(
+        [(model, "serialization") for model in dict.fromkeys(answers)],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=schemas.AnswerSchema,
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "slidegate admin API",
+            "version": release(),
+            "description": "Times are Unix seconds (`_at`), durations seconds (`_s`), latencies milliseconds (`_ms`).",
+        },
+        "servers": [{"url": root or "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components["$defs"],
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    hints = _MODELS[operation.do]
+    first, *rest = operation.do.__name__.split("_")
+    statuses = {*_OF_ALL, *operation.errors, *(() if operation.method == "GET" else _OF_CHANGES)}
+    problem = _content("application/problem+json", schemas.Problem)
+    described: dict[str, Any] = {
+        "operationId": "".join([first, *map(str.capitalize, rest)]),
+        "summary": (operation.do.__doc__ or "").strip(),
+        "responses": {
+            str(operation.status): {
+                "description": HTTPStatus(operation.status).phrase,
+                "content": _content("application/json", hints["return"]),
+            },
+            **{str(status): {"description": _PROBLEMS[status], "content": problem} for status in sorted(statuses)},
+        },
+    }
+    schema = hints["asked"].model_json_schema(schema_generator=schemas.ParameterSchema)
+    if _has_body(operation):
+        schema.pop("description", None)
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    elif schema["properties"]:
+        described["parameters"] = [
+            {
+                "name": name,
+                "in": "query",
+                "description": one.pop("description", ""),
+                "required": name in schema.get("required", ()),
+                "schema": one,
+            }
+            for name, one in schema["properties"].items()
+        ]
+    return described
+
+
+def _content(media_type: str, model: type[BaseModel]) -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}

@@ -10,114 +10,141 @@ any session lasts. So it lies in the limiter's store, whichever that is, and eve
 
 from __future__ import annotations
 
-import hmac
+import json
 import secrets
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-from ..core.decision import Bucket, Check, Decision, Reason
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_duration_us
-from ..core.store import Clock
 from ..limiter import Limiter
 from ..limiter.aio import within
+from .auth import MAX_TOKEN, Authenticator, Identity, Token, User
+from .messages import AdminError, json_response
 
 try:
-    from itsdangerous import BadData, URLSafeSerializer
+    from itsdangerous import BadData, URLSafeTimedSerializer
 except ModuleNotFoundError as error:
     raise ImportError(f'sessions need the package {error.name}: pip install "slidegate[dashboard]"') from error
 
-LONGEST_US: Final = 30 * 86_400_000_000
-SHORTEST_US: Final = 60_000_000
-MOST_OF_A_COOKIE: Final = 512
-"""Characters of a cookie that is looked at; ours have about 100."""
-EARLY_US: Final = 60_000_000
+COOKIE: Final = "slidegate_session"
+_MAX_COOKIES: Final = 4
+"""How many cookies of the name are looked at: another site of the same domain may have set one beside ours."""
+_MAX_COOKIE: Final = 512
+_EARLY_S: Final = 60
 """How far the clock of the worker that opened a session may be ahead of that of the worker that reads it."""
-
-REVOKED: Final = Bucket("slidegate-revoked", (Limit(1, "31d"),))
-"""Remembers the sessions that were revoked."""
-
 _SALT: Final = b"slidegate: session"
-_CSRF: Final = b"slidegate: csrf"
+_REVOKED: Final = Bucket("slidegate-revoked", (Limit(1, "31d"),))
+_PATH_CHARACTERS: Final = frozenset(map(chr, range(0x21, 0x7F))) - set('";,\\%')
 
 
 class Session(NamedTuple):
     """One session.
 
     Attributes:
-        identity: Its random identifier, 16 bytes as 22 characters.
-        key: The key that it is signed with.
-        started_us: When it was opened, in Unix time.
-        ends_us: When it ends, in Unix time.
+        id: Its random identifier, 22 characters.
+        token: The token that it was opened with.
+        ends_at: When it ends, in seconds of Unix time.
     """
 
-    identity: str
-    key: bytes
-    started_us: int
-    ends_us: int
-
-    @property
-    def csrf(self) -> str:
-        """The text that a page sends with each change, and that a page elsewhere cannot know."""
-        return hmac.digest(self.key, _CSRF + self.identity.encode(), "sha256").hex()
-
-    def accepts(self, csrf: str) -> bool:
-        """Tell, in constant time, whether a text is `csrf`."""
-        return hmac.compare_digest(self.csrf.encode(), csrf.encode(errors="surrogatepass"))
+    id: str
+    token: Token
+    ends_at: float
 
 
-class Sessions:
-    """Opens, reads and revokes sessions.
+class SessionRoutes:
+    """Opens, reads and ends the sessions of browsers.
 
     Args:
         limiter: Its store remembers the revoked ones.
+        authenticator: Says who sends a request. Where that is a function of the application's, there is no login.
         length: How long a session lasts, 1 minute to 30 days.
-        clock: Returns Unix time in microseconds.
 
     Raises:
         ConfigurationError: The length cannot be used.
     """
 
-    def __init__(self, limiter: Limiter, length: str | float, clock: Clock) -> None:
-        self.length_us = check_length(length)
+    def __init__(self, limiter: Limiter, authenticator: Authenticator, length: str | float) -> None:
+        length_us = parse_duration_us(length, "session")
+        if not 60_000_000 <= length_us <= 30 * 86_400_000_000:
+            raise ConfigurationError(f'session: expected 1 minute to 30 days, for example "12h", not {length!r}')
+        self._length_s = length_us // 1_000_000
         self._limiter = limiter
-        self._clock = clock
+        self._authenticator = authenticator
 
-    def open(self, key: bytes) -> tuple[Session, str]:
-        """Open a session, and return the value of its cookie with it."""
-        started_us = self._clock()
-        session = Session(secrets.token_urlsafe(16), key, started_us, started_us + self.length_us)
-        return session, _signer(key).dumps([session.identity, started_us])
-
-    def read(self, cookie: str, keys: Sequence[bytes]) -> Session | None:
-        """Return the session of a cookie, whatever has been revoked; None if it is not ours, or over."""
-        if len(cookie) > MOST_OF_A_COOKIE or not cookie.isascii():
-            return None
-        for key in keys:
-            try:
-                identity, started_us = _signer(key).loads(cookie)
-            except (BadData, ValueError, TypeError):
-                continue
-            session = Session(identity, key, started_us, started_us + self.length_us)
-            return session if self._lasts(session) else None
-        return None
-
-    def _lasts(self, session: Session) -> bool:
-        return session.started_us - EARLY_US <= self._clock() < session.ends_us
-
-    async def revoke(self, session: Session) -> None:
-        """Make sure that nobody uses a session any more, here or in another worker.
+    async def log_in(self, request: Request, body: Any) -> Response:
+        """Open a session for ``{"token": "..."}``; the session before it is over.
 
         Raises:
-            StoreError: The store does not answer.
+            AdminError: The token is wrong, too many were, the body is no login, or `auth` says who may come in.
+            StoreError: The session before cannot be revoked, because the store does not answer.
         """
-        await within(self._limiter.store.charge(_checks(session)))
+        if not self._authenticator.tokens:
+            raise AdminError(404, "unknown", "There is no login here: the application says who may come in.")
+        text = body.get("token") if isinstance(body, dict) and len(body) == 1 else None
+        if not isinstance(text, str) or len(text) > MAX_TOKEN:
+            raise AdminError(422, "form", 'A login is {"token": "..."}.')
+        token = await self._authenticator.find_token(request, text, login=True)
+        before = self._find(request)
+        if before is not None:
+            await self._revoke(before)
+        response = self.describe(token.user, int(time.time()) + self._length_s)
+        self._set_cookie(request, response, _signer(token).dumps(secrets.token_urlsafe(16)), self._length_s)
+        return response
 
-    async def state(self, session: Session) -> Reason:
-        """Return OK for a session that lasts, LIMITED for one that is over or revoked, UNAVAILABLE if nobody knows."""
-        if not self._lasts(session):
-            return Reason.LIMITED
-        checks = _checks(session)
+    async def log_out(self, request: Request) -> Response:
+        """End a session, in every worker.
+
+        Raises:
+            StoreError: The store does not answer; the session goes on.
+        """
+        session = self._find(request)
+        if session is not None:
+            await self._revoke(session)
+        response = Response(status_code=204)
+        self._set_cookie(request, response, "", 0)
+        return response
+
+    @staticmethod
+    def describe(user: User, ends_at: float | None) -> Response:
+        """Return the answer that says who is logged in, and until when."""
+        return json_response(json.dumps({"role": user.role, "name": user.name, "ends_at": ends_at}))
+
+    async def find(self, request: Request) -> tuple[Session, Identity] | None:
+        """Return the session that a request comes in, and who sends it."""
+        session = self._find(request)
+        state = Reason.LIMITED if session is None else await self._state(session)
+        if session is None or state is Reason.LIMITED:
+            return None
+        user = session.token.user
+        # Where the store cannot say whether the session was revoked, it is good for looking alone.
+        user = user if state is Reason.OK else User("read", user.name)
+        return session, self._authenticator.identity(request.scope, user)
+
+    def _find(self, request: Request) -> Session | None:
+        """Return the session of a cookie, whatever has been revoked."""
+        for cookie in _cookies(request):
+            for token in self._authenticator.tokens:
+                try:
+                    id, started = _signer(token).loads(cookie, return_timestamp=True)
+                except BadData:
+                    continue
+                started_at = started.timestamp()
+                if started_at - _EARLY_S <= time.time() < started_at + self._length_s:
+                    return Session(str(id), token, started_at + self._length_s)
+        return None
+
+    async def _revoke(self, session: Session) -> None:
+        await within(self._limiter.store.charge([(_REVOKED, f"session:{session.id}", 1)]))
+
+    async def _state(self, session: Session) -> Reason:
+        """Return OK for a session that goes on, LIMITED for one that was revoked, UNAVAILABLE if nobody knows."""
+        checks = [(_REVOKED, f"session:{session.id}", 1)]
         store, failover = self._limiter.store, self._limiter.engine.failover
         if failover is None:
             answer = store.peek(checks)
@@ -130,22 +157,42 @@ class Sessions:
             decision = known
         return Reason.OK if decision.allowed else Reason.LIMITED
 
+    @staticmethod
+    def _set_cookie(request: Request, response: Response, value: str, max_age_s: int) -> None:
+        """Set the cookie of a session; an empty value and 0 seconds take it away."""
+        path = _path(request)
+        origins = request.headers.getlist("origin")
+        secure = request.scope.get("scheme") == "https" or any(origin.startswith("https://") for origin in origins)
+        name = _secure_name(path) if secure else COOKIE
+        response.set_cookie(name, value, max_age_s, path=path, secure=secure, httponly=True, samesite="strict")
 
-def check_length(length: str | float) -> int:
-    """Return the length of a session in microseconds.
 
-    Raises:
-        ConfigurationError: It is no span of time from 1 minute to 30 days.
+def _cookies(request: Request) -> Iterator[str]:
+    """Yield the values of the cookies that may be those of a session.
+
+    Where the server knows that it is asked by https, a name without a prefix does not count, because a site of the same
+    domain without https may have set it.
     """
-    length_us = parse_duration_us(length, "session")
-    if not SHORTEST_US <= length_us <= LONGEST_US:
-        raise ConfigurationError(f'session: expected 1 minute to 30 days, for example "12h", not {length!r}')
-    return length_us
+    names = {_secure_name(_path(request))}
+    if request.scope.get("scheme") != "https":
+        names.add(COOKIE)
+    pairs = [pair.strip().partition("=") for field in request.headers.getlist("cookie") for pair in field.split(";")]
+    found = [value for name, _, value in pairs if name in names]
+    return (value for value in found[:_MAX_COOKIES] if len(value) <= _MAX_COOKIE and value.isascii())
 
 
-def _checks(session: Session) -> Sequence[Check]:
-    return [(REVOKED, f"session:{session.identity}", 1)]
+def _path(request: Request) -> str:
+    """Return the path of the cookie: the place where the tool is mounted."""
+    root: str = request.scope.get("root_path", "") or "/"
+    # Another path would end the attribute; such a mount gets the widest one.
+    return root if root.startswith("/") and _PATH_CHARACTERS.issuperset(root) else "/"
 
 
-def _signer(key: bytes) -> URLSafeSerializer:
-    return URLSafeSerializer(key, salt=_SALT, signer_kwargs={"digest_method": "sha256", "key_derivation": "hmac"})
+def _secure_name(path: str) -> str:
+    """Return the name of the cookie; a browser takes its prefix as a promise about the flags (RFC 6265bis, 4.1.3)."""
+    return f"__Host-{COOKIE}" if path == "/" else f"__Secure-{COOKIE}"
+
+
+def _signer(token: Token) -> URLSafeTimedSerializer:
+    kwargs = {"digest_method": "sha256", "key_derivation": "hmac"}
+    return URLSafeTimedSerializer(token.key, salt=_SALT, signer_kwargs=kwargs)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..admin.seen_by_all import SECTION, VERSION
+from ..admin.activity import SECTION, VERSION
 from ..limiter.stats import Traffic
 from .output import Output, clean, with_output
 from .store import StoreSession, open_session, with_store
@@ -167,7 +167,7 @@ def _clients(sections: list[Any]) -> list[dict[str, Any]]:
     for section in sections:
         if not isinstance(section, dict) or section.get("version") != VERSION:
             continue
-        for one in section.get("busy", ()):
+        for one in section.get("clients", ()):
             known = clients.setdefault(str(one["key"]), {"client": str(one["key"]), "requests": 0, "refused": 0})
             known["requests"] += int(one["requests"])
             known["refused"] += int(one["refused"])

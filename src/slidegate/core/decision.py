@@ -7,6 +7,7 @@ read from it is worked out when they ask.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
@@ -14,8 +15,32 @@ from .charge import Charge
 from .concurrency import Concurrency
 from .limits import AnyLimit, Limit
 from .quotas import Quota
-from .reasons import Reason as Reason
 from .ring import NEVER, OPEN, WindowState
+
+
+class Reason(StrEnum):
+    """Why a request was let through or refused."""
+
+    OK = "ok"
+    """Every limit had room."""
+    WAITED = "waited"
+    """Let through after a wait for room."""
+    LIMITED = "limited"
+    """A limit had no room; `Decision.retry_after` says when it will."""
+    TOO_LARGE = "too_large"
+    """The cost is larger than a limit: it can never pass."""
+    BANNED = "banned"
+    """A ban is in force; `Decision.ban` says which."""
+    BLOCKED = "blocked"
+    """The client's address is on the blocklist, or a rule blocks the request; `Decision.by` says which."""
+    NOBODY = "nobody"
+    """The limits function of a rule says that nobody may pass; nothing was counted."""
+    ALLOWLISTED = "allowlisted"
+    """The client's address is on the allowlist; nothing was counted."""
+    EXEMPT = "exempt"
+    """No limit applies to this request; nothing was counted."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer, and `on_error` says "allow" or "deny"; nothing was counted."""
 
 
 class Bucket:

@@ -20,8 +20,7 @@ from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
 from .sync import WithoutLoop, at_once
-from .waiters import ThreadWaiter
-from .waiting import may_wait
+from .waiting import ThreadWaiter, may_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")

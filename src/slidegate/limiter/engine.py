@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, TypeAlias, cast
 from weakref import WeakSet
 
 from ..core.bans.in_force import Ban, Guarded
@@ -29,12 +29,25 @@ from .events import EventHub, EventStats
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
-from .listeners import AtOnce, Decide, Listener, heard
 from .near_limits import NearLimits
 from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
 from .waiting import WaitingLines
 from .waits import Waits
+
+AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision]
+"""A function that charges every check or none, and never has to be awaited."""
+Listener: TypeAlias = Callable[[Decision], object]
+"""Hears a decision, in the thread that asked for it. It must not raise or block."""
+
+
+class Decide(Protocol):
+    """A function that charges every check or none, as `Store.hit` does."""
+
+    def __call__(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        """Charge every check or none."""
 
 
 class Engine:
@@ -60,7 +73,7 @@ class Engine:
         failover: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
-        console: What operators look at, once they do.
+        activity: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
@@ -98,7 +111,7 @@ class Engine:
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
         self.lines = WaitingLines(self)
         self.callers = Callers()
-        self.console: object | None = None
+        self.activity: object | None = None
         self._listeners: tuple[Listener, ...] = ()
         self._near = NearLimits(near_limit, self.statistics.now_us, self.emit)
         self.waits = Waits(self.clock)
@@ -206,7 +219,7 @@ class Engine:
         decide: Decide = self._backend.hit if self.counting else _let_pass
         near = (self._near.look,) if self.events.near_limit else ()
         if listeners := (*self._listeners, *near):
-            decide = heard(decide, listeners)
+            decide = _heard(decide, listeners)
         self.decide = decide
         self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
 
@@ -217,6 +230,28 @@ _every: WeakSet[Engine] = WeakSet()
 def all_engines() -> list[Engine]:
     """Return those of all limiters of this process."""
     return list(_every)
+
+
+def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
+    """Return a function that decides as `decide` does, and lets listeners hear the decision."""
+
+    def decide_and_notify(
+        checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        answer = decide(checks, guarded, first_in_line=first_in_line)
+        if not isinstance(answer, Decision):
+            return notify_later(answer)
+        for listener in listeners:
+            listener(answer)
+        return answer
+
+    async def notify_later(answer: Awaitable[Decision]) -> Decision:
+        decision = await answer
+        for listener in listeners:
+            listener(decision)
+        return decision
+
+    return decide_and_notify
 
 
 def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:

@@ -19,12 +19,17 @@ each window takes N; and r units wait at least as long as fewer, which is what t
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Sequence
-from contextlib import ExitStack
-from threading import Lock
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+
+import anyio
 
 from ..core.bans.in_force import Guarded
 from ..core.concurrency import Concurrency
@@ -33,11 +38,12 @@ from ..core.limits import AnyLimit, Limit
 from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
-from .aio import to_the_end
+from .aio import on_asyncio, to_the_end
 from .decisions import Behind
-from .listeners import Decide
-from .waiters import LoopWaiter, Waiter
-from .waits import PASSED, REFUSED, Wait, Waits
+from .waits import PASSED, REFUSED, Wait
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 PAUSE_S: Final = 0.1
 """How long the first of a line waits for a place before it asks again without having been called."""
@@ -49,20 +55,87 @@ Name: TypeAlias = tuple[str, str]
 NOBODY: Final[Counter[Bucket]] = Counter()
 
 
-class Asks(Protocol):
-    """Asks the store: the `Engine` of a limiter."""
+class Waiter(Protocol):
+    """How a request waits: in an event loop, or in a thread without one."""
 
-    waits: Waits
+    def now_s(self) -> float:
+        """Return the time, by which bounds go."""
 
-    @property
-    def decide(self) -> Decide:
-        """Charges every check or none."""
+    def call(self) -> None:
+        """End the wait, from any thread."""
 
-    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Say what `decide` would answer now."""
+    async def wait(self, wait_s: float) -> None:
+        """Wait to be called, for no longer than this."""
 
-    async def refund(self, decision: Decision) -> bool:
-        """Hand the units of a decision back."""
+    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
+        """Return the answer to a question to the store."""
+
+
+class LoopWaiter:
+    """Waits in an event loop."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._thread = threading.get_ident()
+        self._soon: Callable[[Callable[[], object]], object]
+        if on_asyncio():
+            self._soon = asyncio.get_running_loop().call_soon_threadsafe
+        else:
+            self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+
+    def now_s(self) -> float:
+        """See `Waiter.now_s`."""
+        return anyio.current_time()
+
+    def call(self) -> None:
+        """See `Waiter.call`. An event is set in its own thread alone."""
+        if self._thread == threading.get_ident():
+            self._event.set()
+        else:
+            with suppress(RuntimeError):  # its event loop has ended, and it with that
+                self._soon(self._set)
+
+    def _set(self) -> None:
+        self._event.set()
+
+    async def wait(self, wait_s: float) -> None:
+        """See `Waiter.wait`."""
+        with anyio.move_on_after(wait_s):
+            await self._event.wait()
+        self._event = anyio.Event()
+
+    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
+        """See `Waiter.answer`."""
+        return await work
+
+
+class ThreadWaiter:
+    """Waits in a thread without an event loop; its coroutines never suspend.
+
+    Args:
+        ask: Runs a question to the store to its end.
+    """
+
+    def __init__(self, ask: Callable[[Coroutine[Any, Any, Decision]], Decision]) -> None:
+        self._event = threading.Event()
+        self._ask = ask
+
+    def now_s(self) -> float:
+        """See `Waiter.now_s`."""
+        return monotonic()
+
+    def call(self) -> None:
+        """See `Waiter.call`."""
+        self._event.set()
+
+    async def wait(self, wait_s: float) -> None:
+        """See `Waiter.wait`."""
+        self._event.wait(min(wait_s, threading.TIMEOUT_MAX))
+        self._event.clear()
+
+    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
+        """See `Waiter.answer`."""
+        return self._ask(work)
 
 
 class Line:
@@ -93,15 +166,15 @@ class WaitingLines:
     """The lines of one limiter.
 
     Args:
-        asks: Asks the store.
+        engine: Engine the store.
 
     Attributes:
         lines: The lines in which somebody stands, by their name.
     """
 
-    def __init__(self, asks: Asks) -> None:
-        self._asks = asks
-        self._lock = Lock()
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self._process = os.getpid()
         self.lines: dict[Name, Line] = {}
@@ -116,7 +189,7 @@ class WaitingLines:
             bucket = check[0]
             if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
                 return Behind(check, checks)
-        return self._asks.decide(checks, guarded)
+        return self._engine.decide(checks, guarded)
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Call those who wait for what some checks had charged: it was handed back."""
@@ -184,12 +257,12 @@ class WaitingLines:
         Returns:
             What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
         """
-        request = _Request(self, self._asks, refused, guarded, LoopWaiter() if waiter is None else waiter)
+        request = _Request(self, self._engine, refused, guarded, LoopWaiter() if waiter is None else waiter)
         return await request.wait()
 
     async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, first_in_line: bool = True) -> Decision:
         """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
-        answer = self._asks.decide(checks, guarded, first_in_line=first_in_line)
+        answer = self._engine.decide(checks, guarded, first_in_line=first_in_line)
         return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
@@ -199,7 +272,7 @@ class WaitingLines:
             nonlocal decision
             decision = await answer
             if given_up:
-                await self._asks.refund(decision)
+                await self._engine.refund(decision)
             return decision
 
         try:
@@ -207,7 +280,7 @@ class WaitingLines:
         except BaseException:
             given_up = True
             if decision is not None:
-                await to_the_end(self._asks.refund(decision))
+                await to_the_end(self._engine.refund(decision))
             raise
 
 
@@ -217,13 +290,13 @@ class _Request:
     def __init__(
         self,
         lines: WaitingLines,
-        asks: Asks,
+        engine: Engine,
         refused: Decision,
         guarded: Sequence[Guarded],
         waiter: Waiter,
     ) -> None:
         self._lines = lines
-        self._asks = asks
+        self._engine = engine
         self._demand = refused.checks
         self._guarded = guarded
         self._waiter = waiter
@@ -294,14 +367,14 @@ class _Request:
     def _count(self) -> None:
         """Count it as one that waits, now that it does."""
         if self._counted is None:
-            self._counted = self._counts.enter_context(self._asks.waits.one())
+            self._counted = self._counts.enter_context(self._engine.waits.one())
 
     async def _ask(self, *, first_in_line: bool = True) -> Decision:
         ask = self._lines.ask(self._demand, self._guarded, first_in_line=first_in_line)
         return await self._waiter.answer(ask)
 
     async def _peek(self) -> Decision:
-        return await self._waiter.answer(self._asks.peek(self._demand, self._guarded))
+        return await self._waiter.answer(self._engine.peek(self._demand, self._guarded))
 
     async def _end(self, decision: Decision) -> Decision:
         """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""

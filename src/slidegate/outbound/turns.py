@@ -21,7 +21,7 @@ from ..core.errors import SlidegateError, StoreError
 from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import Limiter
-from ..limiter.waiters import LoopWaiter
+from ..limiter.waiting import LoopWaiter
 from .units import Hold, Units
 
 LOOK_AGAIN_S: Final = 1.0

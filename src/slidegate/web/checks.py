@@ -133,20 +133,20 @@ def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
 
 
 def about_settings(
-    middleware: Checked, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
+    middleware: Checked, client: ClientAddress, off: str, policies: Collection[BanPolicy]
 ) -> Iterator[Finding]:
     """Yield the findings about the settings of a middleware.
 
     Args:
         middleware: The middleware.
         client: How it finds the client's address.
-        switched_off: The setting that switches it off; empty if none does.
+        off: The setting that switches it off; empty if none does.
         policies: Its ban policies.
     """
-    if switched_off:
+    if off:
         yield Finding(
             "SG110",
-            f"slidegate is switched off ({switched_off}): every request passes; where that is not meant, take it out",
+            f"slidegate is switched off ({off}): every request passes; where that is not meant, take it out",
         )
     for address in (client, *(rule.key for rule in middleware.rules)):
         if isinstance(address, ClientAddress):

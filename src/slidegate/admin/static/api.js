@@ -1,4 +1,5 @@
-// Talks to the admin API below this page. Every failure is a Problem, which says what to show.
+// Talks to the admin API below this page, and keeps answers that have not changed. Every failure is a Problem, which
+// says what to show.
 
 const PATIENCE_MS = 20000;
 // Our own refusals have a code; one without it comes from a limit of the application around this page.
@@ -12,15 +13,15 @@ export class Problem extends Error {
   }
 }
 
-let csrf = "";
 let ended = () => {};
+const known = new Map();
 
-export const setCsrf = (token) => { csrf = token ?? ""; };
 export const onSessionEnd = (listener) => { ended = listener; };
 
 export async function call(method, path, body) {
   const headers = { Accept: "application/json" };
-  if (method !== "GET") headers["X-CSRF-Token"] = csrf;
+  const before = method === "GET" ? known.get(path) : undefined;
+  if (before) headers["If-None-Match"] = before.etag;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
@@ -32,8 +33,13 @@ export async function call(method, path, body) {
     throw new Problem(0, "No answer", error.name === "TimeoutError"
       ? "The worker did not answer within 20 seconds." : "The worker cannot be reached. It may be restarting.");
   }
+  if (answer.status === 304) return before.found;
   const found = await answer.json().catch(() => null);
-  if (answer.ok) return found;
+  if (answer.ok) {
+    if (known.size >= 50) known.clear();
+    if (method === "GET" && answer.headers.has("ETag")) known.set(path, { etag: answer.headers.get("ETag"), found });
+    return found;
+  }
   const wait = Number.parseFloat(answer.headers.get("Retry-After"));
   const limited = answer.status === 429 && found?.code === undefined;
   const problem = new Problem(answer.status, found?.title ?? `Status ${answer.status}`, limited ? COUNTED : found?.detail ?? "",

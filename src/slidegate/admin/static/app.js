@@ -1,8 +1,7 @@
 // The page: the session, the tabs, the theme, and which view is shown.
 
-import { h, replace, announce, plain, mark } from "./dom.js";
-import { call, get, onSessionEnd, setCsrf } from "./api.js";
-import { Live } from "./live.js";
+import { h, replace, announce, plain, mark, held, write, field } from "./dom.js";
+import { call, get, onSessionEnd } from "./api.js";
 import { explain } from "./dialogs.js";
 import { clock, now } from "./format.js";
 import { NowView } from "./now.js";
@@ -12,23 +11,27 @@ import { BansView } from "./bans.js";
 import { ConfigView } from "./config.js";
 
 const VIEWS = [["now", "Now", NowView], ["clients", "Clients", ClientsView], ["shadow", "Shadow", ShadowView], ["bans", "Bans & lists", BansView], ["config", "Configuration", ConfigView]];
-const STATES = { live: "Live", polling: "Polling", waiting: "Connecting", lost: "No connection" };
+const WINDOWS = ["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"];
+const STATES = { live: "Live", held: "Paused", waiting: "Connecting", lost: "No connection" };
+const EVERY_MS = 2000;
+const HELD_MS = 500;
 const THEMES = ["system", "light", "dark"];
 const part = (id) => document.getElementById(id);
 
 class Page {
   constructor() {
-    this.window = remembered("window", ["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"]) ?? "5m";
+    this.window = "5m";
     this.role = null;
     this.views = {};
-    this.frame = null;
-    this.live = new Live((frame) => this.take(frame), (state, problem) => this.tell(state, problem));
     this.tabs = VIEWS.map(([name, title]) => h("button", {
-      type: "button", role: "tab", id: `tab-${name}`, class: "tab", "aria-selected": "false", tabindex: "-1", onclick: () => { location.hash = name; },
+      type: "button", role: "tab", id: `tab-${name}`, class: "tab", "aria-selected": "false", tabindex: "-1", onclick: () => this.go(name),
     }, title));
     part("tabs").append(...this.tabs);
     part("tabs").addEventListener("keydown", (event) => this.rove(event));
+    this.choices = WINDOWS.map((window) => h("input", { type: "radio", name: "window", value: window, onchange: () => this.go(this.path, window) }));
+    part("range").append(h("legend", { class: "unseen" }, "Window of time"), ...this.choices.map((choice) => h("label", {}, choice, h("span", {}, choice.value))));
     part("leave").addEventListener("click", () => this.leave());
+    document.addEventListener("visibilitychange", () => this.role && this.poll());
     onSessionEnd(() => this.login("Your session has ended. Sign in again."));
     window.addEventListener("hashchange", () => this.role && this.route());
     themes();
@@ -40,37 +43,30 @@ class Page {
     try {
       this.enter(await get("session"));
     } catch (problem) {
-      if (problem.status === 401) this.login();
-      else this.login(explain(problem));
+      this.login(problem.status === 401 ? "" : explain(problem));
     }
   }
 
   enter(session) {
     this.role = session.role;
-    setCsrf(session.csrf);
     part("tabs").hidden = false;
     part("leave").hidden = false;
     part("leave").textContent = this.mayChange ? "Sign out" : "Sign out (read-only)";
     this.views = {};
+    this.tell("waiting");
     this.route();
-    this.live.start(this.window);
   }
 
   login(why = "") {
     this.role = null;
-    this.frame = null;
-    this.live.stop();
-    setCsrf("");
+    clearTimeout(this.timer);
     for (const dialog of document.querySelectorAll("dialog")) dialog.close();
-    part("tabs").hidden = true;
-    part("leave").hidden = true;
-    part("banner").hidden = true;
+    for (const id of ["tabs", "leave", "range", "banner"]) part(id).hidden = true;
     part("state").textContent = "";
-    const id = mark("token");
     const wrong = h("p", { class: "wrong", role: "alert", hidden: !why }, plain(why, 400));
-    const input = h("input", { id, name: "token", type: "password", required: true, maxlength: 1024, autocomplete: "current-password" });
+    const input = h("input", { id: mark("token"), name: "token", type: "password", required: true, maxlength: 1024, autocomplete: "current-password" });
     const button = h("button", { type: "submit", class: "primary" }, "Sign in");
-    const form = h("form", { class: "card login" }, h("h2", {}, "Sign in"), h("p", { class: "field" }, h("label", { for: id }, "Token"), input), wrong, h("p", {}, button));
+    const form = h("form", { class: "card login" }, h("h2", {}, "Sign in"), field("Token", input), wrong, h("p", {}, button));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       button.disabled = true;
@@ -101,7 +97,15 @@ class Page {
   }
 
   route() {
-    const [name, ...rest] = location.hash.slice(1).split("/");
+    const [asked, query] = location.hash.slice(1).split("?");
+    const path = asked || "now";
+    const { window } = Object.fromEntries(new URLSearchParams(query));
+    if (WINDOWS.includes(window)) this.window = window;
+    this.path = path;
+    // Links within the page say nothing of the window, and keep it.
+    history.replaceState(null, "", `#${path}?window=${this.window}`);
+    for (const choice of this.choices) choice.checked = choice.value === this.window;
+    const [name, ...rest] = path.split("/");
     const index = Math.max(0, VIEWS.findIndex(([known]) => known === name));
     const [view, title, View] = VIEWS[index];
     this.tabs.forEach((tab, place) => {
@@ -117,43 +121,48 @@ class Page {
     content.setAttribute("role", "tabpanel");
     content.setAttribute("aria-labelledby", `tab-${view}`);
     if (content.firstElementChild !== this.view.element) replace(content, this.view.element);
+    part("range").hidden = !this.view.ranged;
     this.busy = false;
-    if (this.view.open) this.attempt(() => this.view.open(decoded(rest.join("/"))));
-    else if (this.view.refresh) this.refresh();
-    else if (this.frame) this.view.show(this.frame);
-    else replace(content, this.view.element);
+    if (this.view.open) this.view.open(decoded(rest.join("/")));
+    this.poll();
   }
 
-  choose(window) {
-    this.window = window;
-    remember("window", window);
-    this.live.start(window);
+  go(path, window = this.window) {
+    location.hash = `${path}?window=${window}`;
   }
 
-  take(frame) {
-    this.frame = frame;
-    this.seenAt = now();
-    if (frame.problem) this.warn(frame.problem.detail || frame.problem.title);
-    else part("banner").hidden = true;
-    if (this.view.show) { if (frame.stats) this.view.show(frame); } else this.refresh();
+  // Ask again and again while somebody sees the page, and not while somebody is at work in it.
+  async poll() {
+    clearTimeout(this.timer);
+    if (document.hidden || !this.role) return;
+    const busy = held(part("content")) && part("content").querySelector("td, dd") !== null;
+    if (busy) this.tell("held");
+    else await this.attempt();
+    clearTimeout(this.timer);
+    if (this.role) this.timer = setTimeout(() => this.poll(), busy ? HELD_MS : this.view.everyMs ?? EVERY_MS);
   }
 
+  // Show what somebody has asked for, whatever is selected.
   refresh() {
-    return this.view.refresh ? this.attempt(() => this.view.refresh()) : undefined;
+    document.getSelection()?.removeAllRanges();
+    return this.attempt();
   }
 
-  // One question at a time: on a slow connection frames come faster than answers.
-  async attempt(action) {
+  // One question at a time: on a slow connection they would come faster than answers.
+  async attempt() {
     if (this.busy) return;
     const { view } = this;
     this.busy = true;
+    this.warned = false;
     view.element.setAttribute("aria-busy", "true");
     try {
-      await action();
-      if (view === this.view && this.warned) { this.warned = false; part("banner").hidden = true; }
+      await view.refresh();
+      if (view === this.view) this.tell("live");
+      if (view === this.view && !this.warned) { this.seenAt = now(); part("banner").hidden = true; }
     } catch (problem) {
       if (problem.status === undefined) throw problem;
-      if (problem.status !== 401 && view === this.view) { this.warned = true; this.warn(explain(problem)); }
+      if (problem.status !== 401 && view === this.view) this.warn(explain(problem));
+      if (problem.status === 0) this.tell("lost");
     } finally {
       if (view === this.view) this.busy = false;
       view.element.removeAttribute("aria-busy");
@@ -162,18 +171,14 @@ class Page {
 
   warn(text) {
     const since = this.seenAt ? ` These figures are of ${clock(this.seenAt)}.` : "";
-    const words = plain(text, 400) + since;
-    if (part("banner").textContent !== words) part("banner").textContent = words;
+    this.warned = true;
+    write(part("banner"), plain(text, 400) + since);
     part("banner").hidden = false;
   }
 
-  tell(state, problem) {
-    const place = part("state");
-    if (place.dataset.state !== state) {
-      place.dataset.state = state;
-      place.textContent = STATES[state];
-    }
-    if (state === "lost" && problem?.status !== 401) this.warn(problem ? explain(problem) : "Nothing has come from the server for a while.");
+  tell(state) {
+    part("state").dataset.state = state;
+    write(part("state"), STATES[state]);
   }
 
   rove(event) {

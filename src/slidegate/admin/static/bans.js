@@ -1,6 +1,6 @@
 // The view of bans, lists and events.
 
-import { h, table, stranger, words, renew, plain, mark } from "./dom.js";
+import { h, table, stranger, words, update, plain, mark, clientLink, button, field, TYPED } from "./dom.js";
 import { get } from "./api.js";
 import { askBan, askExtend, askUnban } from "./dialogs.js";
 import { count, duration, moment, now } from "./format.js";
@@ -8,15 +8,14 @@ import { count, duration, moment, now } from "./format.js";
 export class BansView {
   constructor(page) {
     Object.assign(this, { page, query: "", policy: "", pages: [""], policies: new Set() });
-    const search = mark("search");
     this.choice = h("select", { id: mark("policy"), onchange: (event) => { this.policy = event.target.value; this.first(); } }, h("option", { value: "" }, "all"));
-    this.ban = h("button", { type: "button", class: "danger", onclick: async () => { if (await askBan()) await page.refresh(); } }, "Ban…");
+    this.ban = button("Ban…", async () => { if (await askBan()) await page.refresh(); }, { class: "danger" });
     this.bans = h("div", {});
     this.rest = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Bans and lists"),
       h("form", { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => { event.preventDefault(); this.query = event.target.elements.q.value; this.first(); } },
-        h("p", { class: "field grow" }, h("label", { for: search }, "Target or reason"), h("input", { id: search, name: "q", type: "search", maxlength: 200, autocomplete: "off", spellcheck: "false" })),
-        h("p", { class: "field" }, h("label", { for: this.choice.id }, "Made by"), this.choice),
+        field("Target or reason", h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }), "grow"),
+        field("Made by", this.choice),
         h("p", { class: "field" }, h("button", { type: "submit" }, "Search")), h("p", { class: "field" }, this.ban)),
       this.bans, this.rest);
   }
@@ -38,8 +37,8 @@ export class BansView {
     ]);
     this.ban.disabled = !this.page.mayChange;
     this.learn(bans.bans);
-    renew(this.bans, this.inForce(bans));
-    renew(this.rest, this.lists(lists.lists), this.events(events.events));
+    update(this.bans, this.inForce(bans));
+    update(this.rest, this.lists(lists.lists), this.events(events.events));
   }
 
   learn(bans) {
@@ -51,19 +50,20 @@ export class BansView {
   }
 
   inForce({ bans, next, total }) {
-    const act = (text, question, target) => h("button", { type: "button", class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}`, disabled: !this.page.mayChange, onclick: async () => { if (await question(target)) await this.page.refresh(); } }, text);
+    const act = (text, question, target) => button(text, async () => { if (await question(target)) await this.page.refresh(); },
+      { class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}`, disabled: !this.page.mayChange });
     const found = table(`Bans in force: ${count(total)}`, [
-      { title: "Target", cell: (ban) => h("a", { href: `#clients/${encodeURIComponent(ban.target)}` }, stranger(ban.target, 64)) },
+      { title: "Target", cell: (ban) => clientLink(ban.target) },
       { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
       { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
       { title: "Rung", number: true, wide: true, cell: (ban) => ban.rung },
       { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
       { title: "Ends in", cell: (ban) => (ban.until_at ? h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now()))) : "never") },
       { title: "Actions", cell: (ban) => h("span", { class: "buttons" }, act("Unban", askUnban, ban.target), act("Extend…", askExtend, ban.target)) },
-    ], bans, this.query || this.policy ? "No ban is like that." : "Nobody is banned.");
+    ], bans, this.query || this.policy ? "No ban is like that." : "Nobody is banned.", (ban) => ban.target);
     return [found, (next || this.pages.length > 1) && h("nav", { class: "pages", "aria-label": "Pages of bans" },
-      h("button", { type: "button", disabled: this.pages.length === 1, onclick: () => this.turn(null) }, "Newer"),
-      h("span", { class: "faint" }, `Page ${this.pages.length}`), h("button", { type: "button", disabled: !next, onclick: () => this.turn(next) }, "Older"))];
+      button("Newer", () => this.turn(null), { disabled: this.pages.length === 1 }),
+      h("span", { class: "faint" }, `Page ${this.pages.length}`), button("Older", () => this.turn(next), { disabled: !next }))];
   }
 
   lists(lists) {
@@ -74,7 +74,7 @@ export class BansView {
       { title: "Entries", number: true, cell: (list) => count(list.entries) },
       { title: "Changed", wide: true, cell: (list) => moment(list.changed_at) },
       { title: "State", cell: (list) => h("span", { class: `badge ${tones[list.status] ?? ""}`, title: plain(list.message, 300) || null }, plain(list.status, 20)) },
-    ], lists, "No blocklist or allowlist is loaded.");
+    ], lists, "No blocklist or allowlist is loaded.", (list) => `${list.gate} ${list.kind} ${list.name}`);
   }
 
   events(events) {
@@ -83,6 +83,6 @@ export class BansView {
       { title: "Event", cell: (event) => h("code", {}, plain(event.kind, 40)) },
       { title: "Message", cell: (event) => words(event.message) },
       { title: "Worker", wide: true, cell: (event) => stranger(event.worker, 40) },
-    ], events, "Nothing has happened since this worker was started.");
+    ], events, "Nothing has happened since this worker was started.", (event) => event.seq);
   }
 }

@@ -1,7 +1,7 @@
 // Draws figures over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
 
-import { h, svg, replace, mark } from "./dom.js";
-import { clock, moment } from "./format.js";
+import { h, svg, replace, update, mark } from "./dom.js";
+import { clock, count, moment } from "./format.js";
 
 const HEIGHT = 176;
 const INSET = { left: 44, right: 10, top: 8, bottom: 20 };
@@ -52,7 +52,8 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
 
-  // `data` is {step_s, start_at, and a list of numbers or nulls under the key of each series}.
+  // `data` is {step_s, start_at, late, and a list of numbers or nulls under the key of each series}; the last `late` steps
+  // are not complete.
   update(data) {
     this.data = data;
     this.draw();
@@ -86,16 +87,18 @@ export class Chart {
     for (const number of order) {
       const points = lines[number].map((value, place) => (value === null || value === undefined ? null : [x(place), y(value)]));
       const line = path(points);
+      const sure = Math.max(0, length - 1 - (values.late ?? 0));
       const { key } = this.series[number];
       if (this.heap && line) parts.push(svg("path", { class: `area s-${key}`, d: `${line}L${x(length - 1).toFixed(1)} ${floor}L${x(0)} ${floor}Z` }));
-      parts.push(svg("path", { class: `line s-${key}`, d: line }));
+      parts.push(svg("path", { class: `line s-${key}`, d: path(points.slice(0, sure + 1)) }));
+      if (sure < length - 1) parts.push(svg("path", { class: `line late s-${key}`, d: path(points.slice(sure)) }));
       if (!this.heap) parts.push(...alone(points).map(([cx, cy]) => svg("circle", { class: `dot s-${key}`, cx, cy, r: 1.5 })));
     }
     if (empty) parts.push(svg("text", { class: "gap", x: (INSET.left + right) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.gap));
-    this.cross = svg("line", { class: "cross", y1: INSET.top, y2: floor, x1: 0, x2: 0, visibility: "hidden" });
-    replace(this.plot, svg("svg", {
+    parts.push(svg("line", { class: "cross", y1: INSET.top, y2: floor, x1: 0, x2: 0, visibility: "hidden" }));
+    update(this.plot, svg("svg", {
       viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": this.summary(empty),
-    }, parts, this.cross));
+    }, parts));
     this.showTip();
   }
 
@@ -137,11 +140,12 @@ export class Chart {
   showTip() {
     const shown = this.hover !== null && this.scale && this.hover < this.scale.length;
     this.tip.hidden = !shown;
-    this.cross?.setAttribute("visibility", shown ? "visible" : "hidden");
-    if (!shown) return;
+    const cross = this.plot.querySelector(".cross");
+    cross?.setAttribute("visibility", shown ? "visible" : "hidden");
+    if (!shown || !cross) return;
     const at = this.scale.x(this.hover);
-    this.cross.setAttribute("x1", at);
-    this.cross.setAttribute("x2", at);
+    cross.setAttribute("x1", at);
+    cross.setAttribute("x2", at);
     replace(this.tip, h("strong", {}, moment(this.data.start_at + this.hover * this.data.step_s)),
       this.series.map(({ key, label }) => h("div", {}, h("span", { class: `swatch s-${key}` }), `${label} `,
         h("span", { class: "figure" }, this.text(this.data[key][this.hover])))));
@@ -156,10 +160,11 @@ export class Chart {
     const first = Math.max(0, length - ROWS);
     const lines = [];
     for (let place = length - 1; place >= first; place -= 1) {
-      lines.push(h("tr", {}, h("th", { scope: "row" }, moment(start + place * step)),
+      const at = start + place * step;
+      lines.push(h("tr", { key: at }, h("th", { scope: "row" }, moment(at)),
         this.series.map(({ key }) => h("td", { class: "number" }, this.text(this.data[key][place])))));
     }
-    replace(this.rows, h("table", {}, h("caption", { class: "unseen" }, `${this.title}, newest first`),
+    update(this.rows, h("table", {}, h("caption", { class: "unseen" }, `${this.title}, newest first`),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), this.series.map(({ label }) => h("th", { scope: "col", class: "number" }, label)))),
       h("tbody", {}, lines)));
   }
@@ -174,13 +179,14 @@ function alone(points) {
 export function sparkline(passed, refused, label) {
   const width = 96;
   const height = 20;
-  const top = Math.max(1, ...passed.map((value, place) => value + (refused[place] ?? 0)));
+  const sums = passed.map((value, place) => value + (refused[place] ?? 0));
+  const top = Math.max(1, ...sums);
   const x = (place) => (width * place) / Math.max(passed.length - 1, 1);
   const y = (value) => height - 1 - ((height - 3) * value) / top;
   const draw = (values) => path(values.map((value, place) => [x(place), y(value)]));
   const below = draw(refused);
   return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
-    svg("path", { class: "line s-passed", d: draw(passed.map((value, place) => value + (refused[place] ?? 0))) }),
+    svg("path", { class: "line s-passed", d: draw(sums) }),
     refused.some((value) => value > 0) && svg("path", { class: "area s-refused", d: `${below}L${width} ${height}L0 ${height}Z` }));
 }
 
@@ -191,6 +197,10 @@ export function meter(used, amount, label) {
   return svg("svg", { class: `meter ${level}`, viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "img", "aria-label": label },
     svg("rect", { class: "rail", x: 0, y: 0, width: 100, height: 8, rx: 2 }), svg("rect", { class: "spent", x: 0, y: 0, width: 100 * part, height: 8, rx: 2 }));
 }
+
+export const warm = (value) => h("span", { class: value ? "warm" : "faint" }, count(value));
+
+export const gauge = ({ used, amount }, words) => h("span", { class: "gauge" }, meter(used, amount, `${used} of ${amount} spent`), words);
 
 // The slices of one window from the oldest to the running one, a bar each. The dotted line is the amount.
 export function slices(window, label) {

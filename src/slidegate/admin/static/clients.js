@@ -1,30 +1,44 @@
 // The view of clients: the busiest, and one of them in detail.
 
-import { h, table, stranger, words, renew, replace, plain, mark } from "./dom.js";
+import { h, table, stranger, words, update, replace, plain, mark, clientLink, ruleAndLimit, button, field, TYPED } from "./dom.js";
 import { call, get } from "./api.js";
-import { meter, slices } from "./charts.js";
+import { gauge, meter, slices, warm } from "./charts.js";
 import { askBan, askExtend, askReset, askUnban, explain } from "./dialogs.js";
 import { count, duration, moment, now } from "./format.js";
 
 const SORTS = [["requests", "Requests"], ["refused", "Refusals"], ["nearness", "Nearness to a limit"]];
 const KINDS = [["key", "Address or key"], ["header", "Header"], ["cookie", "Cookie"], ["query", "Query parameter"]];
 
+// Equal neighbours among refusals become one, with how many they are.
+function folded(refusals) {
+  const found = [];
+  const like = ({ reason, rule, limit, route, status }) => JSON.stringify([reason, rule, limit, route, status]);
+  for (const refusal of refusals) {
+    const last = found.at(-1);
+    if (last && like(last[0]) === like(refusal)) last[1] += 1;
+    else found.push([refusal, 1]);
+  }
+  return found;
+}
+
 export class ClientsView {
   constructor(page) {
     this.page = page;
     this.sort = "requests";
     this.key = null;
+    const order = h("select", { id: mark("sort"), onchange: () => { this.sort = order.value; page.refresh(); } }, SORTS.map(([value, text]) => h("option", { value }, text)));
     this.list = h("div", {});
     this.one = h("div", { class: "stack", "aria-live": "off" });
-    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Clients"), this.search(), this.one, this.list);
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Clients"), this.search(), this.one,
+      h("div", {}, field("Order by", order, "inline"), this.list));
   }
 
   search() {
     const [kindId, nameId, valueId] = [mark("kind"), mark("name"), mark("value")];
     const kind = h("select", { id: kindId, onchange: () => fit() }, KINDS.map(([value, text]) => h("option", { value }, text)));
-    const name = h("input", { id: nameId, maxlength: 1024, autocomplete: "off", spellcheck: "false" });
-    const value = h("input", { id: valueId, required: true, maxlength: 1024, autocomplete: "off", spellcheck: "false", placeholder: "203.0.113.7" });
-    const named = h("p", { class: "field", hidden: true }, h("label", { for: nameId }, "Its name"), name);
+    const name = h("input", { id: nameId, maxlength: 1024, ...TYPED });
+    const value = h("input", { id: valueId, required: true, maxlength: 1024, ...TYPED, placeholder: "203.0.113.7" });
+    const named = field("Its name", name);
     const label = h("label", { for: valueId }, "Client");
     const fit = () => {
       named.hidden = kind.value === "key";
@@ -33,10 +47,11 @@ export class ClientsView {
       label.textContent = named.hidden ? "Client" : "Its value";
       value.placeholder = named.hidden ? "203.0.113.7" : "";
     };
+    fit();
     this.wrong = h("p", { class: "wrong", role: "alert", hidden: true });
     return h("section", { class: "card" }, h("h2", {}, "Find a client"),
       h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); this.find(kind.value, name.value, value.value); } },
-        h("p", { class: "field" }, h("label", { for: kindId }, "By"), kind), named, h("p", { class: "field grow" }, label, value),
+        field("By", kind), named, h("p", { class: "field grow" }, label, value),
         h("p", { class: "field" }, h("button", { type: "submit", class: "primary" }, "Find"))), this.wrong);
   }
 
@@ -46,7 +61,7 @@ export class ClientsView {
       // The value of a header may be a secret: it goes into a body, which no access log keeps, and comes back as a digest.
       const key = kind === "key" ? value.trim() : (await call("POST", "keys/find", { kind, name, value })).key;
       const target = `#clients/${encodeURIComponent(key)}`;
-      if (location.hash === target) await this.open(key);
+      if (location.hash.startsWith(`${target}?`)) await this.page.refresh();
       else location.hash = target;
     } catch (problem) {
       this.complain(problem);
@@ -59,11 +74,10 @@ export class ClientsView {
   }
 
   // The rest of the address after `#clients/` is the client.
-  async open(key) {
-    if (key !== this.key) replace(this.one);
+  open(key) {
+    if (key !== (this.key ?? "")) replace(this.one);
     this.key = key || null;
     this.wrong.hidden = true;
-    await this.refresh();
   }
 
   async refresh() {
@@ -72,34 +86,31 @@ export class ClientsView {
       get("clients", { sort: this.sort, limit: 50 }),
       key ? get("client", { key }).catch((problem) => { if (problem.status === 422 || problem.status === 404) this.complain(problem); else throw problem; }) : null,
     ]);
-    if (key !== this.key) return;
-    renew(this.list, this.top(clients.clients));
-    if (client) renew(this.one, this.detail(client));
+    if (key !== this.key) { await this.refresh(); return; }
+    update(this.list, this.top(clients.clients));
+    if (client) update(this.one, this.detail(client));
     else replace(this.one);
   }
 
   top(clients) {
-    const id = mark("sort");
-    const order = h("p", { class: "field inline" }, h("label", { for: id }, "Order by"), h("select", { id, onchange: (event) => { this.sort = event.target.value; this.page.refresh(); } },
-      SORTS.map(([value, text]) => h("option", { value, selected: value === this.sort }, text))));
-    return h("div", { class: "under" }, order, table("Busiest clients", [
-      { title: "Client", cell: (client) => h("a", { href: `#clients/${encodeURIComponent(client.key)}` }, stranger(client.key, 64)) },
+    return table("Busiest clients of five minutes", [
+      { title: "Client", cell: (client) => clientLink(client.key) },
       { title: "Requests", number: true, cell: (client) => count(client.requests) },
-      { title: "Refused", number: true, cell: (client) => h("span", { class: client.refused ? "warm" : "faint" }, count(client.refused)) },
-      { title: "Nearest limit", wide: true, cell: ({ nearest }) => (nearest ? h("span", { class: "gauge" },
-        meter(nearest.used, nearest.amount, `${count(nearest.used)} of ${count(nearest.amount)} spent`),
-        h("span", {}, stranger(nearest.rule, 32), h("span", { class: "faint" }, ` ${plain(nearest.limit, 32)}`))) : "–") },
+      { title: "Refused", number: true, cell: (client) => warm(client.refused) },
+      { title: "Nearest limit", wide: true, cell: ({ nearest }) => (nearest ? gauge(nearest, ruleAndLimit(nearest.rule, nearest.limit)) : "–") },
       { title: "State", cell: (client) => (client.banned ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "faint" }, "–")) },
-    ], clients, "No client has been seen yet."));
+    ], clients, "No client has been seen yet.", (client) => client.key);
   }
 
   detail(client) {
     const { key, ban } = client;
-    const act = (text, question, danger) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !this.page.mayChange, onclick: async () => { if (await question(key)) await this.page.refresh(); } }, text);
+    const act = (text, question, danger) => button(text, async () => { if (await question(key)) await this.page.refresh(); },
+      { class: danger ? "danger" : null, disabled: !this.page.mayChange });
+    const seen = ban || [client.strikes, client.history, client.windows, client.refusals].some((found) => found.length);
     const strikes = (client.strikes ?? []).map((one) => h("dd", {}, this.strikes(key, one)));
     return [
       h("section", { class: "card", "aria-label": "This client" },
-        h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, "Not banned"),
+        h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, seen ? "Not banned" : "Never seen"),
           h("span", { class: "buttons" }, ban ? [act("Unban", askUnban), act("Extend…", askExtend)] : act("Ban…", askBan, true), act("Forget counts…", askReset))),
         !this.page.mayChange && h("p", { class: "faint" }, "This session may look, and may not change anything."),
         h("dl", { class: "facts" },
@@ -107,15 +118,15 @@ export class ClientsView {
             `; rung ${ban.rung}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
           h("dt", {}, "Strikes"), strikes.length ? strikes : h("dd", {}, "none")),
         client.windows.length ? h("div", { class: "windows" }, client.windows.map((window) => this.window(window)))
-          : h("p", { class: "empty" }, "Nothing is spent in any window of this client.")),
+          : h("p", { class: "empty" }, seen ? "Nothing is spent in any window of this client." : "Nothing is known of this client.")),
       table("Last refusals", [
-        { title: "When", cell: (refusal) => moment(refusal.at) },
-        { title: "Reason", cell: (refusal) => words(refusal.reason, 60) },
-        { title: "Rule", cell: (refusal) => h("span", {}, stranger(refusal.rule, 40), h("span", { class: "faint" }, ` ${plain(refusal.limit ?? "", 40)}`)) },
-        { title: "Route", wide: true, cell: (refusal) => stranger(refusal.route ?? "–", 60) },
-        { title: "Status", number: true, wide: true, cell: (refusal) => refusal.status ?? "–" },
-        { title: "Retry after", number: true, cell: (refusal) => duration(refusal.retry_after_s) },
-      ], client.refusals, "No refusal of this client is remembered."),
+        { title: "When", cell: ([refusal, times]) => [moment(refusal.at), times > 1 && h("span", { class: "faint" }, ` × ${count(times)}`)] },
+        { title: "Reason", cell: ([refusal]) => words(refusal.reason, 60) },
+        { title: "Rule", cell: ([refusal]) => ruleAndLimit(refusal.rule, refusal.limit ?? "") },
+        { title: "Route", wide: true, cell: ([refusal]) => stranger(refusal.route ?? "–", 60) },
+        { title: "Status", number: true, wide: true, cell: ([refusal]) => refusal.status ?? "–" },
+        { title: "Retry after", number: true, cell: ([refusal]) => duration(refusal.retry_after_s) },
+      ], folded(client.refusals), "No refusal of this client is remembered."),
       client.history.length > 0 && table("Bans so far", [
         { title: "When", cell: (entry) => moment(entry.at) },
         { title: "What", cell: (entry) => (entry.kind === "banned" ? "Banned" : "Unbanned") },

@@ -1,22 +1,25 @@
 // The view of the configuration: rules in force, findings, store, workers.
 
-import { h, table, stranger, words, renew, plain } from "./dom.js";
+import { h, table, stranger, words, update, plain, Listing } from "./dom.js";
 import { get } from "./api.js";
-import { count, duration, milliseconds } from "./format.js";
+import { count, duration, milliseconds, now } from "./format.js";
 
-const yes = (value, text) => (value ? text : null);
+const limits = (rule) => (rule.by_request ? "from a function" : rule.limits.map(({ text }) => text).join("; ") || "none");
+const does = (rule) => [rule.exempt ? "exempts" : rule.action, rule.final && "ends the list", rule.conditional && "under a condition", rule.count_denied && "counts refusals"];
 
 export class ConfigView {
   constructor(page) {
-    this.page = page;
-    this.body = h("div", { class: "stack" });
-    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Configuration"), this.body);
+    Object.assign(this, { page, everyMs: 10000, listings: new Map(), rules: null });
+    this.facts = h("div", { class: "stack" });
+    this.gates = h("div", { class: "stack" });
+    this.workers = h("div", {});
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Configuration"), this.facts, this.gates, this.workers);
   }
 
   async refresh() {
     const [config, rules] = await Promise.all([get("config"), get("rules")]);
     const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
-    renew(this.body,
+    update(this.facts,
       h("section", { class: "card" }, h("h2", {}, "This installation"), h("dl", { class: "facts" },
         fact("Version", plain(config.version) + (config.compiled ? ", compiled" : "")), fact("Python", plain(config.python)), fact("Store", stranger(config.store, 200)),
         fact("Counts are shared", config.per_process ? "no: each process counts for itself" : "by all workers"),
@@ -24,29 +27,43 @@ export class ConfigView {
       table("Start-up findings", [
         { title: "Code", cell: (finding) => h("code", {}, plain(finding.code, 20)) },
         { title: "Finding", cell: (finding) => words(finding.message, 600) },
-      ], config.findings, "Nothing in this configuration looks like a mistake."),
-      rules.gates.map((gate) => this.gate(gate, rules.gates.length)),
-      table("Workers", [
-        { title: "Worker", cell: (worker) => stranger(worker.name, 60) },
-        { title: "Host", wide: true, cell: (worker) => stranger(worker.host, 60) },
-        { title: "Process", number: true, cell: (worker) => worker.pid },
-        { title: "Figures", number: true, cell: (worker) => `${duration(worker.age_s)} old` },
-      ], config.workers, "No worker has published figures yet."));
+      ], config.findings, "Nothing in this configuration looks like a mistake.", (finding) => finding.gate + finding.message));
+    update(this.workers, table("Workers", [
+      { title: "Worker", cell: (worker) => stranger(worker.name, 60) },
+      { title: "Host", wide: true, cell: (worker) => stranger(worker.host, 60) },
+      { title: "Process", number: true, cell: (worker) => worker.pid },
+      { title: "Figures", number: true, cell: (worker) => `${duration(Math.max(0, now() - worker.published_at))} old` },
+    ], config.workers, "No worker has published figures yet.", (worker) => worker.name));
+    if (rules === this.rules) return;
+    this.rules = rules;
+    this.show(rules.gates);
   }
 
-  gate(gate, gates) {
-    const of = gates > 1 ? ` of ${plain(gate.name, 60)}` : "";
-    const limits = (rule) => (rule.by_request ? "from a function" : rule.limits.map(({ text }) => text).join("; ") || "none");
-    const rows = [...gate.rules, ...(gate.endpoints ?? [])];
+  show(gates) {
+    const old = this.listings;
+    this.listings = new Map();
+    this.gates.replaceChildren(...gates.map((gate) => {
+      const of = gates.length > 1 ? ` of ${plain(gate.name, 60)}` : "";
+      const listing = old.get(gate.name) ?? this.listing(`Rules in force${of}`);
+      this.listings.set(gate.name, listing);
+      listing.show([...gate.rules, ...gate.endpoints]);
+      return h("div", { class: "stack" }, listing.element, this.policies(gate, of));
+    }));
+  }
+
+  listing(caption) {
+    return new Listing(caption, [
+      { title: "Rule", cell: (rule) => stranger(rule.name, 60) },
+      { title: "Paths", cell: (rule) => h("span", {}, stranger(rule.paths.join(", "), 120), rule.methods && h("span", { class: "faint" }, ` ${plain(rule.methods.join(" "), 60)}`)) },
+      { title: "Limits", cell: (rule) => plain(limits(rule), 120) },
+      { title: "Counted by", wide: true, cell: (rule) => stranger(rule.key, 60) },
+      { title: "Cost", number: true, wide: true, cell: (rule) => (rule.cost === null ? "a function" : count(rule.cost)) },
+      { title: "Does", wide: true, cell: (rule) => plain(does(rule).filter(Boolean).join(", "), 80) },
+    ], "This gate has no rules.", (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.identity}`);
+  }
+
+  policies(gate, of) {
     return [
-      table(`Rules in force${of}`, [
-        { title: "Rule", cell: (rule) => stranger(rule.name, 60) },
-        { title: "Paths", cell: (rule) => h("span", {}, stranger(rule.paths.join(", "), 120), rule.methods && h("span", { class: "faint" }, ` ${plain(rule.methods.join(" "), 60)}`)) },
-        { title: "Limits", cell: (rule) => plain(limits(rule), 120) },
-        { title: "Counted by", wide: true, cell: (rule) => stranger(rule.key, 60) },
-        { title: "Cost", number: true, wide: true, cell: (rule) => (rule.cost === null ? "a function" : count(rule.cost)) },
-        { title: "Does", wide: true, cell: (rule) => plain([rule.exempt ? "exempts" : rule.action, yes(rule.final, "ends the list"), yes(rule.conditional, "under a condition"), yes(rule.count_denied, "counts refusals")].filter(Boolean).join(", "), 80) },
-      ], rows, "This gate has no rules."),
       gate.policies.length > 0 && table(`Ban policies${of}`, [
         { title: "Policy", cell: (policy) => stranger(policy.name, 60) },
         { title: "After", cell: (policy) => plain(policy.after, 40) },
@@ -54,7 +71,7 @@ export class ConfigView {
         { title: "Times", number: true, wide: true, cell: (policy) => policy.factor },
         { title: "Longest", wide: true, cell: (policy) => duration(policy.longest_s) },
         { title: "Does", wide: true, cell: (policy) => plain(policy.action, 20) },
-      ], gate.policies, ""),
+      ], gate.policies, "", (policy) => policy.name),
       gate.default_limits.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(gate.default_limits.join("; "), 120)}`),
     ];
   }

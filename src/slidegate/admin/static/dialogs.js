@@ -1,6 +1,6 @@
 // Questions before a change. A <dialog> holds the focus, closes on Escape, and gives the focus back.
 
-import { h, announce, mark, plain, stranger } from "./dom.js";
+import { h, announce, mark, plain, stranger, TYPED } from "./dom.js";
 import { call } from "./api.js";
 import { duration, now } from "./format.js";
 
@@ -14,13 +14,16 @@ export function ask({ title, about, fields = [], button, danger = false, act }) 
     const id = mark(name);
     const input = options
       ? h("select", { id, name }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)))
-      : h("input", { id, name, value, autocomplete: "off", spellcheck: "false", "aria-describedby": hint ? `${id}-hint` : null, ...rest });
+      : h("input", { id, name, value, ...TYPED, "aria-describedby": hint ? `${id}-hint` : null, ...rest });
     return h("p", { class: "field" }, h("label", { for: id }, label), input, hint && h("small", { id: `${id}-hint` }, hint));
   });
   const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, button);
+  // A ban of one's own address is asked about twice.
+  const force = h("input", { id: mark("force"), type: "checkbox", name: "force", value: "yes" });
+  const really = h("p", { class: "check", hidden: true }, force, h("label", { for: force.id }, "Yes, ban my own address"));
   const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-  const form = h("form", { method: "dialog", novalidate: false }, h("h2", { id: heading }, title), about && h("p", {}, about),
-    inputs, wrong, h("p", { class: "buttons" }, cancel, submit));
+  const form = h("form", { method: "dialog" }, h("h2", { id: heading }, title), about && h("p", {}, about),
+    inputs, wrong, really, h("p", { class: "buttons" }, cancel, submit));
   const dialog = h("dialog", { "aria-labelledby": heading }, form);
   return new Promise((resolve) => {
     let done = false;
@@ -35,6 +38,7 @@ export function ask({ title, about, fields = [], button, danger = false, act }) 
       } catch (problem) {
         wrong.textContent = plain(explain(problem), 400);
         wrong.hidden = false;
+        really.hidden = problem.status !== 409;
         submit.disabled = false;
       }
     });
@@ -61,7 +65,7 @@ export const askBan = (target = "") => ask({
     { name: "reason", label: "Reason", maxlength: 200, hint: "It is shown here, and never to the client." },
   ],
   act: async (values) => {
-    const ban = await call("POST", "bans", { target: target || values.target, duration: values.duration, reason: values.reason });
+    const ban = await call("POST", "bans", { target: target || values.target, duration: values.duration, reason: values.reason, force: values.force === "yes" });
     return `${plain(ban.target)} is banned${ban.until_at ? ` for ${duration(ban.until_at - now())}` : " until the ban is taken back"}.`;
   },
 });

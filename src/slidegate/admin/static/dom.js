@@ -6,10 +6,12 @@ const MOST_SHOWN = 120;
 // eslint-disable-next-line no-control-regex
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\ufff9-\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
+const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "ontoggle"];
+
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name === "key" || HANDLERS.includes(name)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   add(element, children);
@@ -42,8 +44,15 @@ export function plain(text, most = MOST_SHOWN) {
   return whole.length > most ? `${seen}… (${whole.length.toLocaleString("en")} characters)` : seen;
 }
 
-// A text of a stranger as an element, which keeps its direction to itself.
-export const stranger = (text, most) => h("bdi", { class: "stranger" }, plain(text, most));
+// A text of a stranger as an element, which keeps its direction to itself. An address is never broken in two.
+const ADDRESS = /^[\da-f]*[.:][\da-f.:/]+$/i;
+export const stranger = (text, most) => h("bdi", { class: `stranger${ADDRESS.test(text) ? " address" : ""}` }, plain(text, most));
+
+export const TYPED = { autocomplete: "off", spellcheck: "false" };
+export const clientLink = (key, most = 64) => h("a", { href: `#clients/${encodeURIComponent(key)}` }, stranger(key, most));
+export const ruleAndLimit = (rule, limit) => h("span", {}, stranger(rule, 40), h("span", { class: "faint" }, ` ${plain(limit, 40)}`));
+export const button = (text, onclick, more) => h("button", { type: "button", onclick, ...more }, text);
+export const field = (text, input, more = "") => h("p", { class: `field ${more}` }, h("label", { for: input.id }, text), input);
 
 // The same for a sentence, in the letters of the page.
 export const words = (text, most = 240) => h("bdi", { class: "stranger words" }, plain(text, most));
@@ -61,33 +70,105 @@ let marks = 0;
 export const mark = (name) => `${name}-${++marks}`;
 
 // A table with a caption. A column is {title, number, wide, cell(row)}; `wide` ones are left out on a narrow screen.
-export function table(caption, columns, rows, empty, keep = false) {
-  const title = mark("caption");
+// `key(row)` tells rows apart from one time to the next.
+export function table(caption, columns, rows, empty, key) {
   const classes = (column) => [column.number && "number", column.wide && "wide"].filter(Boolean).join(" ") || null;
   const heads = columns.map((column) => h("th", { scope: "col", class: classes(column) }, column.title));
-  const lines = rows.map((row) => h("tr", {}, columns.map((column, place) =>
+  const lines = rows.map((row) => h("tr", { key: key?.(row) }, columns.map((column, place) =>
     h(place ? "td" : "th", { class: classes(column), scope: place ? null : "row" }, column.cell(row)))));
-  if (!rows.length && !keep) return h("section", { class: "card" }, h("h2", {}, caption), h("p", { class: "empty" }, empty));
+  if (!rows.length) return h("section", { class: "card" }, h("h2", {}, caption), h("p", { class: "empty" }, empty));
   return h("section", { class: "card" },
-    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-labelledby": title },
-      h("table", {}, h("caption", { id: title }, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, lines))));
+    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": caption },
+      h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, lines))));
 }
 
-// Put a new copy of a part of the page in place of the old one, unless somebody is at work in it.
-export function renew(place, ...children) {
-  const busy = place.contains(document.activeElement) && document.activeElement.matches("input, select, summary, button, .scroll");
-  if (busy) keepFocus(place, children);
-  else replace(place, ...children);
+// A table of many rows: with a filter and in pages, both of which stay while the rows come and go.
+export class Listing {
+  constructor(caption, columns, empty, key, most = 50) {
+    Object.assign(this, { caption, columns, empty, key, most, rows: [], page: 0 });
+    const id = mark("filter");
+    this.filter = h("input", { id, type: "search", maxlength: 200, ...TYPED, oninput: () => { this.page = 0; this.draw(); } });
+    this.search = field(`Filter ${caption.toLowerCase()}`, this.filter, "inline");
+    this.place = h("div", {});
+    this.count = h("span", { class: "faint" });
+    const turn = (text, by) => button(text, () => { this.page += by; this.draw(); });
+    this.buttons = [turn("Back", -1), turn("On", 1)];
+    this.pager = h("nav", { class: "pages", "aria-label": `Pages of ${caption.toLowerCase()}`, hidden: true }, this.buttons[0], this.count, this.buttons[1]);
+    this.element = h("div", {}, this.search, this.place, this.pager);
+  }
+
+  show(rows) {
+    this.rows = rows;
+    this.draw();
+  }
+
+  draw() {
+    const wanted = this.filter.value.toLowerCase();
+    const found = wanted ? this.rows.filter((row) => this.key(row).toLowerCase().includes(wanted)) : this.rows;
+    const pages = Math.max(1, Math.ceil(found.length / this.most));
+    this.page = Math.min(Math.max(this.page, 0), pages - 1);
+    this.search.hidden = !wanted && this.rows.length <= this.most;
+    this.pager.hidden = pages === 1;
+    this.buttons[0].disabled = this.page === 0;
+    this.buttons[1].disabled = this.page === pages - 1;
+    write(this.count, `Page ${this.page + 1} of ${pages}`);
+    const shown = found.slice(this.page * this.most, (this.page + 1) * this.most);
+    update(this.place, table(this.caption, this.columns, shown, wanted ? "Nothing is like that." : this.empty, this.key));
+  }
 }
 
-// The element that had the focus has a twin in the new copy, at the same place among its like.
-function keepFocus(place, children) {
+// Whether somebody is at work in a part of the page: selects text, holds a button down, or answers a question.
+export function held(place) {
+  const selection = document.getSelection();
+  const selects = selection && !selection.isCollapsed && selection.containsNode(place, true);
+  return selects || place.querySelector(":active") !== null || document.querySelector("dialog[open]") !== null;
+}
+
+export const write = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
+// Bring a part of the page up to date. An element stays as long as its like is there, and only what changed is written.
+export function update(place, ...children) {
+  if (place.hasChildNodes() && held(place)) return;
+  const fresh = document.createDocumentFragment();
+  add(fresh, children);
   const active = document.activeElement;
-  const like = active.localName + (active.className ? `.${active.className.trim().split(/\s+/).join(".")}` : "");
-  const number = [...place.querySelectorAll(like)].indexOf(active);
-  const scrolled = active.scrollLeft;
-  replace(place, ...children);
-  const twin = place.querySelectorAll(like)[number];
-  twin?.focus({ preventScroll: true });
-  if (twin && scrolled) twin.scrollLeft = scrolled;
+  merge(place, fresh);
+  // A row that has moved loses the focus.
+  if (active !== document.activeElement && active.isConnected) active.focus({ preventScroll: true });
+}
+
+const alike = (one, other) => one.nodeName === other.nodeName && one.key === other.key;
+
+function merge(old, fresh) {
+  const wanted = new Set(Array.from(fresh.childNodes, (child) => child.key));
+  const keyed = new Map();
+  for (const child of [...old.childNodes]) {
+    if (child.key === undefined) continue;
+    if (wanted.has(child.key)) keyed.set(child.key, child);
+    else child.remove();
+  }
+  let next = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    const kept = child.key === undefined ? next : keyed.get(child.key);
+    if (!kept || !alike(kept, child)) { old.insertBefore(child, next); continue; }
+    if (kept === next) next = next.nextSibling;
+    else old.insertBefore(kept, next);
+    become(kept, child);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+function become(kept, fresh) {
+  if (kept.nodeType === Node.TEXT_NODE) {
+    if (kept.data !== fresh.data) kept.data = fresh.data;
+    return;
+  }
+  for (const { name } of [...kept.attributes]) if (!fresh.hasAttribute(name)) kept.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);
+  for (const name of HANDLERS) kept[name] = fresh[name];
+  merge(kept, fresh);
 }

@@ -58,3 +58,6 @@ export function moment(at) {
 }
 
 export const now = () => Date.now() / 1000;
+
+// The requests that limits refused: bans and lists refuse others.
+export const limited = (traffic) => traffic.refused - traffic.banned - traffic.blocked;

@@ -1,82 +1,104 @@
 // The view of the present: figures, charts, rules, routes, and the clients nearest to a limit.
 
-import { h, table, stranger, renew, plain } from "./dom.js";
-import { Chart, meter, sparkline } from "./charts.js";
-import { compact, count, duration, milliseconds, rate, share } from "./format.js";
+import { h, table, stranger, update, plain, write, Listing, clientLink, ruleAndLimit } from "./dom.js";
+import { get } from "./api.js";
+import { Chart, gauge, sparkline, warm } from "./charts.js";
+import { compact, count, duration, limited, milliseconds, rate, share } from "./format.js";
 
-const WINDOWS = ["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"];
 const tile = (name, value, below, tone) => h("div", { class: `tile${tone ? ` ${tone}` : ""}` },
   h("dt", {}, name), h("dd", {}, h("span", { class: "figure" }, value), h("small", {}, below)));
 
 export class NowView {
   constructor(page) {
     this.page = page;
+    this.ranged = true;
     this.requests = new Chart({
       title: "Requests a second", heap: true, text: rate,
-      series: [{ key: "passed", label: "Passed" }, { key: "refused", label: "Refused" }, { key: "banned", label: "Banned" }],
+      series: [{ key: "passed", label: "Passed" }, { key: "refused", label: "Limited or listed" }, { key: "banned", label: "By bans" }],
     });
     this.times = new Chart({
       title: "Time to the last byte, in ms", text: milliseconds,
       series: [{ key: "p50_ms", label: "Median" }, { key: "p95_ms", label: "95 %" }],
     });
     this.tiles = h("dl", { class: "tiles" });
-    this.tables = h("div", { class: "stack" });
-    this.choice = h("fieldset", { class: "segments" }, h("legend", { class: "unseen" }, "Window of time"), WINDOWS.map((window) =>
-      h("label", {}, h("input", { type: "radio", name: "window", value: window, checked: window === page.window, onchange: () => page.choose(window) }), h("span", {}, window))));
     this.note = h("p", { class: "note" });
-    this.element = h("div", { class: "stack" }, h("div", { class: "head" }, h("h2", { class: "unseen" }, "Now"), this.choice, this.note),
-      this.tiles, h("div", { class: "pair" }, this.requests.element, this.times.element), this.tables);
+    this.rules = this.figures("Rules", "No rule has counted a request in this window.");
+    this.routes = this.figures("Routes", "No request in this window.");
+    this.near = h("div", {});
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Now"), this.note, this.tiles,
+      h("div", { class: "pair" }, this.requests.element, this.times.element),
+      h("div", { class: "pair" }, this.rules.element, this.near), this.routes.element);
   }
 
-  show(frame) {
-    const { stats, history } = frame;
+  async refresh() {
+    const { window } = this.page;
+    const found = await get("now", { window });
+    if (window !== this.page.window) return;
+    if (found.problem) this.page.warn(found.problem);
+    if (!found.stats) return;
+    this.show(found);
+  }
+
+  show({ stats, history, clients, lines }) {
     const { total } = stats;
-    const turned = total.refused + total.passed;
-    renew(this.tiles,
-      tile("Requests", compact(turned), `${rate(turned / stats.window_s)} a second`),
-      tile("Passed", compact(total.passed), share(total.passed, turned)),
-      tile("Refused", compact(total.refused), `${share(total.refused, turned)}; ${compact(total.banned)} by bans`, total.refused ? "warm" : ""),
-      tile("In shadow", compact(total.shadow_refused), "would have been refused"),
+    const all = total.refused + total.passed;
+    update(this.tiles,
+      tile("Requests", compact(all), `${rate(all / stats.window_s)} a second`),
+      tile("Passed", compact(total.passed), share(total.passed, all)),
+      tile("Limited", compact(limited(total)), share(limited(total), all), limited(total) ? "warm" : ""),
+      tile("By bans", compact(total.banned), `${compact(total.blocked)} by lists`, total.banned ? "warm" : ""),
+      tile("In shadow", compact(total.shadow_refused), "would be limited"),
       tile("Median", milliseconds(total.p50_ms), `95 %: ${milliseconds(total.p95_ms)}`),
       tile("Exceptions", compact(total.exceptions), "of the application", total.exceptions ? "hot" : ""));
-    const workers = stats.workers.length;
-    const oldest = Math.max(0, ...stats.workers.map((worker) => worker.age_s));
-    this.note.textContent = `${workers} ${workers === 1 ? "worker" : "workers"}${workers > 1 ? `, figures at most ${duration(oldest)} old` : ""}`;
-    // The running step, and those for which other workers have not published yet, would look like a fall at the end.
-    const late = 1 + (workers > 1 ? Math.min(2, Math.ceil(5 / history.step_s)) : 0);
-    const done = Object.fromEntries(Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -late) : values]));
-    const each = (values) => values.map((value) => (value === null ? null : value / history.step_s));
-    // Refusals by bans are refusals too; drawn above each other they must not count twice.
-    const limited = done.refused.map((value, place) => Math.max(0, value - done.banned[place]));
-    this.requests.update({ ...done, passed: each(done.passed), refused: each(limited), banned: each(done.banned) });
-    this.times.update(done);
-    renew(this.tables, h("div", { class: "pair" },
-      this.figures("Rules", stats.rules, frame.sparks?.rules, "No rule has counted a request in this window."), this.nearest(frame.clients)),
-    this.figures("Routes", stats.routes, frame.sparks?.routes, "No request in this window."));
+    const { workers } = stats;
+    const oldest = Math.max(0, ...workers.map((worker) => worker.age_s));
+    write(this.note, `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${workers.length > 1 ? `, figures at most ${duration(oldest)} old` : ""}`);
+    this.charts(history, Math.min(...workers.map((worker) => worker.published_at)));
+    this.rows(this.rules, stats.rules, lines.rules);
+    this.rows(this.routes, stats.routes, lines.routes);
+    update(this.near, this.nearest(clients));
   }
 
-  figures(caption, found, sparks = {}, empty) {
-    const rows = Object.entries(found).sort(([, one], [, two]) => two.refused - one.refused || two.passed - one.passed);
-    return table(caption, [
+  charts(history, reported) {
+    // The running step would look like a fall at the end. Behind the last report of a worker, figures are not complete.
+    const done = Object.fromEntries(Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -1) : values]));
+    const ends = done.passed.map((_, place) => history.start_at + (place + 1) * history.step_s);
+    done.late = ends.filter((end) => end > reported).length;
+    const each = (values) => values.map((value) => value / history.step_s);
+    // Refusals by bans are refusals too; drawn above each other they must not count twice.
+    const refused = done.refused.map((value, place) => Math.max(0, value - done.banned[place]));
+    this.requests.update({ ...done, passed: each(done.passed), refused: each(refused), banned: each(done.banned) });
+    this.times.update(done);
+  }
+
+  figures(caption, empty) {
+    const shadowed = ([, one]) => one.shadow_refused > 0 && one.refused === 0;
+    return new Listing(caption, [
       { title: caption.slice(0, -1), cell: ([name]) => stranger(name, 80) },
-      { title: "Passed", number: true, cell: ([, figures]) => count(figures.passed) },
-      { title: "Refused", number: true, cell: ([, figures]) => h("span", { class: figures.refused ? "warm" : "faint" }, count(figures.refused)) },
-      { title: "Share", number: true, wide: true, cell: ([, figures]) => share(figures.refused, figures.refused + figures.passed) },
-      { title: "A second", number: true, wide: true, cell: ([, figures]) => rate(figures.qps) },
-      { title: "95 %", number: true, wide: true, cell: ([, figures]) => milliseconds(figures.p95_ms) },
-      { title: "Course", wide: true, cell: ([name]) => (Object.hasOwn(sparks, name)
-        ? sparkline(sparks[name].passed, sparks[name].refused, `Requests of ${plain(name, 40)} over the window`) : h("span", { class: "faint" }, "–")) },
-    ], rows, empty);
+      { title: "Passed", number: true, cell: ([, one]) => count(one.passed) },
+      { title: "Limited", number: true, cell: (row) => (caption === "Rules" && shadowed(row)
+        ? h("span", { class: "faint" }, `${count(row[1].shadow_refused)} in shadow`) : warm(limited(row[1]))) },
+      { title: "By bans", number: true, wide: true, cell: ([, one]) => warm(one.banned) },
+      { title: "Share", number: true, wide: true, cell: ([, one]) => share(one.refused, one.refused + one.passed) },
+      { title: "A second", number: true, wide: true, cell: ([, one]) => rate(one.qps) },
+      { title: "95 %", number: true, wide: true, cell: ([, one]) => milliseconds(one.p95_ms) },
+      { title: "Course", wide: true, cell: ([name, , line]) => (line
+        ? sparkline(line.passed, line.refused, `Requests of ${plain(name, 40)} over the window`) : h("span", { class: "faint" }, "–")) },
+    ], empty, ([name]) => name);
+  }
+
+  rows(listing, found, lines) {
+    const rows = Object.entries(found).sort(([, one], [, two]) => two.refused - one.refused || two.passed - one.passed);
+    listing.show(rows.map(([name, one]) => [name, one, Object.hasOwn(lines, name) ? lines[name] : null]));
   }
 
   nearest(clients) {
     return table("Nearest to a limit", [
-      { title: "Client", cell: (client) => h("a", { href: `#clients/${encodeURIComponent(client.key)}` }, stranger(client.key, 48)) },
-      { title: "Limit", wide: true, cell: ({ nearest }) => h("span", {}, stranger(nearest.rule, 32), h("span", { class: "faint" }, ` ${plain(nearest.limit, 32)}`)) },
-      { title: "Spent", cell: ({ nearest }) => h("span", { class: "gauge" },
-        meter(nearest.used, nearest.amount, `${count(nearest.used)} of ${count(nearest.amount)} spent`), h("span", { class: "figure" }, `${count(nearest.used)} / ${compact(nearest.amount)}`)) },
+      { title: "Client", cell: (client) => clientLink(client.key, 48) },
+      { title: "Limit", wide: true, cell: ({ nearest }) => ruleAndLimit(nearest.rule, nearest.limit) },
+      { title: "Spent", cell: ({ nearest }) => gauge(nearest, h("span", { class: "figure" }, `${count(nearest.used)} / ${compact(nearest.amount)}`)) },
       { title: "Requests", number: true, wide: true, cell: (client) => count(client.requests) },
-      { title: "Refused", number: true, cell: (client) => h("span", { class: client.refused ? "warm" : "faint" }, count(client.refused)) },
-    ], clients.filter((client) => client.nearest), "No client has spent anything of a limit lately.");
+      { title: "Refused", number: true, cell: (client) => warm(client.refused) },
+    ], clients.filter((client) => client.nearest), "No client has spent anything of a limit lately.", (client) => client.key);
   }
 }

@@ -1,33 +1,35 @@
 // The view of shadow rules: whom they would have refused, beside what they admitted.
 
-import { h, table, stranger, renew, plain } from "./dom.js";
+import { h, table, stranger, update, plain, clientLink } from "./dom.js";
 import { get } from "./api.js";
-import { meter } from "./charts.js";
+import { meter, warm } from "./charts.js";
 import { count, share } from "./format.js";
 
 export class ShadowView {
   constructor(page) {
     this.page = page;
+    this.ranged = true;
     this.body = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Shadow rules"), this.body);
   }
 
   async refresh() {
-    const found = await get("shadow", { window: this.page.window });
-    renew(this.body, found.rules.length ? [
-      h("p", { class: "note" }, `A shadow rule counts and refuses nobody. Figures of the last ${this.page.window}; clients of the last hour at most.`),
+    const { window } = this.page;
+    const found = await get("shadow", { window });
+    update(this.body, found.rules.length ? [
+      h("p", { class: "note" }, `A shadow rule counts and refuses nobody. Figures of the last ${window}; clients of the last hour at most.`),
       table("Shadow rules", [
         { title: "Rule", cell: (rule) => stranger(rule.name, 80) },
         { title: "Limits", wide: true, cell: (rule) => plain(rule.limits.join("; "), 80) },
         { title: "Passed", number: true, cell: (rule) => count(rule.passed) },
-        { title: "Would refuse", number: true, cell: (rule) => h("span", { class: rule.would_refuse ? "warm" : "faint" }, count(rule.would_refuse)) },
+        { title: "Would refuse", number: true, cell: (rule) => warm(rule.would_refuse) },
         { title: "Share", cell: (rule) => h("span", { class: "gauge" },
           meter(rule.would_refuse, rule.passed, `${share(rule.would_refuse, rule.passed)} of the requests`), h("span", { class: "figure" }, share(rule.would_refuse, rule.passed))) },
-      ], found.rules, ""),
-      found.rules.map((rule) => table(h("span", {}, "Whom ", stranger(rule.name, 60), " would have refused"), [
-        { title: "Client", cell: (client) => h("a", { href: `#clients/${encodeURIComponent(client.key)}` }, stranger(client.key, 64)) },
+      ], found.rules, "", (rule) => rule.name),
+      found.rules.map((rule) => table(`Whom ${plain(rule.name, 60)} would have refused`, [
+        { title: "Client", cell: (client) => clientLink(client.key) },
         { title: "Refusals", number: true, cell: (client) => count(client.count) },
-      ], rule.clients, "Nobody lately.")),
+      ], rule.clients, "Nobody lately.", (client) => client.key)),
     ] : h("section", { class: "card" }, h("h2", {}, "Shadow rules"),
       h("p", { class: "empty" }, "No rule is in shadow. A rule with shadow=True shows here whom it would refuse, before it refuses anybody.")));
   }

@@ -37,10 +37,9 @@ from ...core.bans.in_force import Guarded
 from ...core.charge import Permit
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
-from ...core.decision import Bucket, Check, Decision
+from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.errors import ConfigurationError, StoreError
 from ...core.limits import check_whole
-from ...core.reasons import Reason
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PLACE_LEASE, LeaseRenewer, place_lease_us

@@ -1,4 +1,4 @@
-"""A tool behind a door, and visitors who send it requests."""
+"""A dashboard on a clock that stands still, and browsers and scripts that send it requests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import json
 from http.cookies import SimpleCookie
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore
-from slidegate.admin.access import Access
-from slidegate.admin.door import Door, File
-from slidegate.admin.visitors import visitor_of
+from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
@@ -24,54 +18,35 @@ TOKEN = "full-token-0123456789abcdef"
 READ_TOKEN = "read-token-0123456789abcdef"
 HOST = "ops.example.org"
 NOW_US = 1_800_000_000_000_000
-FILES = {"/": File(b"<!doctype html>page", "text/html; charset=utf-8"), "/app.js": File(b"go()", "text/javascript")}
+LOOK = "/api/lists"
+CHANGE = "/api/bans"
+NEW_BAN = {"target": "user:1", "duration": "1h"}
 
 
-class Tool:
-    """Counts the changes that reach it."""
-
-    def __init__(self) -> None:
-        self.changes: list[Any] = []
-        self.looks = 0
-
-    async def items(self, request: Request) -> JSONResponse:
-        visitor = visitor_of(request.scope)
-        if request.method in ("GET", "HEAD"):
-            self.looks += 1
-        else:
-            body = await request.body()
-            self.changes.append(json.loads(body) if body else None)
-        return JSONResponse({"name": visitor.name, "role": visitor.role})
-
-    async def fail(self, request: Request) -> JSONResponse:
-        raise RuntimeError("redis://user:s3cret@h:6379/0 is away")
-
-    def app(self, prefix: str = "/api") -> Starlette:
-        methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-        routes = [Route("/items", self.items, methods=methods), Route("/fail", self.fail)]
-        return Starlette(routes=[Mount(prefix, routes=routes)] if prefix else routes)
-
-
-class House:
-    """A door with a tool behind it, on a clock that stands still.
+class Site:
+    """A dashboard and its limiter.
 
     Args:
+        clock: The clock of its store, by default one that stands still.
         store: The store of its limiter; by default one in memory.
-        options: Options of `Access`; by default two tokens.
+        options: Options of the dashboard; by default two tokens.
     """
 
-    def __init__(self, store: Any = None, **options: Any) -> None:
-        self.clock = FakeClock(NOW_US)
-        self.limiter = Limiter(MemoryStore(clock=self.clock) if store is None else store, deadline="30s")
-        self.tool = Tool()
+    def __init__(self, clock: FakeClock | None = None, store: Any = None, **options: Any) -> None:
+        self.clock = clock = clock or FakeClock(NOW_US)
+        store = MemoryStore(clock=clock, wall_clock=clock) if store is None else store
+        self.limiter = Limiter(store, deadline="30s")
         if "auth" not in options:
             options = {"token": TOKEN, "read_token": READ_TOKEN, **options}
-        self.access = Access(self.limiter, clock=self.clock, **options)
-        self.door = Door(self.tool.app(), self.access, files=FILES, prefix="/api")
+        self.app = Dashboard(self.limiter, **options)
+
+    async def changed(self) -> bool:
+        """Return whether `NEW_BAN` was made, and take it back."""
+        return await self.limiter.unban(NEW_BAN["target"])
 
 
 class Browser:
-    """Sends requests as a browser does: with the cookies that it was given, and the Origin of its page.
+    """Sends requests as a browser does over https: with its cookies, the Origin of its page, and Sec-Fetch-Site.
 
     Args:
         app: The application.
@@ -90,7 +65,6 @@ class Browser:
         self.root = root
         self.peer = peer
         self.cookies: dict[str, str] = {}
-        self.csrf = ""
         self.last_cookie: Any = None
 
     async def send(self, method: str, path: str, said: Any = None, **headers: str | None) -> Answer:
@@ -100,11 +74,13 @@ class Browser:
             fields["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         if method not in ("GET", "HEAD"):
             fields.update({"origin": f"{self.scheme}://{HOST}", "sec-fetch-site": "same-origin"})
-            fields.update({"content-type": "application/json", "x-csrf-token": self.csrf or None})
+            fields["content-type"] = "application/json"
         fields.update({name.replace("_", "-"): value for name, value in headers.items()})
         body = b"" if said is None else said if isinstance(said, bytes) else json.dumps(said).encode()
         sent = {name: value for name, value in fields.items() if value is not None}
-        place = {"client": (self.peer, 1), "scheme": self.scheme, "root_path": self.root}
+        path, _, query = path.partition("?")
+        place: dict[str, Any] = {"client": (self.peer, 1), "scheme": self.scheme, "root_path": self.root}
+        place["query_string"] = query.encode()
         answer = await call(self.app, self.root + self.at + path, method, body, headers=sent, **place)
         for name, value in answer.start["headers"]:
             if name == b"set-cookie":
@@ -115,12 +91,17 @@ class Browser:
                     del self.cookies[key]
         return answer
 
-    async def log_in(self, token: str = TOKEN, prefix: str = "/api") -> Answer:
-        """Log in, and keep what changes have to prove."""
-        answer = await self.send("POST", f"{prefix}/session", {"token": token})
-        if answer.status == 200:
-            self.csrf = said(answer)["csrf"]
-        return answer
+    async def log_in(self, token: str = TOKEN) -> Answer:
+        return await self.send("POST", "/api/session", {"token": token})
+
+    async def change(self, **headers: str | None) -> Answer:
+        return await self.send("POST", CHANGE, NEW_BAN, **headers)
+
+
+async def logged_in(site: Site, token: str = TOKEN, **options: Any) -> Browser:
+    browser = Browser(site.app, **options)
+    assert (await browser.log_in(token)).status == 200
+    return browser
 
 
 def said(answer: Answer) -> Any:

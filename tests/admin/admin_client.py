@@ -47,7 +47,7 @@ def rules() -> list[Rule]:
     ]
 
 
-class Office:
+class AdminClient:
     """An application, its limiter, and a clock that stands still.
 
     Args:
@@ -87,8 +87,10 @@ class Operator:
             headers={"Authorization": f"Bearer {token}"},
         )
 
-    async def ask(self, method: str, path: str, *, json: Any = None, **query: Any) -> httpx.Response:
-        answer = await self._client.request(method, path, params=query, json=json)
+    async def ask(
+        self, method: str, path: str, *, json: Any = None, headers: dict[str, str] | None = None, **query: Any
+    ) -> httpx.Response:
+        answer = await self._client.request(method, path, params=query, json=json, headers=headers)
         hold_to_the_document(await document(), method, path, answer)
         return answer
 
@@ -125,7 +127,7 @@ async def document() -> dict[str, Any]:
 def hold_to_the_document(page: dict[str, Any], method: str, path: str, answer: httpx.Response) -> None:
     """Check an answer against the schema that the document has for it."""
     operation = page["paths"].get(f"/{path}", {}).get(method.lower())
-    if operation is None:
+    if operation is None or answer.status_code == 304:
         return
     (content,) = operation["responses"][str(answer.status_code)]["content"].items()
     assert answer.headers["content-type"] == content[0]

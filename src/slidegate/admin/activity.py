@@ -1,0 +1,376 @@
+"""What an operator may ask about beyond figures: the busiest clients, the last refusals, the last events.
+
+Each worker records its own from the first look on; before that nothing of this happens. It publishes a part with its
+figures, and whichever worker is asked puts the parts of all together. Everything has a bound, in entries and in bytes:
+a client chooses neither how many there are nor how long they get.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final, TypedDict, TypeVar
+
+from ..core.bans.in_force import MAX_KEY_BYTES, shown
+from ..core.decision import Bucket, Check, Decision
+from ..core.errors import StoreError
+from ..core.logs import logger
+from ..core.statistics.hot_keys import HotKeys
+from ..core.store import Event
+from ..limiter import Limiter
+from ..limiter.events import KINDS, Subscription
+
+WINDOW_S: Final = 300
+"""The time that the busiest clients are about."""
+SHADOW_WINDOW_S: Final = 3_600
+KEPT_EVENTS: Final = 500
+KEPT_REFUSALS: Final = 500
+MAX_REFUSALS_PER_SECOND: Final = 100
+"""How many refusals are recorded with their reasons: the event of one costs more than the refusal."""
+MAX_UNREAD: Final = 256
+SECTION: Final = "activity"
+"""The name of what workers publish."""
+VERSION: Final = 1
+"""Of its form: workers of another release may share the store for a while."""
+
+_MAX_DETAILS: Final = 16
+_MAX_BUCKETS: Final = 16
+_MAX_CLIENTS: Final = 1_000
+_MAX_SHADOWED: Final = 500
+_MAX_KEYS: Final = 4_096
+_NEVER_HOT: Final = 2**31 - 1
+_SHARED_CLIENTS: Final = 60
+_SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "shadowed": 4_000}
+_BETWEEN: Final = "\n"
+"""Stands between a rule and a key; no rule's name has it."""
+_NOT_COUNTED: Final = re.compile(r"^slidegate-|:(?:shadow|track)(?:#\d+)?$")
+"""Finds the rules that count no requests of clients: those of operators' tools, and those that only look on, each of
+which asks a question of its own about a request that has been counted already."""
+_LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused", "near_limit"}
+"""The kinds of events that are kept: those that come with every request would push all others out."""
+_starting: Final = Lock()
+
+T = TypeVar("T")
+
+
+class ClientActivity(TypedDict):
+    """A busy client, with the names of the buckets that count it."""
+
+    key: str
+    requests: int
+    refused: int
+    rules: list[str]
+
+
+class LoggedEvent(TypedDict):
+    """An event, with its number in this worker's log."""
+
+    number: int
+    at: float
+    kind: str
+    message: str
+    details: dict[str, str]
+
+
+class WorkerEvents(TypedDict):
+    """The events of one worker, oldest first."""
+
+    worker: str
+    events: list[LoggedEvent]
+
+
+class ClusterActivity:
+    """The activity of all workers.
+
+    Attributes:
+        clients: The busiest clients, each once, the most requests first.
+        refusals: The last refusals, newest first, as `schemas.Refusal` has them.
+        events: The events of each worker.
+        shadowed: (rule, key) -> how often a shadow rule would have refused it.
+    """
+
+    def __init__(self, parts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        self.refusals: list[dict[str, Any]] = []
+        self.events: list[WorkerEvents] = []
+        self.shadowed: Counter[tuple[str, str]] = Counter()
+        clients: dict[str, ClientActivity] = {}
+        for worker, part in parts:
+            for one in part["clients"]:
+                known = clients.setdefault(one["key"], {"key": one["key"], "requests": 0, "refused": 0, "rules": []})
+                known["requests"] += one["requests"]
+                known["refused"] += one["refused"]
+                known["rules"] = list(dict.fromkeys([*known["rules"], *one["rules"]]))
+            self.refusals += [{**refusal, "worker": worker} for refusal in part["refusals"]]
+            self.events.append({"worker": worker, "events": sorted(part["events"], key=lambda event: event["number"])})
+            for rule, key, times in part["shadowed"]:
+                self.shadowed[rule, key] += times
+        self.refusals.sort(key=lambda refusal: -refusal["at"])
+        self.clients = sorted(clients.values(), key=lambda one: (-one["requests"], one["key"]))
+
+
+class ActivityRecorder:
+    """Records the activity of one worker; see `of`.
+
+    Decisions, many at once, say who asks how often, who is refused, and which buckets count whom. Events say why a
+    request was refused, whom a shadow rule would have refused, and what happened besides.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._clock = limiter.engine.statistics.now_us
+        self._lock = Lock()
+        self._requests = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
+        self._refused = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
+        self._shadow = HotKeys(_MAX_SHADOWED, _NEVER_HOT, SHADOW_WINDOW_S, slices=6)
+        self._counted_by: dict[str, dict[str, None]] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._names: dict[Bucket, str] = {}
+        self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
+        self._number = 0
+        self._refusals: deque[Event] = deque(maxlen=KEPT_REFUSALS)
+        self._second, self._this_second = -1, 0
+        self._subscription: Subscription | None = None
+        self._subscribing = Lock()
+        self._unread: deque[Decision] = deque()
+        self._reading = Lock()
+        limiter.engine.listen(self._add)
+        limiter.observe(self._record_event, kinds=_LOGGED)
+        limiter.observe(self._record_shadow, kinds=["shadow_refused"], inline=True)
+        self._subscribe()
+        limiter.engine.publisher.add_section(SECTION, self._published)
+
+    @classmethod
+    def of(cls, limiter: Limiter) -> ActivityRecorder:
+        """Return the recorder of a limiter, which starts at the first call."""
+        with _starting:
+            recorder = limiter.engine.activity
+            if not isinstance(recorder, ActivityRecorder):
+                recorder = limiter.engine.activity = ActivityRecorder(limiter)
+            return recorder
+
+    async def all_workers(self) -> ClusterActivity:
+        """Return the activity of all workers; where the store is away, of this one alone."""
+        self._catch_up()
+        try:
+            sections = await self._limiter.engine.all_workers.sections(SECTION)
+        except StoreError as error:
+            logger.warning("admin: what other workers see is not known: %s", error)
+            sections = []
+        here = next((section.worker.name for section in sections if section.worker.here), "")
+        others = [
+            (section.worker.name, section.value)
+            for section in sections
+            if not section.worker.here and isinstance(section.value, dict) and section.value.get("version") == VERSION
+        ]
+        return ClusterActivity([(here, self._own(10)), *others])
+
+    def rules_of(self, key: str) -> list[str]:
+        """Return the names of the buckets that have counted a key lately."""
+        with self._lock:
+            return list(self._counted_by.get(key, ()))
+
+    def bucket(self, name: str) -> Bucket | None:
+        """Return a bucket that has counted lately, by its name."""
+        return self._buckets.get(name)
+
+    def events(self) -> list[LoggedEvent]:
+        """Return the last events of this worker, oldest first."""
+        with self._lock:
+            return list(self._events)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _add(self, decision: Decision) -> None:
+        """Note a decision, which costs no more than a place in a queue, and read all of them where they are many."""
+        self._unread.append(decision)
+        if len(self._unread) >= MAX_UNREAD:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read the decisions that were noted. Where another thread does so already, it reads all."""
+        self._subscribe()
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read([self._unread.popleft() for _ in range(len(self._unread))])
+        finally:
+            self._reading.release()
+
+    def _read(self, decisions: Sequence[Decision]) -> None:
+        """Count decisions: of a client that comes again and again, all have one and the same tuple of checks."""
+        by_checks: dict[int, tuple[Sequence[Check], list[int]]] = {}
+        for decision in decisions:
+            if decision.checks and not _NOT_COUNTED.search(decision.checks[0][0].rule):
+                counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
+                counts[0] += 1
+                counts[1] += not decision.allowed
+        requests: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
+        with self._lock:
+            for checks, (times, times_refused) in by_checks.values():
+                for key in {key for _, key, _ in checks}:
+                    requests[key] += times
+                    refused[key] += times_refused
+                for bucket, key, _ in checks:
+                    self._learn(bucket, key)
+        now_us = self._clock()
+        for key, times in requests.items():
+            self._requests.hit(key, now_us, times)
+            if refused[key]:
+                self._refused.hit(key, now_us, refused[key])
+
+    def _learn(self, bucket: Bucket, key: str) -> None:
+        """Remember which bucket counts a key, of the keys that came lately."""
+        known = self._counted_by.get(key)
+        if known is None:
+            if len(self._counted_by) >= _MAX_KEYS:
+                # Those who come often are learnt again at once.
+                self._counted_by.clear()
+                self._buckets.clear()
+                self._names.clear()
+            known = self._counted_by[key] = {}
+        name = self._names.get(bucket)
+        if name is None:
+            name = self._names[bucket] = bucket_name(bucket)
+        if name not in known and len(known) < _MAX_BUCKETS:
+            known[name] = None
+            self._buckets[name] = bucket
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _subscribe(self) -> None:
+        """Hear of refusals, unless enough of them were recorded in this second."""
+        if self._subscription is None and self._clock() // 1_000_000 != self._second:
+            with self._subscribing:
+                if self._subscription is None:
+                    # Recording takes less time than waking another thread for it.
+                    self._subscription = self._limiter.observe(self._record_refusal, kinds=["refused"], inline=True)
+
+    def _record_refusal(self, event: Event) -> None:
+        second = self._clock() // 1_000_000
+        if second != self._second:
+            self._second, self._this_second = second, 0
+        self._this_second += 1
+        self._refusals.append(event)
+        if self._this_second >= MAX_REFUSALS_PER_SECOND:
+            with self._subscribing:
+                if self._subscription is not None:
+                    self._subscription.remove()
+                    self._subscription = None
+
+    def _record_shadow(self, event: Event) -> None:
+        rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
+        self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
+
+    def _record_event(self, event: Event) -> None:
+        details = list(event.details.items())[:_MAX_DETAILS]
+        with self._lock:
+            self._number += 1
+            logged: LoggedEvent = {
+                "number": self._number,
+                "at": _at(event),
+                "kind": event.kind,
+                "message": event.message[:1_024],
+                "details": {shown(str(name))[:64]: _text(value) for name, value in details},
+            }
+            self._events.append(logged)
+
+    # -- to all workers ------------------------------------------------------------------------------------------------
+
+    def _own(self, factor: int) -> dict[str, Any]:
+        """Return the activity of this worker, the newest first."""
+        return {
+            "clients": self._busiest(factor * _SHARED_CLIENTS),
+            "refusals": [_refusal(event) for event in reversed(self._refusals.copy())],
+            "events": self.events()[::-1],
+            "shadowed": [
+                (rule, key, times)
+                for name, times in self._shadow.top(self._clock(), factor * _SHARED_CLIENTS)
+                for rule, _, key in [name.partition(_BETWEEN)]
+            ],
+        }
+
+    def _published(self) -> dict[str, Any]:
+        """Return what other workers see: JSON of less than 32 KiB."""
+        self._catch_up()
+        return {
+            "version": VERSION,
+            **{name: _fitting(part, _SHARED_BYTES[name]) for name, part in self._own(1).items()},
+        }
+
+    def _busiest(self, most: int) -> list[ClientActivity]:
+        """Return the clients with the most requests, and those with the most refusals."""
+        now_us = self._clock()
+        refused = dict(self._refused.top(now_us, _MAX_CLIENTS))
+        requests = dict(self._requests.top(now_us, 2 * _MAX_CLIENTS))
+        named = dict.fromkeys([*list(requests)[:most], *list(refused)[:most]])
+        with self._lock:
+            return [
+                {
+                    "key": key,
+                    "requests": max(requests.get(key, 0), refused.get(key, 0)),
+                    "refused": refused.get(key, 0),
+                    "rules": list(self._counted_by.get(key, ())),
+                }
+                for key in named
+            ]
+
+
+def bucket_name(bucket: Bucket) -> str:
+    """Return a name for a bucket that is the same in every worker: its rule and its limits.
+
+    Limits that depend on the client make several buckets of one rule.
+    """
+    return f"{bucket.rule} {'; '.join(map(str, bucket.limits))}"[:256]
+
+
+def short_name(worker: str) -> str:
+    """Return eight characters for the name of a worker."""
+    return blake2b(worker.encode(), digest_size=4).hexdigest()
+
+
+def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
+    """Return the first entries that have room."""
+    fitting: list[T] = []
+    left = most_bytes
+    for entry in entries:
+        left -= len(json.dumps(entry)) + 2
+        if left < 0:
+            break
+        fitting.append(entry)
+    return fitting
+
+
+def _at(event: Event) -> float:
+    return event.time_us / 1_000_000 if event.time_us else time.time()
+
+
+def _refusal(event: Event) -> dict[str, Any]:
+    details = event.details
+    status, retry_after_s = details.get("status"), details.get("retry_after_s")
+    return {
+        "at": _at(event),
+        "key": _key(details.get("key")),
+        "client": _key(details.get("client")),
+        "rule": _text(details.get("rule")),
+        "limit": _text(details.get("limit")) or None,
+        "reason": _text(details.get("reason")),
+        "route": _text(details.get("route")) or None,
+        "method": _text(details.get("method")) or None,
+        "status": status if isinstance(status, int) else None,
+        "retry_after_s": retry_after_s if isinstance(retry_after_s, (int, float)) else None,
+    }
+
+
+def _key(value: object) -> str:
+    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
+    return "" if value is None else str(value)[:MAX_KEY_BYTES]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else shown(str(value))

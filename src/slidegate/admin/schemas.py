@@ -1,0 +1,719 @@
+"""What the admin API takes and answers, as models: they check values, and the OpenAPI document is made of them.
+
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
+
+try:
+    from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+    from pydantic.json_schema import GenerateJsonSchema
+except ModuleNotFoundError as error:
+    raise ImportError(f'the admin API needs the package {error.name}: pip install "slidegate[dashboard]"') from error
+
+from ..core.errors import closest, quoted
+from ..core.limits import MAX_AMOUNT
+from ..limiter.events import KINDS
+from .messages import AdminError
+
+MAX_TEXT: Final = 1_024
+MAX_CURSOR: Final = 4_096
+MAX_ERRORS: Final = 20
+"""How many errors one answer names."""
+
+TimeWindow: TypeAlias = Literal["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"]
+WINDOWS: Final[tuple[str, ...]] = get_args(TimeWindow)
+LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
+ListKind: TypeAlias = Literal["blocklist", "allowlist"]
+
+
+def _sayable(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+AnyText: TypeAlias = Annotated[str, BeforeValidator(_sayable)]
+"""A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class Answer(BaseModel):
+    """An answer, or a part of one: these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Traffic(Answer):
+    """The figures of some requests; those refused by a ban or a list are in `refused` as well."""
+
+    passed: int
+    refused: int
+    shadow_refused: int
+    banned: int
+    blocked: int
+    exceptions: int
+    qps: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class Worker(Answer):
+    """A process that answers requests, and how fresh its figures are."""
+
+    name: str
+    host: str
+    pid: int
+    age_s: float
+    published_at: float
+
+
+class Stats(Answer):
+    """Figures of all workers."""
+
+    window_s: float
+    workers: list[Worker]
+    total: Traffic
+    rules: dict[str, Traffic]
+    routes: dict[str, Traffic]
+
+
+class History(Answer):
+    """Figures step by step, the oldest first; the last step is not over."""
+
+    window_s: float
+    step_s: float
+    start_at: float
+    passed: list[int]
+    refused: list[int]
+    banned: list[int]
+    shadow_refused: list[int]
+    p50_ms: list[float | None]
+    p95_ms: list[float | None]
+
+
+class Limit(Answer):
+    """A limit."""
+
+    text: str
+    amount: int
+    window_s: float | None
+    resolution: int | None
+    kind: LimitKind
+
+
+class Rule(Answer):
+    """A rule in force."""
+
+    name: str
+    identity: str
+    paths: list[str]
+    methods: list[str] | None
+    connection: str | None
+    limits: list[Limit]
+    by_request: bool
+    key: str
+    cost: int | None
+    action: str
+    exempt: bool
+    final: bool
+    status: int | None
+    conditional: bool
+    count_denied: bool
+    wait_s: float
+
+
+class Policy(Answer):
+    """A ban policy."""
+
+    name: str
+    after: str
+    duration_s: float
+    factor: float
+    longest_s: float
+    action: str
+    answer: str
+    signals: dict[str, str]
+    key: str
+
+
+class List(Answer):
+    """A blocklist or an allowlist, and what became of its last change."""
+
+    kind: ListKind
+    gate: str
+    name: str
+    path: str | None
+    entries: int
+    changed_at: float | None
+    status: Literal["loaded", "rejected", "fixed"]
+    message: str
+
+
+class Gate(Answer):
+    """A middleware, with everything that it enforces."""
+
+    name: str
+    rules: list[Rule]
+    endpoints: list[Rule]
+    default_limits: list[str]
+    policies: list[Policy]
+    lists: list[List]
+
+
+class Rules(Answer):
+    """The rules in force, by middleware."""
+
+    gates: list[Gate]
+
+
+class Nearest(Answer):
+    """The limit of which a client has spent the largest share."""
+
+    rule: str
+    limit: str
+    used: int
+    amount: int
+    share: float
+
+
+class BusyClient(Answer):
+    """A client of the last five minutes."""
+
+    key: AnyText
+    requests: int
+    refused: int
+    nearest: Nearest | None
+    banned: bool
+
+
+class Clients(Answer):
+    """A page of the busiest clients."""
+
+    window_s: float
+    clients: list[BusyClient]
+    next: str | None
+
+
+class WindowNow(Answer):
+    """What is spent of a limit."""
+
+    rule: str
+    limit: str
+    kind: LimitKind
+    amount: int
+    used: int
+    remaining: int
+    retry_after_s: float | None
+    more_after_s: float | None
+    reset_after_s: float | None
+
+
+class Slice(Answer):
+    """A part of a window."""
+
+    start_at: float
+    end_at: float
+    count: int
+
+
+class Window(WindowNow):
+    """What is spent of a limit, slice by slice."""
+
+    slices: list[Slice]
+
+
+class Refusal(Answer):
+    """A refused request."""
+
+    at: float
+    key: AnyText
+    client: AnyText
+    rule: str
+    limit: str | None
+    reason: str
+    route: str | None
+    method: str | None
+    status: int | None
+    retry_after_s: float | None
+    worker: str
+
+
+class Ban(Answer):
+    """A ban in force."""
+
+    target: AnyText
+    reason: str
+    policy: str
+    since_at: float
+    until_at: float | None
+    rung: int
+
+
+class Standing(Answer):
+    """How a client stands under a ban policy."""
+
+    policy: str
+    target: AnyText
+    strikes: int
+    needed: int | None
+    rung: int
+    clean_since_at: float
+    clean_until_at: float | None
+
+
+class BanChange(Answer):
+    """A ban or an unban of the past."""
+
+    kind: Literal["banned", "unbanned"]
+    at: float
+    by: str
+    reason: str
+
+
+class Client(Answer):
+    """Everything about one client."""
+
+    key: AnyText
+    ban: Ban | None
+    strikes: list[Standing]
+    history: list[BanChange]
+    windows: list[Window]
+    refusals: list[Refusal]
+
+
+class Refusals(Answer):
+    """The last refusals, newest first."""
+
+    refusals: list[Refusal]
+
+
+class ShadowClient(Answer):
+    """A client that a shadow rule would have refused."""
+
+    key: AnyText
+    count: int
+
+
+class ShadowRule(Answer):
+    """A shadow rule, and whom it would have refused."""
+
+    name: str
+    limits: list[str]
+    passed: int
+    would_refuse: int
+    share: float
+    clients: list[ShadowClient]
+
+
+class Shadow(Answer):
+    """The shadow rules."""
+
+    window_s: float
+    clients_window_s: float
+    rules: list[ShadowRule]
+
+
+class Bans(Answer):
+    """A page of the bans in force."""
+
+    bans: list[Ban]
+    next: str | None
+    total: int
+
+
+class Lists(Answer):
+    """The block and allow lists."""
+
+    lists: list[List]
+
+
+class Event(Answer):
+    """Something that happened."""
+
+    seq: str
+    at: float
+    kind: str
+    message: AnyText
+    details: dict[str, str]
+    worker: str
+
+
+class Events(Answer):
+    """Events, newest first."""
+
+    events: list[Event]
+    next: str
+
+
+class GateSummary(Answer):
+    """A middleware, and how many rules it has."""
+
+    name: str
+    rules: int
+
+
+class Finding(Answer):
+    """A probable mistake that was found at the start."""
+
+    code: str
+    message: str
+    gate: str
+
+
+class Config(Answer):
+    """The settings, and which workers there are."""
+
+    version: str
+    python: str
+    compiled: bool
+    store: str
+    per_process: bool
+    deadline_s: float | None
+    on_error: str | None
+    gates: list[GateSummary]
+    findings: list[Finding]
+    workers: list[Worker]
+
+
+class Lifted(Answer):
+    """The target of a ban that was taken back."""
+
+    target: AnyText
+
+
+class Reset(Answer):
+    """A key whose windows were forgotten, if it had any."""
+
+    key: AnyText
+    forgotten: bool
+
+
+class Charged(Answer):
+    """What is spent after a charge."""
+
+    key: AnyText
+    windows: list[WindowNow]
+
+
+class Key(Answer):
+    """A key as stores hold it."""
+
+    key: AnyText
+
+
+class FieldError(Answer):
+    """What is wrong with one value."""
+
+    field: str
+    message: str
+
+
+class Line(Answer):
+    """The course of the requests of a rule or a route, in few points."""
+
+    passed: list[int]
+    refused: list[int]
+
+
+class Lines(Answer):
+    """The courses of the busiest rules and routes."""
+
+    rules: dict[str, Line]
+    routes: dict[str, Line]
+
+
+class Snapshot(Answer):
+    """What the live view shows; without a store, why it shows nothing."""
+
+    at: float
+    stats: Stats | None = None
+    history: History | None = None
+    clients: list[BusyClient] = []
+    lines: Lines | None = None
+    problem: str | None = None
+
+
+class Problem(Answer):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[FieldError] = []
+    request_id: str = ""
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def _digits(value: object) -> object:
+    """Return the number that a text of a query says."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20 else value
+
+
+def _whole(value: object) -> object:
+    """Return a number without a fraction as an integer: JSON has one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _event_kind(kind: str | None) -> str | None:
+    if kind is not None and kind not in KINDS:
+        raise ValueError("no kind of event")
+    return kind
+
+
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+Cursor: TypeAlias = Annotated[
+    str, Field(min_length=1, max_length=MAX_CURSOR, description="The `next` of the page before.")
+]
+AnyKey: TypeAlias = Annotated[
+    Text,
+    Field(
+        description="A key as stores hold it (`user:42`, `header:X-API-Key#1f3a…`), an address, or a network.",
+        examples=["203.0.113.7"],
+    ),
+]
+Duration: TypeAlias = Annotated[
+    str,
+    Field(
+        min_length=1, max_length=64, description="How long from now, up to 400 days, or `permanent`.", examples=["1h"]
+    ),
+]
+
+
+class Parameters(BaseModel):
+    """The parameters of a query, or the fields of a body: these and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoParameters(Parameters):
+    """Nothing is asked for but the whole answer."""
+
+
+class StatsQuery(Parameters):
+    """Which figures."""
+
+    window: Annotated[TimeWindow, Field(description="How far back to look.", examples=["5m"])] = "5m"
+
+
+class ShadowQuery(Parameters):
+    """Which figures of shadow rules."""
+
+    window: Annotated[TimeWindow, Field(description="How far back to look.", examples=["1h"])] = "1h"
+
+
+class HistoryQuery(ShadowQuery):
+    """Whose figures step by step."""
+
+    rule: Annotated[
+        Text | None, Field(description="Only the requests of this rule, by its name.", examples=["api"])
+    ] = None
+    route: Annotated[
+        Text | None, Field(description="Only the requests of this route.", examples=["GET /items/{id}"])
+    ] = None
+
+
+class ClientsQuery(Parameters):
+    """Which of the busiest clients."""
+
+    sort: Annotated[
+        Literal["requests", "refused", "nearness"],
+        Field(description="What puts a client first.", examples=["nearness"]),
+    ] = "requests"
+    limit: Annotated[
+        int,
+        Field(strict=True, ge=1, le=100, description="How many to return.", examples=[50]),
+        BeforeValidator(_digits),
+    ] = 50
+    cursor: Cursor | None = None
+
+
+class KeyQuery(Parameters):
+    """Which client."""
+
+    key: AnyKey
+
+
+class RefusalsQuery(Parameters):
+    """How many refusals."""
+
+    limit: Annotated[
+        int,
+        Field(strict=True, ge=1, le=500, description="How many to return.", examples=[100]),
+        BeforeValidator(_digits),
+    ] = 100
+
+
+class BansQuery(RefusalsQuery):
+    """Which bans."""
+
+    cursor: Cursor | None = None
+    policy: Annotated[
+        Text | None, Field(description="Only bans that this policy or person made.", examples=["abuse"])
+    ] = None
+    q: Annotated[
+        Text | None, Field(description="Only bans with this text in target, reason or maker.", examples=["203.0.113."])
+    ] = None
+
+
+class EventsQuery(RefusalsQuery):
+    """Which events."""
+
+    after: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_CURSOR,
+            description="The `next` of an earlier answer: the first events that came since.",
+        ),
+    ] = None
+    kind: Annotated[
+        str | None,
+        AfterValidator(_event_kind),
+        Field(description="Only events of this kind.", examples=["banned"], json_schema_extra={"enum": [*KINDS]}),
+    ] = None
+
+
+class TargetQuery(Parameters):
+    """Whose ban."""
+
+    target: AnyKey
+
+
+class NewBan(Parameters):
+    """Whom to ban, and for how long."""
+
+    target: AnyKey
+    duration: Duration
+    reason: Annotated[
+        str,
+        Field(max_length=MAX_TEXT, description="For the operator; clients do not see it.", examples=["scanner"]),
+    ] = ""
+    force: Annotated[StrictBool, Field(description="Ban the address that this request comes from, too.")] = False
+
+
+class BanLength(Parameters):
+    """How long a ban lasts from now on."""
+
+    target: AnyKey
+    duration: Duration
+
+
+class ClientValue(Parameters):
+    """A value that clients send."""
+
+    kind: Annotated[
+        Literal["header", "cookie", "query"], Field(description="Where clients send it.", examples=["header"])
+    ]
+    name: Annotated[Text, Field(description="The name of the header, cookie or parameter.", examples=["X-API-Key"])]
+    value: Annotated[Text, Field(description="The value; it is not repeated nor kept.", examples=["k123"])]
+
+
+class KeyBody(Parameters):
+    """Which key."""
+
+    key: AnyKey
+
+
+class Charge(KeyBody):
+    """What to charge to a key."""
+
+    rule: Annotated[Text, Field(description="The name or identity of a rule.", examples=["api"])]
+    units: Annotated[
+        int,
+        Field(strict=True, ge=1, le=MAX_AMOUNT, description="How many units to charge.", examples=[1]),
+        BeforeValidator(_whole),
+    ]
+
+
+class InvalidParameters(AdminError):
+    """Values of a request that cannot be used: (name, message) of each of them, of which 20 are named at most."""
+
+    def __init__(self, *errors: tuple[str, str]) -> None:
+        named = errors[:MAX_ERRORS]
+        detail = "; ".join(f"{name}: {message}" for name, message in named)
+        super().__init__(422, "invalid", detail, errors=[{"field": name, "message": text} for name, text in named])
+
+
+M = TypeVar("M", bound=Parameters)
+
+
+def read(model: type[M], values: object) -> M:
+    """Return the parameters of a request.
+
+    Raises:
+        InvalidParameters: They are no object; or a name is unknown, a value cannot be used, or one is missing.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidParameters(("body", f"expected a JSON object, not {quoted(values)}"))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:MAX_ERRORS]
+    fields = model.model_json_schema(schema_generator=ParameterSchema)["properties"]
+    raise InvalidParameters(*(_complaint(one["type"], str(one["loc"][0]), one["input"], fields) for one in found))
+
+
+def query(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the parameters of a query, each of which comes once.
+
+    Raises:
+        InvalidParameters: One comes twice.
+    """
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidParameters((quoted(name)[1:-1], "it comes twice; give it once"))
+        found[name] = value
+    return found
+
+
+def _complaint(kind: str, name: str, value: object, fields: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a name, and what was expected of its value. The text of a value is not repeated: it may be a secret."""
+    if kind == "extra_forbidden":
+        return quoted(name), f"there is no such parameter{closest(name[:64], fields)}"
+    schema = fields[name]
+    example = f", for example {schema['examples'][0]!r}" if "examples" in schema else ""
+    if kind == "missing":
+        return name, f"it is missing{example.replace(', ', '; ', 1)}"
+    if "enum" in schema:
+        hint = closest(value[:64], schema["enum"]) if isinstance(value, str) else ""
+        return name, f"expected one of {', '.join(schema['enum'])}, not {quoted(value)}{hint}"
+    if schema["type"] == "integer":
+        bounds = f"{schema['minimum']} to {schema['maximum']}"
+        return name, f"expected a whole number, {bounds}{example}, not {quoted(value)}"
+    if schema["type"] == "boolean":
+        return name, f"expected true or false, not {quoted(value)}"
+    if isinstance(value, str) and len(value) > schema["maxLength"]:
+        return name, f"expected at most {schema['maxLength']} characters, not {len(value)}"
+    return name, f"expected text{' that is not empty' if value == '' else ''}{example}"
+
+
+class AnswerSchema(GenerateJsonSchema):
+    """Leaves out titles, because the names of fields suffice."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """See `GenerateJsonSchema`."""
+        return False
+
+
+class ParameterSchema(AnswerSchema):
+    """Leaves out null as well, which stands for a parameter that is not given."""
+
+    def nullable_schema(self, schema: Any) -> dict[str, Any]:
+        """See `GenerateJsonSchema`."""
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        """See `GenerateJsonSchema`."""
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)

@@ -1,0 +1,494 @@
+"""The operations of the admin API: what operators see of a limiter, and change about it, in all of its workers.
+
+Each method is an operation. Its parameters and its answer are models of `schemas`, of which `api` makes the OpenAPI
+document; `views` says how things are shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+import platform
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import anyio
+
+from ..core import decision
+from ..core.addresses import parse_network
+from ..core.bans.in_force import Ban, ban_key, shown
+from ..core.bans.targets import hand_ban_key
+from ..core.decision import Bucket
+from ..core.errors import ConfigurationError, StoreError
+from ..core.limits import parse_duration_us
+from ..core.logs import escaped
+from ..limiter import Limiter
+from ..limiter.stats import AllStats
+from ..web.keys import Key, cookie, header, query
+from . import schemas, views
+from .activity import SECTION, SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name, short_name
+from .auth import Identity
+from .messages import AdminError
+from .schemas import InvalidParameters
+
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Do = Callable[[Any, Any, Identity], Awaitable[schemas.Answer]]
+T = TypeVar("T")
+
+MAX_COMPARED: Final = 100
+"""How many of the busiest clients are compared by nearness."""
+_S: Final = 1_000_000
+_MAX_REFUSALS: Final = 50
+_MAX_HISTORY: Final = 50
+_MAX_SHADOWED: Final = 20
+_MAX_WORKERS: Final = 200
+_KEPT: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of the API.
+
+    Attributes:
+        method: The method of its requests.
+        path: The path below the mount.
+        do: Answers a request: takes the service, the parameters and who asks.
+        status: The status of an answer.
+        reads: Whether it changes nothing, whatever its method is.
+        errors: Further statuses that it answers with.
+    """
+
+    method: Method
+    path: str
+    do: Do
+    status: int = 200
+    reads: bool = False
+    errors: tuple[int, ...] = ()
+
+
+OPERATIONS: Final[list[Operation]] = []
+"""All operations, in the order of the document."""
+
+
+def operation(method: Method, path: str, **more: Any) -> Callable[[T], T]:
+    """Return a decorator that adds a method of the service to the operations."""
+
+    def add(do: Any) -> Any:
+        OPERATIONS.append(Operation(method, path, do, **{"reads": method == "GET", **more}))
+        return do
+
+    return add
+
+
+class AdminService:
+    """Answers what operators ask about one limiter.
+
+    Args:
+        limiter: The limiter.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._activity = ActivityRecorder.of(limiter)
+
+    # -- to see --------------------------------------------------------------------------------------------------------
+
+    @operation("GET", "/stats")
+    async def get_stats(self, asked: schemas.StatsQuery, by: Identity) -> schemas.Stats:
+        """Figures of all workers, by rule and by route."""
+        stats = await self._limiter.stats_all(asked.window)
+        now_s = time.time()
+        return schemas.Stats(
+            window_s=_seconds(asked.window),
+            workers=[views.worker_view(worker, now_s) for worker in stats.workers],
+            total=views.traffic_view(stats.total),
+            rules={name: views.traffic_view(one) for name, one in stats.rules.items()},
+            routes={name: views.traffic_view(one) for name, one in stats.routes.items()},
+        )
+
+    @operation("GET", "/history")
+    async def get_history(self, asked: schemas.HistoryQuery, by: Identity) -> schemas.History:
+        """Figures step by step, for charts."""
+        if asked.rule is not None and asked.route is not None:
+            raise InvalidParameters(("route", "give a rule or a route, not both"))
+        chart = await self._limiter.chart_all(asked.window, rule=asked.rule, route=asked.route)
+        return views.history_view(chart, _seconds(asked.window))
+
+    @operation("GET", "/rules")
+    async def get_rules(self, asked: schemas.NoParameters, by: Identity) -> schemas.Rules:
+        """The rules in force, by middleware."""
+        gates = views.gates_of(self._limiter)
+        return schemas.Rules(gates=[views.gate_view(name, gate, gate.bound()) for name, gate in gates])
+
+    @operation("GET", "/clients")
+    async def get_clients(self, asked: schemas.ClientsQuery, by: Identity) -> schemas.Clients:
+        """The busiest clients, and how near they are to their limits."""
+        busy = (await self._activity.all_workers()).clients
+        page: Page[schemas.BusyClient]
+        if asked.sort == "nearness":
+            page = Page(asked.limit, asked.cursor, [0.0, ""])
+            for client in await self._nearest(busy[:MAX_COMPARED]):
+                share = client.nearest.share if client.nearest is not None else float(client.banned)
+                page.add([-share, client.key], client)
+            return schemas.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
+        some: Page[ClientActivity] = Page(asked.limit, asked.cursor, [0, ""])
+        for one in busy:
+            times = one["refused"] if asked.sort == "refused" else one["requests"]
+            if times:
+                some.add([-times, one["key"]], one)
+        clients = await self._nearest(some.entries())
+        return schemas.Clients(window_s=WINDOW_S, clients=clients, next=some.next())
+
+    @operation("GET", "/client")
+    async def get_client(self, asked: schemas.KeyQuery, by: Identity) -> schemas.Client:
+        """Everything about one client."""
+        limiter = self._limiter
+        ban_key(asked.key)
+        known = limiter.key_for(asked.key)
+        ban = await self._ban_of(known) or await limiter.banned(known)
+        names = self._activity.rules_of(known)
+        recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
+        changes = [change async for change in limiter.history(known)][-_MAX_HISTORY:]
+        refusals = (await self._activity.all_workers()).refusals
+        return schemas.Client(
+            key=known,
+            ban=None if ban is None else views.ban_view(ban),
+            strikes=views.standing_views(await limiter.standing(asked.key)),
+            history=[views.change_view(change) for change in reversed(changes)],
+            windows=views.window_views(await limiter.inspect(known), recent),
+            refusals=_refusals([one for one in refusals if known in (one["key"], one["client"])][:_MAX_REFUSALS]),
+        )
+
+    @operation("GET", "/refusals")
+    async def get_refusals(self, asked: schemas.RefusalsQuery, by: Identity) -> schemas.Refusals:
+        """The last refusals of all clients, newest first."""
+        return schemas.Refusals(refusals=_refusals((await self._activity.all_workers()).refusals[: asked.limit]))
+
+    @operation("GET", "/shadow")
+    async def get_shadow(self, asked: schemas.ShadowQuery, by: Identity) -> schemas.Shadow:
+        """How many requests shadow rules would have refused."""
+        stats = await self._limiter.stats_all(asked.window)
+        shadowed = (await self._activity.all_workers()).shadowed
+        shadows = [rule for rule, _ in views.buckets_of(self._limiter) if rule.action == "shadow"]
+        limits = {rule.label: [str(limit) for limit in rule.all_limits] for rule in shadows}
+        names = dict.fromkeys([*limits, *(rule for rule, _ in shadowed)])
+        return schemas.Shadow(
+            window_s=_seconds(asked.window),
+            clients_window_s=SHADOW_WINDOW_S,
+            rules=[_shadow(name, limits.get(name, []), stats, shadowed) for name in names],
+        )
+
+    @operation("GET", "/bans")
+    async def get_bans(self, asked: schemas.BansQuery, by: Identity) -> schemas.Bans:
+        """The bans in force, newest first, in pages."""
+        # All bans are looked at, in turns between which other tasks run, and few more are held than the page has.
+        page: Page[Ban] = Page(asked.limit, asked.cursor, [0, ""])
+        wanted = None if asked.q is None else asked.q.casefold()
+        total = 0
+        async for ban in self._limiter.bans():
+            if asked.policy is not None and ban.by != asked.policy:
+                continue
+            if wanted is not None and not any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by)):
+                continue
+            total += 1
+            page.add([-ban.wall_us, ban.key], ban)
+        return schemas.Bans(bans=[views.ban_view(ban) for ban in page.entries()], next=page.next(), total=total)
+
+    # -- to change -----------------------------------------------------------------------------------------------------
+
+    @operation("POST", "/bans", status=201, errors=(409,))
+    async def ban(self, asked: schemas.NewBan, by: Identity) -> schemas.Ban:
+        """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
+        hand_ban_key(asked.target)
+        if not asked.force and self._is_own(asked.target, by):
+            raise AdminError(
+                409,
+                "own",
+                f"{escaped(asked.target, 80)!r} is or holds the address that this request comes from, so the ban would "
+                'keep you out; "force": true bans it all the same',
+            )
+        ban = await self._limiter.ban(asked.target, asked.duration, reason=asked.reason, by=by.name)
+        return views.ban_view(ban)
+
+    @operation("PATCH", "/bans", errors=(404,))
+    async def extend_ban(self, asked: schemas.BanLength, by: Identity) -> schemas.Ban:
+        """Set how long a ban lasts from now on."""
+        ban = await self._ban_of(self._limiter.key_for(asked.target))
+        if ban is None:
+            raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban")
+        return views.ban_view(await self._limiter.ban(asked.target, asked.duration, reason=ban.reason, by=by.name))
+
+    @operation("DELETE", "/bans", errors=(404,))
+    async def lift_ban(self, asked: schemas.TargetQuery, by: Identity) -> schemas.Lifted:
+        """Take a ban back, and forgive strikes."""
+        if not await self._limiter.unban(asked.target, by=by.name):
+            raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban and no strikes")
+        return schemas.Lifted(target=self._limiter.key_for(asked.target))
+
+    @operation("POST", "/keys/find", reads=True)
+    async def find_key(self, asked: schemas.ClientValue, by: Identity) -> schemas.Key:
+        """The key under which a value is counted that clients send."""
+        value = asked.value.encode()
+        if asked.kind == "header":
+            _, identity = header(asked.name), f"header:{asked.name.lower()}"
+            for rule, _ in views.buckets_of(self._limiter):
+                # A header has any case, but its digest has the one in which the rule names it.
+                if isinstance(rule.key, Key) and rule.key.identity.partition("|")[0] == identity:
+                    scope = {"type": "http", "headers": [(asked.name.lower().encode(), value)]}
+                    return schemas.Key(key=rule.key.find(scope, self._limiter, ""))
+        elif asked.kind == "cookie":
+            cookie(asked.name)
+        else:
+            query(asked.name)
+        return schemas.Key(key=self._limiter.digest(f"{asked.kind}:{asked.name}", value))
+
+    @operation("POST", "/keys/reset")
+    async def reset_key(self, asked: schemas.KeyBody, by: Identity) -> schemas.Reset:
+        """Forget the windows of a key under every rule."""
+        forgotten = await self._limiter.reset(asked.key)
+        return schemas.Reset(key=self._limiter.key_for(asked.key), forgotten=forgotten)
+
+    @operation("POST", "/keys/charge", errors=(404,))
+    async def charge_key(self, asked: schemas.Charge, by: Identity) -> schemas.Charged:
+        """Charge units to a key under a rule, even beyond the limit."""
+        buckets = self._buckets_called(asked.rule)
+        if not buckets:
+            named = escaped(asked.rule, 80)
+            raise AdminError(
+                404, "missing", f"no rule with fixed limits is called {named!r}; GET rules has their names"
+            )
+        if len(buckets) > 1:
+            identities = ", ".join(repr(bucket.rule) for bucket in buckets[:8])
+            message = f"several rules are called {escaped(asked.rule, 80)!r}; give an identity: {identities}"
+            raise InvalidParameters(("rule", message))
+        known = self._limiter.key_for(asked.key)
+        decided = await self._limiter.charge_all(((buckets[0], known, asked.units),))
+        return schemas.Charged(key=known, windows=views.decided_views(decided))
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @operation("GET", "/lists")
+    async def get_lists(self, asked: schemas.NoParameters, by: Identity) -> schemas.Lists:
+        """The block and allow lists."""
+        events = self._activity.events()
+        gates = views.gates_of(self._limiter)
+        return schemas.Lists(lists=[one for name, gate in gates for one in views.list_views(name, gate, events)])
+
+    @operation("GET", "/events")
+    async def get_events(self, asked: schemas.EventsQuery, by: Identity) -> schemas.Events:
+        """The last events of all workers, newest first; behind `after`, the first that came since."""
+        seen: dict[str, int] = {} if asked.after is None else _unpacked("after", asked.after, {})
+        if not all(isinstance(number, int) for number in seen.values()):
+            raise InvalidParameters(("after", "expected the `next` of an earlier answer"))
+        found: list[schemas.Event] = []
+        for worker, event in _in_time((await self._activity.all_workers()).events, dict(seen)):
+            if asked.after is not None and len(found) == asked.limit:
+                break
+            name = short_name(worker)
+            seen[name] = event["number"]
+            if asked.kind in (None, event["kind"]):
+                rest = {field: value for field, value in event.items() if field != "number"}
+                found.append(schemas.Event(seq=f"{name}.{event['number']}", worker=worker, **rest))
+        latest = dict([*seen.items()][-_MAX_WORKERS:])
+        return schemas.Events(events=found[: -asked.limit - 1 : -1], next=_packed(latest))
+
+    @operation("GET", "/config")
+    async def get_config(self, asked: schemas.NoParameters, by: Identity) -> schemas.Config:
+        """The settings, and which workers there are."""
+        engine = self._limiter.engine
+        failover, gates, now_s = engine.failover, views.gates_of(self._limiter), time.time()
+        return schemas.Config(
+            version=views.release(),
+            python=platform.python_version(),
+            compiled=not (decision.__file__ or "").endswith(".py"),
+            store=shown(repr(self._limiter.store)),
+            per_process=engine.per_process,
+            deadline_s=None if failover is None else failover.deadline_us / _S,
+            on_error=None if failover is None else failover.on_error,
+            gates=[schemas.GateSummary(name=name, rules=len(gate.rules)) for name, gate in gates],
+            findings=[
+                schemas.Finding(code=finding.code, message=finding.message, gate=name)
+                for name, gate in gates
+                for finding in [*gate.findings]
+            ],
+            workers=[
+                views.worker_view(section.worker, now_s) for section in await engine.all_workers.sections(SECTION)
+            ],
+        )
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _nearest(self, clients: list[ClientActivity]) -> list[schemas.BusyClient]:
+        """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""
+        known = {bucket_name(bucket): bucket for _, bucket in views.buckets_of(self._limiter) if bucket.limits}
+        found: dict[str, schemas.BusyClient] = {}
+        failed: list[StoreError] = []
+
+        async def ask(client: ClientActivity) -> None:
+            try:
+                found[client["key"]] = await self._nearest_of(client, known)
+            except StoreError as error:
+                failed.append(error)
+
+        async with anyio.create_task_group() as group:
+            for client in clients:
+                group.start_soon(ask, client)
+        if failed:
+            raise failed[0]
+        return [found[client["key"]] for client in clients]
+
+    async def _nearest_of(self, client: ClientActivity, known: dict[str, Bucket]) -> schemas.BusyClient:
+        key = client["key"]
+        buckets = [known.get(name) or self._activity.bucket(name) for name in client["rules"]]
+        checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
+        nearest, banned = None, False
+        if checks:
+            decided = await self._limiter.engine.peek(checks, ())
+            banned = decided.ban is not None
+            windows = views.decided_views(decided, 1)
+            if windows:
+                window = max(windows, key=lambda window: window.used / window.amount)
+                nearest = schemas.Nearest(
+                    rule=window.rule,
+                    limit=window.limit,
+                    used=window.used,
+                    amount=window.amount,
+                    share=window.used / window.amount,
+                )
+        return schemas.BusyClient(
+            key=key, requests=client["requests"], refused=client["refused"], nearest=nearest, banned=banned
+        )
+
+    async def _ban_of(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key or network, whatever other bans refuse it."""
+        return await self._limiter.engine.find_ban((key,))
+
+    def _is_own(self, target: str, by: Identity) -> bool:
+        """Tell whether a target is, or holds, the address that a request comes from."""
+        known = self._limiter.key_for(target)
+        if by.address is None:
+            return known == by.key
+        try:
+            version, first, last = parse_network(known)
+        except ConfigurationError:
+            return False
+        return version == by.address[0] and first <= by.address[1] <= last
+
+    def _buckets_called(self, rule: str) -> list[Bucket]:
+        """Return the buckets of a rule, by its name or its identity; those of an identity go before those of a name."""
+        named: dict[str, Bucket] = {}
+        exact: dict[str, Bucket] = {}
+        for _, bucket in views.buckets_of(self._limiter):
+            if bucket.held or not bucket.limits:
+                continue
+            if bucket.rule == rule:
+                exact[bucket_name(bucket)] = bucket
+            if bucket.label == rule:
+                named[bucket_name(bucket)] = bucket
+        return list((exact or named).values())
+
+
+def _seconds(window: str) -> float:
+    return parse_duration_us(window, "window") / _S
+
+
+def _refusals(found: list[dict[str, Any]]) -> list[schemas.Refusal]:
+    return [schemas.Refusal(**one) for one in found]
+
+
+def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[str, str], int]) -> schemas.ShadowRule:
+    would_refuse = stats.rules[name].shadow_refused if name in stats.rules else 0
+    passed = stats.total.passed
+    clients = [(key, count) for (rule, key), count in shadowed.items() if rule == name]
+    clients.sort(key=lambda entry: (-entry[1], entry[0]))
+    return schemas.ShadowRule(
+        name=name,
+        limits=limits,
+        passed=passed,
+        would_refuse=would_refuse,
+        share=min(would_refuse / passed, 1.0) if passed else 0.0,
+        clients=[schemas.ShadowClient(key=key, count=count) for key, count in clients[:_MAX_SHADOWED]],
+    )
+
+
+def _in_time(workers: list[Any], seen: dict[str, int]) -> Iterator[tuple[str, Any]]:
+    """Yield (worker, event) of those that were not seen, oldest first; those of one worker in their order."""
+    streams = [
+        [
+            (event["at"], one["worker"], event)
+            for event in one["events"]
+            if event["number"] > seen.get(short_name(one["worker"]), 0)
+        ]
+        for one in workers
+    ]
+    for _, worker, event in heapq.merge(*streams, key=itemgetter(0)):
+        yield worker, event
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+class Page(Generic[T]):
+    """The entries behind a place that come first, of any number of entries in any order.
+
+    A page ends at an entry, and the next one begins behind it in an order that never changes: nothing is skipped and
+    nothing shown twice, whatever comes or goes meanwhile. Nothing is kept between two pages.
+
+    Args:
+        limit: How many entries the page has at most.
+        cursor: The `next` of the page before, None for the first page.
+        like: A place such as the entries have, to see that the cursor is one of this list.
+
+    Raises:
+        InvalidParameters: The cursor is none of this list.
+    """
+
+    def __init__(self, limit: int, cursor: str | None, like: list[Any]) -> None:
+        self._limit = limit
+        self._after = None if cursor is None else _unpacked("cursor", cursor, like)
+        self._found: list[tuple[list[Any], T]] = []
+
+    def add(self, place: list[Any], entry: T) -> None:
+        """Take an entry in, at its place in the order, if it may belong to the page."""
+        if self._after is None or place > self._after:
+            self._found.append((place, entry))
+            if len(self._found) > _KEPT:
+                self._found = self._first()
+
+    def entries(self) -> list[T]:
+        """Return the entries in their order."""
+        return [entry for _, entry in self._first()[: self._limit]]
+
+    def next(self) -> str | None:
+        """Return the cursor of the next page; None if this is the last one."""
+        first = self._first()
+        return _packed(first[self._limit - 1][0]) if len(first) > self._limit else None
+
+    def _first(self) -> list[tuple[list[Any], T]]:
+        return heapq.nsmallest(self._limit + 1, self._found, key=itemgetter(0))
+
+
+def _packed(value: Any) -> str:
+    """Return a value as an opaque text, to hand out and take back."""
+    return base64.urlsafe_b64encode(json.dumps(value, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _unpacked(name: str, text: str, like: Any) -> Any:
+    """Return the value of a text that `_packed` returned.
+
+    Raises:
+        InvalidParameters: It did not, or the value is another one.
+    """
+    try:
+        value = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        value = None
+    kinds = [*map(type, value)] if isinstance(value, list) else None
+    if type(value) is not type(like) or (isinstance(like, list) and kinds != [*map(type, like)]):
+        before = "an earlier answer" if name == "after" else "the page before, or nothing for the first page"
+        raise InvalidParameters((name, f"expected the `next` of {before}"))
+    return value

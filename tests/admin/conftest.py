@@ -1,0 +1,35 @@
+"""The clock and the ports of tests of operators' tools."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slidegate.testing import FakeClock
+
+from .dashboard_client import NOW_US, Site
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Unix time, which stands still."""
+    clock = FakeClock(NOW_US)
+    monkeypatch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
+    return clock
+
+
+@pytest.fixture
+def site(clock: FakeClock) -> Site:
+    """A dashboard with two tokens."""
+    return Site(clock)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine where nobody listens, and nobody else can begin to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

@@ -1,0 +1,118 @@
+"""The dashboard: a snapshot is made once for all who look; the page is small and whole, and asks no other place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import Limiter
+from slidegate.admin.dashboard import LINE_POINTS, page_files, thinned
+from slidegate.admin.schemas import WINDOWS, History
+from slidegate.dashboard import Dashboard
+from slidegate.testing import FakeClock
+
+from .dashboard_client import TOKEN, Browser, Site, logged_in, said, with_token
+
+MAX_BYTES = 80 * 1_024
+FILES = page_files()
+SCRIPTS = {path: file.body.decode() for path, file in FILES.items() if file.media_type.startswith("text/javascript")}
+PAGE = FILES["/"].body.decode()
+
+
+async def snapshot(browser: Browser, query: str = "", **headers: str) -> Any:
+    answer = await browser.send("GET", "/api/now" + query, **headers)
+    assert answer.status == 200
+    return said(answer)
+
+
+async def test_many_who_look_at_once_get_one_snapshot(site: Site) -> None:
+    browser = await logged_in(site)
+    await site.limiter.hit("<script>", "5/minute")
+    seen: list[Any] = []
+
+    async def look() -> None:
+        site.clock.advance(us=1)
+        seen.append(await snapshot(browser))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            group.start_soon(look)
+    assert seen == [seen[0]] * 20
+    assert seen[0]["clients"][0]["key"] == "<script>"
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+async def test_a_snapshot_is_good_for_two_seconds_or_ten(window: str, clock: FakeClock) -> None:
+    site = Site(clock)
+    browser = await logged_in(site)
+    good_us = 2_000_000 if window in ("1m", "5m", "10m") else 10_000_000
+    made = await snapshot(browser, f"?window={window}")
+    clock.advance(us=good_us - 1)
+    assert await snapshot(browser, f"?window={window}") == made
+    clock.advance(us=1)
+    assert (await snapshot(browser, f"?window={window}"))["at"] == clock.now_us / 1_000_000
+
+
+async def test_a_snapshot_that_a_page_has_is_not_sent_again(clock: FakeClock) -> None:
+    browser = await logged_in(Site(clock))
+    etag = (await browser.send("GET", "/api/now")).headers["etag"]
+    again = await browser.send("GET", "/api/now", if_none_match=etag)
+    assert (again.status, again.body) == (304, b"")
+    clock.advance("2s")
+    assert (await browser.send("GET", "/api/now", if_none_match=etag)).status == 200
+
+
+async def test_a_window_that_there_is_not_is_named_with_those_that_there_are(site: Site) -> None:
+    answer = await (await logged_in(site)).send("GET", "/api/now?window=2m")
+    assert answer.status == 422
+    assert "1m, 5m, 10m" in said(answer)["detail"]
+
+
+async def test_without_a_store_the_snapshot_says_so_and_shows_no_address(closed_port: int) -> None:
+    async with Limiter.from_url(f"redis://user:s3cret@127.0.0.1:{closed_port}/0", deadline="5s") as limiter:
+        answer = await with_token(Dashboard(limiter, token=TOKEN), "GET", "/api/now")
+    found = said(answer)
+    assert (found["stats"], found["problem"]) == (None, "The store does not answer, so there are no new figures.")
+    assert str(closed_port) not in answer.body.decode()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
+def test_a_small_line_ends_with_the_last_step_that_is_complete(points: list[tuple[int, int]]) -> None:
+    passed, refused = [one for one, _ in points], [two for _, two in points]
+    nothing: dict[str, Any] = {"banned": [], "shadow_refused": [], "p50_ms": [], "p95_ms": []}
+    line = thinned(History(window_s=1, step_s=1, start_at=0, passed=passed, refused=refused, **nothing))
+    assert len(line.passed) == len(line.refused) <= LINE_POINTS
+    together = -(-(len(passed) - 1) // LINE_POINTS) or 1
+    told = len(line.passed) * together
+    assert len(passed) - 1 - told in range(together)
+    assert (sum(line.passed), sum(line.refused)) == (sum(passed[-told - 1 : -1]), sum(refused[-told - 1 : -1]))
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_everything_together_stays_below_the_bound() -> None:
+    assert sum(len(file.body) for file in FILES.values()) <= MAX_BYTES
+
+
+def test_no_file_names_another_place() -> None:
+    for file in FILES.values():
+        assert set(re.findall(r"""https?://[^\s"'`)]+""", file.body.decode())) <= {"http://www.w3.org/2000/svg"}
+        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", file.body.decode())
+
+
+def test_everything_that_the_page_and_its_scripts_load_is_there_and_nothing_else() -> None:
+    asked = {f"/{name}" for name in re.findall(r'(?:src|href)="(?!#)([^"]+)"', PAGE)}
+    for text in SCRIPTS.values():
+        asked |= {f"/static/{name}" for name in re.findall(r'from "\./([\w.]+)"', text)}
+    assert asked == set(FILES) - {"/"}
+
+
+def test_a_stranger_learns_no_version() -> None:
+    for file in FILES.values():
+        assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", file.body.decode()))
