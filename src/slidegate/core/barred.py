@@ -65,7 +65,7 @@ class RuleBlock(Barred):
     """A refusal by a rule that blocks. Nothing was counted.
 
     Args:
-        rule: The name of the rule in figures.
+        rule: The name of the rule in stats.
         status: The status of the answer over HTTP, 400 to 599.
     """
 

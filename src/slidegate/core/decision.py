@@ -53,7 +53,7 @@ class Bucket:
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
         wait_max: How many requests of one key may wait for room here at a time.
-        label: The name of the rule in figures; by default `rule`.
+        label: The name of the rule in stats; by default `rule`.
 
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a place, and not units of a window.

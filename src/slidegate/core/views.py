@@ -47,7 +47,7 @@ class WindowView(NamedTuple):
     rule: str
     """The identity of the rule that the window belongs to."""
     label: str
-    """The rule's name in figures."""
+    """The rule's name in stats."""
     name: str
     """The limit's name on the wire."""
     limit: AnyLimit
@@ -70,7 +70,7 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, no
 
     Args:
         rule: The identity of its rule.
-        label: The rule's name in figures.
+        label: The rule's name in stats.
         name: The limit's name on the wire.
         limit: The limit.
         window: The window. A quota's is in the period of now.

@@ -425,7 +425,7 @@ class Limiter:
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
         return await within(self.store.bans.load(rows))
 
-    # -- events and figures --------------------------------------------------------------------------------------------
+    # -- events and stats -------------------------------------------------------------------------------------------
 
     def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
         """Tell a function about events from now on.
@@ -508,7 +508,7 @@ class Limiter:
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
     ) -> Chart:
-        """Return the figures of this process step by step, at most 288 of them, for a chart.
+        """Return the stats of this process step by step, at most 288 of them, for a chart.
 
         Args:
             window: How far back, as for `stats`.

@@ -1,4 +1,4 @@
-"""The figures of the requests that the same rules counted and that went to the same route.
+"""The stats of the requests that the same rules counted and that went to the same route.
 
 A request on its way appends one small tuple and reads the clock, nothing else. The tuples are counted together::
 

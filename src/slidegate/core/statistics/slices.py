@@ -1,4 +1,4 @@
-"""Counts and times by the slice: the one form in which figures of requests are kept, added up, read and sent.
+"""Counts and times by the slice: the one form in which stats of requests are kept, added up, read and sent.
 
 A ring keeps the last k slices of one length. The slice of a moment is ``now_us // slice_us``, and a record goes to the
 slice of its own moment as long as the ring keeps that: a thread that was held up for a slice loses nothing. A record
