@@ -1,15 +1,13 @@
-"""Metrics of two workers for Prometheus: ``uvicorn examples.observability.app:app --workers 2``.
+"""Metrics for Prometheus: ``STORE=lmdb:///tmp/observability uvicorn examples.observability.app:app --workers 2``.
 
-``METRICS`` names the directory that the workers share; by default it is one for temporary files.
+``STORE`` is the address of the store that the workers share; by default each counts in its own memory.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -20,10 +18,8 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.prometheus import PrometheusMetrics
 
-PLACE = os.environ.get("METRICS") or str(Path(tempfile.gettempdir()) / f"slidegate-metrics-{os.geteuid()}")
-
-limiter = Limiter()
-metrics = PrometheusMetrics(limiter, registry=CollectorRegistry(), directory=PLACE)
+limiter = Limiter.from_url(os.environ.get("STORE", "memory://"))
+metrics = PrometheusMetrics(limiter, registry=CollectorRegistry())
 
 
 async def search(request: Request) -> JSONResponse:
@@ -38,7 +34,7 @@ async def order(request: Request) -> JSONResponse:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Write the last values when the worker ends."""
+    """Publish the last figures when the worker ends."""
     async with limiter:
         yield
 

@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate.admin import AdminRoutes
 
 events: list[str] = []
 
@@ -146,3 +147,8 @@ inner = Starlette(
         Middleware(RateLimitMiddleware, rules=[Rule("/one", "60/minute", name="inner")]),
     ],
 )
+
+seeing, blind = Limiter(), Limiter()
+SEEN = [Rule("/seen/{rest:path}", exempt=True), Rule("/blind/{rest:path}", exempt=True), Rule("*", "60/minute")]
+TOOLS = [Mount("/seen", AdminRoutes(seeing, token="t" * 20)), Mount("/blind", AdminRoutes(blind, token="t" * 20))]
+aside = Starlette(routes=[*ONE, *TOOLS], middleware=[Middleware(RateLimitMiddleware, limiter=seeing, rules=SEEN)])

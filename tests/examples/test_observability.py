@@ -27,10 +27,10 @@ OF_SCRAPES: Final = {"job", "instance"}
 
 
 @pytest.fixture(scope="module")
-def exposition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def exposition() -> Iterator[str]:
     """What the example says after some requests."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("METRICS", str(tmp_path_factory.mktemp("metrics")))
+        patched.delenv("STORE", raising=False)
         example = importlib.import_module(EXAMPLE)
     with TestClient(example.app) as client:
         statuses = [client.get("/search").status_code for _ in range(25)]

@@ -125,6 +125,7 @@ class AdminRoutes(AdminGuard):
         client: ClientAddress | None = None,
     ) -> None:
         authenticator = Authenticator(limiter, "AdminRoutes", token, read_token, auth, client)
+        self.limiter = limiter
         super().__init__("AdminRoutes", authenticator, hosts, AdminApi(AdminService(limiter)).handle)
 
 

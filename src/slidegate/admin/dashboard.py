@@ -82,6 +82,7 @@ class Dashboard(AdminGuard):
         service = AdminService(limiter)
         self._api = AdminApi(service, PREFIX)
         self._snapshots = SnapshotCache(service, limiter.engine.statistics.now_us)
+        self.limiter = limiter
         super().__init__(
             "Dashboard", authenticator, hosts, self._answer, sessions=sessions, files=page_files(), prefix=PREFIX
         )

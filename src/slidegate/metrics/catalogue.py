@@ -1,4 +1,4 @@
-"""The metrics, in one table: names, units, attributes, and how the values of several workers are put together.
+"""The metrics, in one table: names, units and attributes.
 
 The names follow the conventions of OpenTelemetry; those for Prometheus are made of them as its exporters do it: dots
 become underscores, and the unit stands at the end. Attributes have values that the operator has written or that stand
@@ -13,7 +13,6 @@ from typing import Final, Literal, TypeAlias
 from ..core.statistics.histogram import EXPORTED_BOUNDS_US
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Merge: TypeAlias = Literal["sum", "max", "min"]
 
 PREFIX: Final = "slidegate"
 BOUNDS_S: Final = tuple(bound_us / 1_000_000 for bound_us in EXPORTED_BOUNDS_US)
@@ -35,8 +34,6 @@ class Metric:
         attributes: The names of the attributes, in the order in which values have them; the last one of each
             metric is ``store``.
         help: A sentence for people.
-        merge: How the values of several workers become one.
-        merge_shared: The same where the workers share a store.
     """
 
     name: str
@@ -44,8 +41,6 @@ class Metric:
     unit: str
     attributes: tuple[str, ...]
     help: str
-    merge: Merge = "sum"
-    merge_shared: Merge | None = None
 
     @property
     def prometheus(self) -> str:
@@ -106,7 +101,6 @@ BANS: Final = Metric(
     "{ban}",
     ("store",),
     "Bans in force, as far as this process knows them.",
-    merge_shared="max",
 )
 KEYS: Final = Metric(
     "slidegate.keys",
@@ -149,7 +143,6 @@ STORE_UP: Final = Metric(
     "1",
     ("store",),
     "Whether the store answered when it was asked last: 1 if it did, 0 if not.",
-    merge="min",
 )
 LIST_ENTRIES: Final = Metric(
     "slidegate.list.entries",
@@ -157,7 +150,6 @@ LIST_ENTRIES: Final = Metric(
     "{entry}",
     ("list", "kind", "store"),
     "Entries of each blocklist and allowlist.",
-    merge="max",
 )
 BUILD_INFO: Final = Metric(
     "slidegate.build_info",
@@ -165,7 +157,6 @@ BUILD_INFO: Final = Metric(
     "1",
     ("version", "compiled", "store"),
     "Always 1; the attributes tell the version, and whether the core is compiled.",
-    merge="max",
 )
 CATALOGUE: Final = (
     REQUESTS,

@@ -1,44 +1,50 @@
-"""Metrics in the words of Prometheus: a collector that reads them when they are scraped."""
+"""Metrics in the words of Prometheus: a collector that reads them when they are scraped.
+
+Where workers share a store, each publishes its values there with its other figures, and whichever is asked shows those
+of all. All of them show what was published, also of themselves, so that no counter falls because another worker was
+asked. Each worker has a label of its own: its counters end with it, and Prometheus adds up the rates of the others.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from datetime import timedelta
-from os import PathLike
-from typing import Final
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, StoreError
 from ..limiter import Limiter
 from .catalogue import BOUNDS_S, CATALOGUE, Metric
 from .scrape import Scrape
-from .values import Times, Values, ValuesOfLimiter
-from .worker_files import WorkerFiles
+from .values import Times, Value, Values, ValuesOfLimiter
 
-DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which the client library of Prometheus learns of its directory for several workers."""
+SECTION: Final = "metrics"
+WORKER: Final = "worker"
+"""The label that tells workers apart, where they share a store."""
+MAX_VALUES_BYTES: Final = 4 << 20
+_BY_NAME: Final = {metric.name: metric for metric in CATALOGUE}
 _LE: Final = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, float("inf")))  # type: ignore[no-untyped-call]
+
+_All: TypeAlias = Mapping[Metric, Values]
 
 
 class PrometheusMetrics:
     """The metrics of one limiter for Prometheus.
 
-    They are read when Prometheus asks, and nothing is counted for them when a request comes. With several workers each
-    writes its values into `directory` now and then, and whichever worker is asked adds all of them up.
+    They are read when Prometheus asks, and nothing is counted for them when a request comes. Where the store is shared,
+    whichever worker is asked shows the figures that all have published, each with the label ``worker``; else a worker
+    shows its own.
 
     Args:
         limiter: The limiter; one for each registry.
-        registry: Where the metrics are registered; by default the registry that all libraries share. Where
-            ``PROMETHEUS_MULTIPROC_DIR`` is set, it is by default a new one that reads this directory.
-        directory: A directory on this host that all workers share, and nobody else; by default the value of
-            ``PROMETHEUS_MULTIPROC_DIR``. Without either, the metrics are those of this process.
-        interval: How often a worker writes its values there, 100 ms to 60 s.
+        registry: Where the metrics are registered; by default the registry that all libraries share.
         near_limit: Whether events ``near_limit`` are counted. Every decision is looked at for them, and nothing else in
             the metrics costs a request anything.
 
@@ -50,84 +56,116 @@ class PrometheusMetrics:
         ConfigurationError: A value cannot work, or the registry has the metrics of another limiter.
     """
 
-    def __init__(
-        self,
-        limiter: Limiter,
-        *,
-        registry: CollectorRegistry | None = None,
-        directory: str | PathLike[str] | None = None,
-        interval: str | float | timedelta = "5s",
-        near_limit: bool = True,
-    ) -> None:
+    def __init__(self, limiter: Limiter, *, registry: CollectorRegistry | None = None, near_limit: bool = True) -> None:
         if registry is not None and not callable(getattr(registry, "register", None)):
             raise ConfigurationError(f"registry: expected a CollectorRegistry of prometheus_client, not {registry!r}")
-        shared = os.environ.get(DIRECTORY_VARIABLE) or None
-        self._own_values = ValuesOfLimiter(limiter, near_limit=near_limit)
-        self._files: WorkerFiles | None = None
-        try:
-            if directory is not None or shared is not None:
-                self._files = WorkerFiles(self._own_values, limiter.engine, directory or shared, interval)
-            if registry is None and shared is not None:
-                registry = CollectorRegistry()
-                MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            self.registry: CollectorRegistry = REGISTRY if registry is None else registry
-            self._register()
-        except BaseException:
-            self._own_values.close()
-            if self._files is not None:
-                self._files.close()
-            raise
-        self.app: Final = Scrape(self.registry)
-
-    def collect(self) -> Iterable[Family]:
-        """Read all metrics; the registry calls this."""
-        values = self._own_values.read_all() if self._files is None else self._files.read()
-        return [_family(metric, values.get(metric, {})) for metric in CATALOGUE]
-
-    def describe(self) -> Iterable[Family]:
-        """Return all metrics without values, so that the registry knows their names."""
-        return [_family(metric, {}) for metric in CATALOGUE]
-
-    def close(self) -> None:
-        """Take the metrics out of the registry; what this worker has counted stays in the directory."""
-        self.registry.unregister(self)
-        self._own_values.close()
-        if self._files is not None:
-            self._files.close()
-
-    def _register(self) -> None:
+        self._values = ValuesOfLimiter(limiter, near_limit=near_limit)
+        self._engine = limiter.engine
+        self._published = ""
+        self._shared = self._engine.publisher.publishes
+        self.registry: CollectorRegistry = REGISTRY if registry is None else registry
         try:
             self.registry.register(self)
         except ValueError as error:
+            self._values.close()
             raise ConfigurationError(
                 "registry: it has the metrics of another limiter already; give this one a registry of its own, for "
                 "example PrometheusMetrics(limiter, registry=CollectorRegistry())"
             ) from error
+        if self._shared:
+            self._engine.publisher.add_section(SECTION, self._publish)
+        self.app: Final = Scrape(self.registry, self._ask_workers if self._shared else None)
+
+    def collect(self) -> Iterable[Family]:
+        """Read all metrics; the registry calls this. Who asks past `app` sees this worker alone."""
+        found = _of_workers.get() or {"": self._values.read_all()}
+        for metric in CATALOGUE:
+            family = self._family(metric)
+            for worker, values in found.items():
+                label = (worker,) if self._shared else ()
+                for labels, value in values.get(metric, {}).items():
+                    _add(family, (*labels, *label), value)
+            yield family
+
+    def describe(self) -> Iterable[Family]:
+        """Return all metrics without values, so that the registry knows their names."""
+        return [self._family(metric) for metric in CATALOGUE]
+
+    def close(self) -> None:
+        """Take the metrics out of the registry."""
+        self.registry.unregister(self)
+        self._values.close()
+
+    def _family(self, metric: Metric) -> Family:
+        name, labels = metric.prometheus, (*metric.attributes, *((WORKER,) if self._shared else ()))
+        if metric.kind == "histogram":
+            return HistogramMetricFamily(name, metric.help, labels=labels, unit="seconds")
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        return kind(name, metric.help, labels=labels)
+
+    def _publish(self) -> str:
+        """Return the values of this worker as they are published; in a scrape as they were."""
+        if not self._published or not _asking.get():
+            self._published = packed(self._values.read_all())
+        return self._published
+
+    async def _ask_workers(self) -> None:
+        """Have `collect` show what all workers have published, if the store answers."""
+        token = _asking.set(True)
+        try:
+            if not self._published:
+                await self._engine.publisher.publish()
+            sections = await self._engine.all_workers.sections(SECTION)
+        except StoreError:
+            sections = []
+        finally:
+            _asking.reset(token)
+        _of_workers.set({section.worker.name: unpacked(section.value) for section in sections})
 
 
-def _family(metric: Metric, values: Values) -> Family:
-    """Return the values of a metric as Prometheus has them."""
-    name, about, labels = metric.prometheus, metric.help, metric.attributes
-    family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-    if metric.kind == "counter":
-        family = CounterMetricFamily(name, about, labels=labels)
-    elif metric.kind == "gauge":
-        family = GaugeMetricFamily(name, about, labels=labels)
-    else:
-        family = HistogramMetricFamily(name, about, labels=labels, unit="seconds")
-    for labelled, value in values.items():
-        if isinstance(family, HistogramMetricFamily):
-            if isinstance(value, Times):
-                family.add_metric(labelled, _buckets(value), value.sum_us / 1_000_000)
-        elif isinstance(value, int):
-            family.add_metric(labelled, value)
-    return family
+_asking: Final[ContextVar[bool]] = ContextVar("asking", default=False)
+_of_workers: Final[ContextVar[Mapping[str, _All] | None]] = ContextVar("of_workers", default=None)
+"""What the scrape that is under way shows."""
 
 
-def _buckets(times: Times) -> list[tuple[str, float]]:
-    """Return how many times do not exceed each bound."""
-    reached, found = 0, []
-    for le, count in zip(_LE, times.counts, strict=True):
+def packed(values: _All) -> str:
+    """Return the values of a worker as text: 200 series have 80 KB of JSON, more than a section may have."""
+    listed = {
+        metric.name: [
+            [labels, value if isinstance(value, int) else [value.sum_us, *value.counts]] for labels, value in of.items()
+        ]
+        for metric, of in values.items()
+    }
+    return base64.b85encode(zlib.compress(json.dumps(listed, separators=(",", ":")).encode())).decode()
+
+
+def unpacked(text: Any) -> _All:
+    """Undo `packed`; what another version has published, or nobody, is nothing."""
+    try:
+        listed = json.loads(zlib.decompressobj().decompress(base64.b85decode(text), MAX_VALUES_BYTES))
+        return {
+            _BY_NAME[name]: {tuple(map(str, labels)): _value(value) for labels, value in of}
+            for name, of in listed.items()
+            if name in _BY_NAME
+        }
+    except (ValueError, TypeError, AttributeError, zlib.error):
+        return {}
+
+
+def _value(written: Any) -> Value:
+    if isinstance(written, int):
+        return written
+    sum_us, *counts = map(int, written)
+    return Times(tuple(counts), sum_us)
+
+
+def _add(family: Any, labels: tuple[str, ...], value: Value) -> None:
+    """Add a value to a family of Prometheus."""
+    if isinstance(value, int):
+        family.add_metric(labels, value)
+        return
+    reached, buckets = 0, []
+    for le, count in zip(_LE, value.counts, strict=True):
         reached += count
-        found.append((le, float(reached)))
-    return found
+        buckets.append((le, float(reached)))
+    family.add_metric(labels, buckets, value.sum_us / 1_000_000)

@@ -6,6 +6,7 @@ The metrics are read and written in a thread: with thousands of series that take
 from __future__ import annotations
 
 import gzip
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
@@ -24,10 +25,12 @@ class Scrape:
 
     Args:
         registry: The registry.
+        prepare: Called before the registry is read, in the same context.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
         self._registry = registry
+        self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -41,6 +44,8 @@ class Scrape:
         if request.method not in _METHODS:
             return PlainTextResponse("Method Not Allowed", 405, {"Allow": ", ".join(_METHODS)})
         write, content_type = choose_encoder(request.headers.get("accept", ""))
+        if self._prepare is not None:
+            await self._prepare()
         body = await anyio.to_thread.run_sync(write, self._registry)
         headers = {"Content-Type": content_type, "Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
