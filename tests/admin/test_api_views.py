@@ -289,9 +289,9 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
         if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
             admin.clock.advance("1s")
             await operator.get("refusals", limit=1)  # whoever looks has further ones taken
-        admin.limiter.engine.events.tell(Event("refused", "refused", {**details, "reason": "limited"}))
-        admin.limiter.engine.events.tell(Event("shadow_refused", "", {"rule": long, "key": long}))
-        admin.limiter.engine.events.tell(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
+        admin.limiter.engine.events.emit(Event("refused", "refused", {**details, "reason": "limited"}))
+        admin.limiter.engine.events.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
+        admin.limiter.engine.events.emit(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
         if number % 50 == 0:
             admin.hear()
     admin.hear()
