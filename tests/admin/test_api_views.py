@@ -291,16 +291,22 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
             await operator.get("refusals", limit=1)  # whoever looks has further ones taken
         admin.limiter.engine.events.emit(Event("refused", "refused", {**details, "reason": "limited"}))
         admin.limiter.engine.events.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
-        admin.limiter.engine.events.emit(Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)}))
-        if number % 50 == 0:
+        if number % 20 == 0:
+            admin.limiter.engine.events.emit(
+                Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)})
+            )
             admin.hear()
-    admin.hear()
     published = admin.limiter.engine.publisher.section("activity")
     assert published is not None
     assert len(published) < 32 * 1024
     section = json.loads(published)
     assert all(section[part] for part in ("refusals", "events", "shadowed"))
     assert len((await operator.get("refusals", limit=500))["refusals"]) == KEPT_REFUSALS
+    for number in range(KEPT_EVENTS + 5):
+        admin.limiter.engine.events.emit(Event("unbanned", "", {"key": "k"}))
+        if number % 50 == 0:
+            admin.hear()
+    admin.hear()
     assert len((await operator.get("events", limit=500))["events"]) == KEPT_EVENTS
 
 

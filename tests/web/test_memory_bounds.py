@@ -169,18 +169,25 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", "9/hour", name="clients"),
         Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
         Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
-        Rule("*", lambda request: f"{10**6 + int(request.url.path[1:])}/hour", key=everyone, name="plans"),
+        Rule("*", lambda request: f"{10**6 + int(request.headers['X-API-Key'])}/hour", key=everyone, name="plans"),
         Rule("*", lambda request: "nobody", key=by_value, on_exceeded=lambda *_: None, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
     gate = RateLimitMiddleware(app, rules=rules, limiter=limiter)
     for number in range(4_200):
         client = (f"10.{number >> 8}.{number & 255}.4", 1)
-        answer = await send_scope(gate, scope_of(f"/{number}", client=client, headers={"X-API-Key": str(number)}))
+        answer = await send_scope(gate, scope_of("/x", client=client, headers={"X-API-Key": str(number)}))
         assert answer.status == 200
     windows = set(reached(limiter.store))
     remembered = [one for key, one in reached(gate).items() if key not in windows]
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
+
+
+async def test_however_many_paths_clients_ask_for_some_thousands_of_them_are_remembered() -> None:
+    gate = RateLimitMiddleware(hello, rules=[Rule("/{rest:path}", "1000000/hour")])
+    for number in range(16_500):
+        await send_scope(gate, scope_of(f"/{number}"))
+    assert 100 < max(len(one) for one in reached(gate).values() if isinstance(one, (dict, list, set))) <= 16_384
 
 
 async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import hello, page, scope_of, statuses
 
@@ -95,6 +95,29 @@ async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_te
         counted.append([calls for calls, _ in seen])
     for place, (few, many) in enumerate(zip(*counted, strict=True)):
         assert many <= 1.2 * few, PATHS[place // 12][:40]
+
+
+class Hiding:
+    """Does not show the application that it wraps."""
+
+    def __init__(self, app: Any) -> None:
+        self._hidden = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._hidden(scope, receive, send)
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+async def test_a_limit_at_an_endpoint_that_no_router_shows_does_not_look_at_all_routes_each_time() -> None:
+    counted = []
+    for count in (10, 1_000):
+        hidden = Starlette(routes=[Route("/page", RateLimit("9/hour")(page))])
+        others = [Route(f"/shop{n}/{{x}}", page) for n in range(count)]
+        gate = RateLimitMiddleware(Starlette(routes=[Mount("/hidden", Hiding(hidden)), *others]))
+        assert await statuses(gate, 2, "/hidden/page") == [200, 200]
+        counted.append(calls_of(gate, "/hidden/page"))
+    (few, _), (many, _) = counted
+    assert many <= 1.2 * few
 
 
 async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None:

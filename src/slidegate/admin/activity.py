@@ -113,6 +113,35 @@ class ClusterActivity:
         self.clients = sorted(clients.values(), key=lambda one: (-one["requests"], one["key"]))
 
 
+class RecordedRefusal:
+    """A refusal. It is written out when somebody looks for the first time: recording it takes next to nothing."""
+
+    __slots__ = ("_event", "_view")
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+        self._view: dict[str, Any] | None = None
+
+    def view(self) -> dict[str, Any]:
+        """Return the refusal as `schemas.Refusal` has it, but for its worker."""
+        if self._view is None:
+            details = self._event.details
+            status, retry_after_s = details.get("status"), details.get("retry_after_s")
+            self._view = {
+                "at": _at(self._event),
+                "key": _key(details.get("key")),
+                "client": _key(details.get("client")),
+                "rule": _text(details.get("rule")),
+                "limit": _text(details.get("limit")) or None,
+                "reason": _text(details.get("reason")),
+                "route": _text(details.get("route")) or None,
+                "method": _text(details.get("method")) or None,
+                "status": status if isinstance(status, int) else None,
+                "retry_after_s": retry_after_s if isinstance(retry_after_s, (int, float)) else None,
+            }
+        return self._view
+
+
 class ActivityRecorder:
     """Records the activity of one worker; see `of`.
 
@@ -132,7 +161,7 @@ class ActivityRecorder:
         self._names: dict[Bucket, str] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
         self._number = 0
-        self._refusals: deque[Event] = deque(maxlen=KEPT_REFUSALS)
+        self._refusals: deque[RecordedRefusal] = deque(maxlen=KEPT_REFUSALS)
         self._second, self._this_second = -1, 0
         self._subscription: Subscription | None = None
         self._subscribing = Lock()
@@ -256,7 +285,7 @@ class ActivityRecorder:
         if second != self._second:
             self._second, self._this_second = second, 0
         self._this_second += 1
-        self._refusals.append(event)
+        self._refusals.append(RecordedRefusal(event))
         if self._this_second >= MAX_REFUSALS_PER_SECOND:
             with self._subscribing:
                 if self._subscription is not None:
@@ -286,7 +315,7 @@ class ActivityRecorder:
         """Return the activity of this worker, the newest first."""
         return {
             "clients": self._busiest(factor * _SHARED_CLIENTS),
-            "refusals": [_refusal(event) for event in reversed(self._refusals.copy())],
+            "refusals": [refusal.view() for refusal in reversed(self._refusals.copy())],
             "events": self.events()[::-1],
             "shadowed": [
                 (rule, key, times)
@@ -348,23 +377,6 @@ def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
 
 def _at(event: Event) -> float:
     return event.time_us / 1_000_000 if event.time_us else time.time()
-
-
-def _refusal(event: Event) -> dict[str, Any]:
-    details = event.details
-    status, retry_after_s = details.get("status"), details.get("retry_after_s")
-    return {
-        "at": _at(event),
-        "key": _key(details.get("key")),
-        "client": _key(details.get("client")),
-        "rule": _text(details.get("rule")),
-        "limit": _text(details.get("limit")) or None,
-        "reason": _text(details.get("reason")),
-        "route": _text(details.get("route")) or None,
-        "method": _text(details.get("method")) or None,
-        "status": status if isinstance(status, int) else None,
-        "retry_after_s": retry_after_s if isinstance(retry_after_s, (int, float)) else None,
-    }
 
 
 def _key(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
@@ -51,10 +52,15 @@ class HeaderWriter:
 
     Args:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
-            -Reset (Unix seconds), or ``"both"``.
+            -Reset (Unix seconds), ``"both"``, or None for no fields.
+
+    Raises:
+        ConfigurationError: There is no such style.
     """
 
-    def __init__(self, style: HeaderStyle) -> None:
+    def __init__(self, style: HeaderStyle | None) -> None:
+        if style not in ("draft", "legacy", "both", None):
+            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(style)}')
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
@@ -73,7 +79,7 @@ class HeaderWriter:
             entries = [entry for entry in entries if entry.decision.readings] or entries[:1]
         decision = entries[0].decision if len(entries) == 1 else tightest([entry.decision for entry in entries])
         readings, checks = decision.readings, decision.checks
-        if not readings:
+        if not readings or not (self._draft or self._legacy):
             return fields
         if not _LENGTHS.isdisjoint(map(len, map(_name_of, fields))):
             fields = self._without_ours(fields)

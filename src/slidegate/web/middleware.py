@@ -20,7 +20,7 @@ from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
@@ -130,48 +130,44 @@ class RateLimitMiddleware(Breakable):
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
-        client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
+        self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
-        if headers not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
+        self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
-        self._headers = HeaderWriter(headers) if headers is not None else None
-        self._client = client
-        self._calls = calls = UserCallbacks()
+        self._headers = HeaderWriter(headers)
         self.rules = tuple(all_rules(limits, rules))
         defaults = None if default_limits is None else DefaultLimits(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
-        self._signals = signals = BanSignals(bans, self.limiter, client, allowlist, calls)
-        self.policies = tuple(signals.policies.values())
+        self._calls = UserCallbacks()
+        self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
+        self.policies = tuple(self._signals.policies.values())
         self.own_answer = on_refused is not None
-        self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self._refused_routes = RefusedRoutes(app)
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter)
-        self._responses = RefusalResponses(signals.policies, on_refused, calls)
+        self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_places()
-        self._decider = Decider(
-            self.limiter, client, self._rules, **lists, calls=calls, signals=signals, figures=self._counts
-        )
-        messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
-        self._messages: MessageCounter | None = None
-        if messages is not None:
-            self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
+        self._decider = self._made_decider()
+        self._messages = self._made_counter(messages)
         self._view = self._view_for_requests()
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
-        self._strikes = bool(signals.policies)
-        self._hooked = bool(self._rules.reserving) or signals.on_status or self._rules.holds
+        self._hooked = bool(self._rules.reserving) or self._signals.on_status or self._rules.holds
         self._looked = False
-        off = switched_off(enabled)
-        self._enabled = not off
-        self._ignored = checked_codes(ignore_checks)
-        self.findings: list[Finding] = []
-        self._watch: StartupChecks | None = StartupChecks(client, self.policies, self.limiter.store)
-        for finding in (*about_settings(self, client, off, self.policies), *about_honeypots(self, self.policies)):
-            self._say(finding)
+        self._check_settings(switched_off(enabled), ignore_checks)
         self._enlist()
+
+    def _made_decider(self) -> Decider:
+        limiter, client, rules, calls, signals = self.limiter, self._client, self._rules, self._calls, self._signals
+        return Decider(limiter, client, rules, **self.lists, calls=calls, signals=signals, figures=self._counts)
+
+    def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
+        """Make what counts the messages of websockets, if they have limits."""
+        messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+        if messages is None:
+            return None
+        return MessageCounter(messages, self.limiter, self._client, self._claim("messages:"))
 
     def _view_for_requests(self) -> MiddlewareView:
         """Make what the requests of this middleware show of it."""
@@ -185,6 +181,16 @@ class RateLimitMiddleware(Breakable):
             self._responses,
             RefusalEvents(self.limiter, self._client),
         )
+
+    def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
+        """Say what is probably a mistake in the options, and get ready to look at the first requests."""
+        self._enabled = not off
+        self._ignored = checked_codes(ignored)
+        self.findings: list[Finding] = []
+        self._watch: StartupChecks | None = StartupChecks(self._client, self.policies, self.limiter.store)
+        settings = about_settings(self, self._client, off, self.policies)
+        for finding in (*settings, *about_honeypots(self, self.policies)):
+            self._say(finding)
 
     @classmethod
     def from_file(
@@ -291,21 +297,19 @@ class RateLimitMiddleware(Breakable):
             self._refused(request, request.refusal)
         elif kind != "http.response.start" and not request.counted:
             self._stats.begin(scope, request)
-        if kind == "websocket.close" or (self._headers is None and not request.raised):
+        if kind == "websocket.close":
             return message
         fields = message.get("headers", ())
         if request.refusal is not None and request.raised:
             fields = completed(fields, needed_fields(request.refusal))
-        if self._headers is not None:
-            fields = self._headers.add(fields, request.entries)
-        message = {**message}  # an application may send one prepared message again and again
-        message["headers"] = fields
-        return message
+        # Another message, because an application may send one prepared message again and again.
+        return {**message, "headers": self._headers.add(fields, request.entries)}
 
     def _refused(self, request: RequestLimits, refusal: Decision) -> None:
         """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
         listened = request.middleware.limiter.engine.events.refused
-        scope = request.refused_scope
+        # A scope that its own record holds would be left to the garbage collector.
+        scope, request.refused_scope = request.refused_scope, None
         if scope is None or (request.counted and not listened):
             return
         route = self._refused_routes.of(scope)
@@ -330,7 +334,7 @@ class RateLimitMiddleware(Breakable):
         request.refuse(scope, decision)
         if len(request.entries) > 1:
             await request.refund()
-        if (self._strikes or len(request.entries) > 1) and is_limited(decision):
+        if (self.policies or len(request.entries) > 1) and is_limited(decision):
             await strike(scope, request)
         await self._responses.send(scope, receive, send, decision)
         return False, receive

@@ -190,7 +190,7 @@ class RequestLimits:
         middleware: The middleware nearest above: limits at endpoints count there.
         entries: The decisions of middlewares, the outermost first, and of limits at endpoints.
         refusal: The decision that refuses the request, if one does.
-        refused_scope: The scope as the refusing middleware or endpoint saw it.
+        refused_scope: The scope as the refusing middleware or endpoint saw it, until the refusal is counted and told.
         raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
         handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.

@@ -37,6 +37,7 @@ _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _ALL_BELOW: Final = "/{path:path}"
 _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
+_MAX_HIDDEN: Final = 4_096
 _versions: Final = count(1)
 
 
@@ -390,10 +391,10 @@ class RouteIndex:
         at = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        known = self._known.get(id(router))
+        known = self._known.get(id(router)) or self._known.setdefault(id(router), _Known(router))
         # A function that has a route already may get another one, also in a router that is included.
-        if known is None or at not in known.by_endpoint or known.routes.current() != known.version:
-            known = self._known[id(router)] = _Known(router)
+        if at not in known.by_endpoint or known.routes.current() != known.version:
+            known.learn(at)
         return known.by_endpoint.get(at, [])
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
@@ -406,9 +407,16 @@ class _Known:
     """The routes below a router by the id of their endpoints. It holds the router, or its id could be another's."""
 
     def __init__(self, router: object) -> None:
-        self.routes = Routes(router)
-        self.version = self.routes.current()
+        self._router = router
         self.by_endpoint: dict[int, list[ResolvedRoute]] = {}
+        self.learn()
+
+    def learn(self, *asked: int) -> None:
+        """Walk the routes, and remember the endpoints that were asked for and have none: something hides theirs."""
+        hidden = [at for at, found in self.by_endpoint.items() if not found][:_MAX_HIDDEN]
+        self.by_endpoint = {at: [] for at in (*hidden, *asked)}
+        self.routes = Routes(self._router)
+        self.version = self.routes.current()
         for resolved in self.routes.walk():
             endpoint = resolved.route.endpoint
             self.by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)

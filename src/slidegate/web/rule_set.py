@@ -21,6 +21,9 @@ from .routes import Routes
 from .rules import Limits, Rule, says_nobody
 from .scope_keys import is_preflight
 
+_MEMO: Final = 16_384
+_MAX_REMEMBERED: Final = 256
+"""How long type, method, path and root of a request are together, at most, whose rules are remembered."""
 _MEMO_PLANS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
@@ -183,7 +186,7 @@ class RuleSet:
         self._routes = Routes(app)
         self._throttle = Throttle()
         self._defaults = defaults
-        self._default_rules: dict[tuple[str, str, str, str], Sequence[BoundRule]] = {}
+        self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._version = 0
         self._selections: dict[object, Selection] = {}
         self.always: Selection | None = None
@@ -214,6 +217,24 @@ class RuleSet:
         if routes.router is None:
             routes = routes.seen_by(scope)
         version = routes.current()
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+        preflight = is_preflight(scope)
+        method = "a preflight" if preflight else scope.get("method", "GET")
+        asked = scope["type"], method, scope["path"], scope.get("root_path", "")
+        known = self._known.get(asked)
+        if known is not None:
+            return known
+        selection = self._find(scope, routes, preflight)
+        # The server alone bounds the length of a path; only ordinary ones are worth remembering.
+        if routes.by_path and sum(map(len, asked)) <= _MAX_REMEMBERED:
+            if len(self._known) >= _MEMO:
+                self._known.clear()
+            self._known[asked] = selection
+        return selection
+
+    def _find(self, scope: Scope, routes: Routes, preflight: bool) -> Selection:
         kind, method = scope["type"], scope.get("method", "GET")
         path = RequestPath(scope, routes, slashed=self._index.slashed)
         texts = self._index.find(path)
@@ -233,8 +254,8 @@ class RuleSet:
             if ends and not rule.conditional:
                 ended = True
                 break
-        defaults = () if self._defaults is None or ended else self._defaults_of(scope, routes, version)
-        asked = tuple(met), tuple(defaults), is_preflight(scope)
+        defaults = () if self._defaults is None or ended else self._defaults.find(scope, routes)
+        asked = tuple(met), tuple(defaults), preflight
         return self._selections.get(asked) or remember(self._selections, asked, self._selection_of(*asked))
 
     def _selection_of(
@@ -258,19 +279,6 @@ class RuleSet:
             found.append(Met(rule, bound, ends))
         found += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in defaults]
         return _selected(found)
-
-    def _defaults_of(self, scope: Scope, routes: Routes, version: int) -> Sequence[BoundRule]:
-        """Return the limits behind all rules; they are remembered, because all routers below are asked for them."""
-        assert self._defaults is not None, "there are defaults"
-        if version != self._version:
-            self._version = version
-            self._default_rules.clear()
-        asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
-        known = self._default_rules.get(asked)
-        if known is not None:
-            return known
-        found = self._defaults.find(scope, routes)
-        return remember(self._default_rules, asked, found) if routes.by_path else found
 
     def _every(self, scope: Scope) -> list[Met]:
         """Return all rules that count or block a request of this type and method, whatever its path."""

@@ -12,7 +12,7 @@ import lmdb
 from ...core.decision import Bucket
 from ...core.errors import StoreUnavailable
 from ...core.store import Clock, Event, Observers
-from ..memory.shard import SHARED_PAUSE_US
+from ..memory.shard import SHARED_PAUSE_US, keys_shared
 from .batching import Job
 from .environment import IN_PROCESS_S, LAST_PART, MIN_RESERVE, Environment, reserve
 from .permits import OwnPermits
@@ -163,8 +163,7 @@ class Transactions:
             self.shared_hits += transaction.shared_hits
             if now_us >= self._next_shared_event_us:
                 self._next_shared_event_us = max(transaction.shared_until_us, now_us + SHARED_PAUSE_US)
-                message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
-                transaction.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
+                transaction.events.append(keys_shared(self._max_keys))
         if transaction.events or self._env.untold:
             self._env.untold += transaction.events
             self.tell()

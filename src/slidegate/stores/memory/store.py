@@ -35,7 +35,7 @@ from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from .bans import DEFAULT_MAX_BANS, MemoryBans
-from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of
+from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of, keys_shared
 
 _NO_LOCKS: Final = Locks(())
 
@@ -318,8 +318,7 @@ class MemoryStore(Store):
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
-            message = f"all {self.max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
-            self._pending.append(Event("keys_shared", message, {"max_keys": self.max_keys}))
+            self._pending.append(keys_shared(self.max_keys))
 
     # -- letting go --------------------------------------------------------------------------------------------------
 

@@ -149,16 +149,17 @@ class Packing:
 
     def demand(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
         """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
-        parts: list[bytes] = []
+        asks, many = b"", 0
         for bucket, key, cost in checks:
             if bucket.held:
-                place = names.setdefault(self.permits_row(bucket, key), len(names))
-                self._held.enter_process()
-                parts.append(_ASK.pack(place, 1) + self._permits_plan(bucket.limits[0].amount, self._held.worker))
-                continue
-            ask = _ASK.pack(self.place_of(key, names), min(cost, MAX_UNITS))
-            parts += [ask + plan for plan in self._plans.get(bucket) or self._plan(bucket)]
-        return REQUEST.pack(what, len(parts)) + b"".join(parts)
+                name, units, plans = self.permits_row(bucket, key), 1, self._own_permits_plan(bucket)
+            else:
+                name, units, plans = self.name_of(key), cost, self._plans.get(bucket) or self._plan(bucket)
+            ask = _ASK.pack(names.setdefault(name, len(names)), units if units < MAX_UNITS else MAX_UNITS)
+            for plan in plans:
+                asks += ask + plan
+                many += 1
+        return REQUEST.pack(what, many) + asks
 
     def refund(
         self, decision: Decision, charged: Sequence[Charged | None], latest_us: int, names: dict[bytes, int]
@@ -205,6 +206,10 @@ class Packing:
     def place_of(self, key: str, names: dict[bytes, int]) -> int:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
         return names.setdefault(self.name_of(key), len(names))
+
+    def _own_permits_plan(self, bucket: Bucket) -> tuple[bytes, ...]:
+        self._held.enter_process()
+        return (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
 
     def _permits_plan(self, amount: int, worker: bytes) -> bytes:
         return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
@@ -254,13 +259,18 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     Raises:
         StoreUnavailable: There is none.
     """
-    status = answer[0]
-    raise_failure(answer)
-    asked = sum(len(bucket.limits) for bucket, _, _ in checks)
+    status, asked = answer[0], 0
+    if status == FAILED:
+        raise_failure(answer)
+    for bucket, _, _ in checks:
+        asked += len(bucket.limits)
     end = 1 + asked * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
-    if len(states) != asked or any(state[3] < OPEN for state in states):
+    if len(states) != asked:
         raise unexpected("", answer)
+    for *_, wait_us in states:
+        if wait_us < OPEN:
+            raise unexpected("", answer)
     charge: Any = ()
     if what == HIT and status == OK:
         charge = Charge(states)

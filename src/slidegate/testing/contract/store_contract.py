@@ -90,6 +90,17 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         assert await store.reset("eve") is False
 
     @with_store()
+    async def test_a_charge_that_was_reset_takes_no_later_units_with_it(self, store: StoreHarness) -> None:
+        for rule in ("5/minute", "100/minute"):
+            asked = bucket(rule, rule)
+            early = await store.hit((asked, "ann", 2))
+            assert await store.reset("ann") is True
+            store.clock.advance(us=1)
+            late = await store.hit((asked, "ann", 3))
+            assert await store.refund(early) is False
+            assert (await store.peek((asked, "ann", 0))).remaining == late.remaining
+
+    @with_store()
     async def test_a_charge_after_a_reset_is_refunded_also_under_a_changed_amount(self, store: StoreHarness) -> None:
         exact, sliced = bucket("1/10s @2"), bucket("100/10s @2")
         await store.hit((exact, "bob", 1))  # the store may remember the windows of both by this limit

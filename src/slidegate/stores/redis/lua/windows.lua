@@ -166,11 +166,11 @@ local function find_waits(asks, now, first_in_line)
 end
 
 local function answer(status, asks)
-  local parts = { pack("<B", status) }
-  for place, ask in ipairs(asks) do
-    parts[place + 1] = reading(ask.w, ask.limit, ask.wait)
+  local told = pack("<B", status)
+  for _, ask in ipairs(asks) do
+    told = told .. reading(ask.w, ask.limit, ask.wait)
   end
-  return table.concat(parts)
+  return told
 end
 
 -- Keep what comes free for the first in line, until it asks again.
@@ -195,12 +195,12 @@ end
 local function hit(asks, now, first_in_line)
   local status, denied = look(asks, now, first_in_line), false
   if status == OK then
-    local parts = { pack("<B", OK) }
-    for place, ask in ipairs(asks) do
+    local told = pack("<B", OK)
+    for _, ask in ipairs(asks) do
       ask.limit.kind.add(ask.w, ask.limit, now, ask.cost)
-      parts[place + 1] = reading(ask.w, ask.limit, 0)
+      told = told .. reading(ask.w, ask.limit, 0)
     end
-    return table.concat(parts)
+    return told
   end
   for _, ask in ipairs(status == TOO_LARGE and {} or asks) do
     if ask.limit.count_denied and not first_in_line then
@@ -220,12 +220,12 @@ local function make_others()
 
   -- The readings, then how much of each cost was counted.
   function others.charge(asks, now)
-    local parts, counted = { pack("<B", OK) }, {}
-    for place, ask in ipairs(asks) do
-      counted[place] = pack("<I4", ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost))
-      parts[place + 1] = reading(ask.w, ask.limit, 0)
+    local told, counted = pack("<B", OK), ""
+    for _, ask in ipairs(asks) do
+      counted = counted .. pack("<I4", ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost))
+      told = told .. reading(ask.w, ask.limit, 0)
     end
-    return table.concat(parts) .. table.concat(counted)
+    return told .. counted
   end
 
   function others.refund(arg, at, many, now)
@@ -298,14 +298,17 @@ local function others()
 end
 
 local function asks_of(arg, at, many, now, copies)
-  local asks, units = {}, {}
+  local asks = {}
   for place = 1, many do
     local key, cost, rest = unpack_from("<HI4", arg, at)
     local limit = limit_at(arg, rest)
     at = rest + LIMIT_BYTES
     local w = copies and others().imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
-    asks[place] = { w = w, limit = limit, cost = cost, ahead = units[w] or 0 }
-    units[w] = (units[w] or 0) + cost
+    local ahead = 0
+    for _, other in ipairs(asks) do
+      ahead = other.w == w and ahead + other.cost or ahead
+    end
+    asks[place] = { w = w, limit = limit, cost = cost, ahead = ahead, wait = 0 }
   end
   return asks
 end
