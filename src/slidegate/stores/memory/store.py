@@ -39,7 +39,7 @@ from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of, keys_
 
 _NO_LOCKS: Final = Locks(())
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 400 bytes each this is 20 to 40 MB.
+# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each this is 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 SHARD_KEYS: Final = 8_192
 """A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
