@@ -75,12 +75,12 @@ async def turn_at_endpoint(
     """
     limits: RequestLimits = request.scope[RECORD]
     channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
-    limits.add(decision)
+    entry = limits.add(decision)
     limits.waited = True
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         raise ClientLeft(request.scope)
-    limits.entries.pop()
+    limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once
     limits.waited = last.allowed
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
