@@ -104,7 +104,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
     if not request.answered:
         if request.refusal is None and is_limited(decision):
-            await strike(scope, request)
+            await strike_refused(scope, request)
         request.refuse(scope, decision)
         request.raised = request.unfinished = True
         request.handlers = scope.get(_HANDLERS)
@@ -117,7 +117,7 @@ def is_limited(decision: Decision) -> bool:
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
-async def strike(scope: Scope, request: RequestLimits) -> None:
+async def strike_refused(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all middlewares on the way."""
     outer: list[BanSignals] = []
     for entry in request.entries:
