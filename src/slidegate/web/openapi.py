@@ -1,4 +1,4 @@
-"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused below a gate."""
+"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused."""
 
 from __future__ import annotations
 
