@@ -189,7 +189,7 @@ def test_fields_are_numbers_and_bounded_printable_text(site: Site) -> None:
     assert record.time_us == 10**15
 
 
-async def test_a_ban_is_written_with_its_end(site: Site) -> None:
+async def test_a_ban_is_written_with_its_end() -> None:
     other = Site(kinds=["banned"])
     await other.limiter.ban("user:1", "1h")
     other.flush()

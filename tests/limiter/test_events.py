@@ -151,7 +151,7 @@ def test_an_observer_does_not_hear_events_from_before_it_came() -> None:
     assert numbers(heard) == [3, 4]
 
 
-def test_nobody_listens_and_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_listens_and_nothing_is_done() -> None:
     def never() -> int:
         raise AssertionError("the clock was read for nobody")
 

@@ -97,6 +97,8 @@ async def test_given_rules_are_asked_in_the_place_of_those_of_gates(clock: FakeC
     assert [(window.rule, window.used) for window in shown.windows] == [("api", 2), ("other", 0), ("other", 0)]
     with pytest.raises(ConfigurationError):
         await limiter.inspect("ann", {"api": "five"})
+    with pytest.raises(ConfigurationError, match=r"inspect: rules: expected limits by rule.*, not \['5/minute'\]"):
+        await limiter.inspect("ann", ["5/minute"])  # type: ignore[arg-type]
 
 
 async def test_a_gate_that_a_changed_file_has_replaced_is_asked_no_more(clock: FakeClock, tmp_path: Path) -> None:

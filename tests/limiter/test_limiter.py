@@ -335,7 +335,7 @@ async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limit
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"store": "memory://"}, "write Limiter.from_url('memory://')"),
+        ({"store": "redis://:s3cret@h"}, 'not its address; write Limiter.from_url("redis://localhost:6379/0")'),
         ({"store": 5}, "expected a store such as MemoryStore(), not 5"),
         ({"store": MemoryStore}, "expected a store"),
         ({"observers": [5]}, "expected functions that take an Event, not 5"),
@@ -347,3 +347,4 @@ def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object],
     with pytest.raises(ConfigurationError) as caught:
         Limiter(**arguments)  # type: ignore[arg-type]
     assert named in str(caught.value)
+    assert "s3cret" not in str(caught.value)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core.statistics.series import Outcome
+from slidegate.core.store import StatsRow
 from slidegate.limiter.shared_stats import ALIVE_US, VERSION, unpack_row
 from slidegate.limiter.stats import Span, Traffic
 
@@ -325,6 +326,28 @@ def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
 )  # fmt: skip
 def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
     assert unpack_row(bytes([VERSION]) + zlib.compress(flat.encode())) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['{"at_us": "x"}', '{"at_us": null}', '{"at_us": 1e999}', '{"pid": []}', "[]", "7", "{", "[" * 100_000],
+)
+async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str) -> None:
+    board = Board()
+    ann = Staff(board)
+    rows = [StatsRow("workers", 0, value.encode(), ALIVE_US), StatsRow("s-events", 0, value.encode(), ALIVE_US)]
+    await board.write(b"stranger", rows)
+    assert [worker.here for worker in (await ann.all.stats("1m")).workers] == [True]
+    assert await ann.all.sections("events") == []
+
+
+@pytest.mark.parametrize("value", ["{", "[" * 100_000, "\xff"])
+async def test_a_section_that_cannot_be_read_is_passed_by(value: str) -> None:
+    board = Board()
+    ann, bob = Staff(board), Staff(board)
+    await bob.publisher.publish()
+    await board.write(bob.publisher.worker, [StatsRow("s-events", 0, value.encode("latin-1"), ALIVE_US)])
+    assert await ann.all.sections("events") == []
 
 
 def test_a_row_names_no_bucket_that_does_not_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,9 +121,10 @@ async def test_a_key_that_cannot_be_one_is_an_error(key: str) -> None:
         await Limiter().standing(key)
 
 
-async def test_a_policy_that_is_none_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"standing: expected policies such as BanPolicy.*not '20/10m'"):
-        await Limiter().standing("user:eve", ["20/10m"])  # type: ignore[list-item]
+@pytest.mark.parametrize("wrong", [["20/10m"], "2", 20, BanPolicy("20/10m")])
+async def test_what_are_no_policies_is_an_error(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"standing: expected policies such as \[BanPolicy.*, not .*2"):
+        await Limiter().standing("user:eve", wrong)
 
 
 def test_a_standing_that_was_loaded_counts_whole_until_its_policy_is_known() -> None:

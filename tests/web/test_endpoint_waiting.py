@@ -177,3 +177,18 @@ async def test_places_are_waited_for_at_an_endpoint() -> None:
     gate = gate_of(app, Limiter())
     assert await asyncio.gather(*(_status(gate) for _ in range(5))) == [200] * 5
     assert most == 1
+
+
+async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_one_waits() -> None:
+    slow, quick = RateLimit("1/50ms", wait="10s", name="slow"), RateLimit("5/hour", name="quick")
+    seen: list[list[tuple[str, bool]]] = []
+
+    async def page(request: Any) -> Response:
+        await asyncio.gather(slow.check(request), quick.check(request))
+        decisions = request.scope["slidegate"].decisions
+        seen.append(sorted((bucket.rule, one.allowed) for one in decisions for bucket, _, _ in one.checks))
+        return PlainTextResponse("page")
+
+    gate = gate_of(Starlette(routes=[Route("/", page)]), Limiter())
+    assert await statuses(gate, 2) == [200, 200]
+    assert seen == [[("quick", True), ("slow", True)]] * 2

@@ -647,7 +647,7 @@ class Application:
         (rows, r"'rows' is a generator.*Depends\(RateLimit"),
         (some_rows, r"'some_rows' is a generator"),
         (Application, r"a class such as HTTPEndpoint.*Middleware\(RateLimitMiddleware"),
-        ("5/second", r'expected limits such as RateLimit\("5/second"\)'),
+        ("5/second", r"expected a function or class to limit, for example @RateLimit\(.*, not '5/second'"),
     ],
 )
 def test_what_cannot_be_decorated_is_said_at_once(target: Any, message: str) -> None:

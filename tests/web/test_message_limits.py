@@ -287,7 +287,7 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: An
     assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
 
 
-async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for() -> None:
     listener = Listener()
     gate = RateLimitMiddleware(listener, rules=[], messages=MessageLimits("1/hour", beyond="wait"))
     with anyio.fail_after(10):

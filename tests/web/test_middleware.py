@@ -140,9 +140,7 @@ async def test_requests_without_a_peer_are_one_client(client: Any, caplog: pytes
 
 @pytest.mark.parametrize("more", [{}, {"type": "websocket"}, {"method": "OPTIONS"}, {"path": "/health"}])
 @pytest.mark.parametrize("server", [("127.0.0.1", 80), ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
-async def test_a_request_whose_connection_is_gone_starts_nothing(
-    server: Any, more: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, more: dict[str, Any]) -> None:
     started: list[object] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -110,6 +110,15 @@ def test_the_gate_of_a_file_is_documented_before_and_after_the_start(tmp_path: P
     ]  # fmt: skip
 
 
+def test_an_application_whose_middleware_could_not_be_made_is_described_all_the_same() -> None:
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="often")])
+    document_limits(app)
+    app.get("/a")(get)
+    with pytest.raises(ConfigurationError, match="often"):
+        TestClient(app).get("/a")
+    assert limited(app.openapi()) == {"GET /a"}
+
+
 def test_only_a_fastapi_application_can_be_documented() -> None:
     with pytest.raises(ConfigurationError, match="expected a FastAPI application"):
         document_limits(Route("/", get))

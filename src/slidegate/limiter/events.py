@@ -187,6 +187,17 @@ class Subscription:
         logger.error("observer %r failed%s", self.observer, more, exc_info=error)
 
 
+def listed_observers(observers: Iterable[Observer]) -> tuple[Observer, ...]:
+    """Return the observers of a limiter, which may be given as an iterator.
+
+    Raises:
+        ConfigurationError: They are no list.
+    """
+    if not isinstance(observers, Iterable):
+        raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {quoted(observers)}")
+    return tuple(observers)
+
+
 def _checked(observer: object) -> Observer:
     if not callable(observer):
         raise ConfigurationError(f"observers: expected functions that take an Event, not {quoted(observer)}")

@@ -24,7 +24,7 @@ from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, in_turns, within
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .events import EventHub, EventStats, Subscription
+from .events import EventHub, EventStats, Subscription, listed_observers
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyStanding, KeyView, look_at, standing_of
 from .keys import AnyKey, KeyOf, Limits, Question
@@ -76,7 +76,10 @@ class Limiter:
         near_limit: float = NEAR_LIMIT,
     ) -> None:
         if isinstance(store, str):
-            raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
+            # An address may hold a password, so the message does not repeat it.
+            raise ConfigurationError(
+                'store: expected a store object, not its address; write Limiter.from_url("redis://localhost:6379/0")'
+            )
         if store is not None and not isinstance(store, Store):
             raise ConfigurationError(
                 f"store: expected a store such as MemoryStore(), not {quoted(store)}; a store of your own derives from "
@@ -90,11 +93,7 @@ class Limiter:
         self.store: Store = store if store is not None else MemoryStore()
         """The store that holds the counts."""
         events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
-        if not isinstance(observers, Iterable):
-            raise ConfigurationError(
-                f"observers: expected a list of functions that take an Event, not {quoted(observers)}"
-            )
-        for observer in observers:
+        for observer in listed_observers(observers):
             events.subscribe(observer)
         self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
         """How the middlewares of this package ask the store. It is not for users: every release may change it."""
@@ -278,6 +277,10 @@ class Limiter:
         """
         if rules is None:
             buckets = self.engine.callers.buckets(list(self._buckets.values()))
+        elif not isinstance(rules, Mapping):
+            raise ConfigurationError(
+                f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
+            )
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await look_at(self.store, self.key_for(key), buckets)
@@ -343,12 +346,7 @@ class Limiter:
             ConfigurationError: The key or a policy cannot be used.
             StoreError: The store does not answer.
         """
-        known = self.engine.callers.policies() if policies is None else list(policies)
-        for policy in known:
-            if not isinstance(policy, BanPolicy):
-                raise ConfigurationError(
-                    f'standing: expected policies such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
-                )
+        known = self.engine.callers.policies() if policies is None else _checked_policies(policies)
         spelled = self._ban_key(key)
         return await standing_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
 
@@ -628,6 +626,17 @@ class Limiter:
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
+
+
+def _checked_policies(policies: Iterable[BanPolicy]) -> list[BanPolicy]:
+    example = 'standing: expected policies such as [BanPolicy("20/10m", "1h")]'
+    if not isinstance(policies, Iterable):
+        raise ConfigurationError(f"{example}, not {quoted(policies)}")
+    listed = list(policies)
+    for policy in listed:
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
+    return listed
 
 
 def _with_cost(checks: tuple[Check], cost: int) -> tuple[Check]:

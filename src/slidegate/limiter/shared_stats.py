@@ -366,10 +366,9 @@ class AllWorkers:
         store_us = await within(self._store.time())
         found = {}
         for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
-            known = _read(value)
-            if worker != self._publisher.worker and isinstance(known, dict):
-                age_s = max(store_us - int(known.get("at_us", 0)), 0) / 1_000_000
-                found[worker] = _worker(worker, known, age_s, here=False)
+            other = None if worker == self._publisher.worker else _read_worker(worker, value, store_us)
+            if other is not None:
+                found[worker] = other
         return found
 
     def _here(self) -> Worker:
@@ -416,9 +415,18 @@ def _worker(worker: bytes, known: dict[str, Any], age_s: float, *, here: bool) -
     return Worker(f"{host}:{pid}:{worker[:4].hex()}", host, pid, age_s, here)
 
 
+def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
+    """Return a worker as its row tells of it; None where the row cannot be read."""
+    try:
+        known = json.loads(value)
+        return _worker(worker, known, max(store_us - int(known.get("at_us", 0)), 0) / 1_000_000, here=False)
+    except Exception:  # whatever lies there, it is not ours
+        return None
+
+
 def _read(value: bytes) -> Any:
     """Return what JSON says; None where it cannot be read."""
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -326,7 +326,7 @@ class Statistics:
             self._following.remove(hear)
 
     def forget(self) -> None:
-        """Begin anew in a child of `fork`: the counts belong to its parent."""
+        """Forget all counts, as in a child of `fork`: they belong to its parent."""
         self._lock = Lock()
         for series in self._series.values():
             series.forget()

@@ -124,7 +124,7 @@ class WithoutLoop:
     """Asks in a thread without an event loop.
 
     Args:
-        engine: Those of the limiter.
+        engine: Asks the store of the limiter.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -166,7 +166,7 @@ class WaitingLines:
     """The lines of one limiter.
 
     Args:
-        engine: Engine the store.
+        engine: Asks the store.
 
     Attributes:
         lines: The lines in which somebody stands, by their name.

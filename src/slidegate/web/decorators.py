@@ -56,17 +56,20 @@ def decorate(limit: RateLimit, endpoint: Any) -> Any:
         ConfigurationError: `endpoint` is nothing that can be limited this way.
     """
     if not callable(endpoint):
-        raise ConfigurationError(f'RateLimit: expected limits such as RateLimit("5/second"), not on {endpoint!r}')
+        raise ConfigurationError(
+            'RateLimit: expected a function or class to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), not {quoted(endpoint)}"
+        )
     limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
     setattr(limited, LIMIT, limit)
-    for layer in layers(endpoint):
+    for layer in unwrapped(endpoint):
         # A decorator further in may have made a route of any of them.
         if _is_function_or_class(layer):
             _LIMITED.setdefault(layer, WeakSet()).add(limited)
     return limited
 
 
-def layers(endpoint: Any) -> Iterator[Any]:
+def unwrapped(endpoint: Any) -> Iterator[Any]:
     """Yield an endpoint and the functions that it is wrapped around, from the outside."""
     while endpoint is not None:
         yield endpoint
@@ -75,7 +78,7 @@ def layers(endpoint: Any) -> Iterator[Any]:
 
 def limits_of(endpoint: Any) -> Iterator[RateLimit]:
     """Yield the limits that decorate an endpoint, the outermost first."""
-    for layer in layers(endpoint):
+    for layer in unwrapped(endpoint):
         if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
             yield limit
 
@@ -101,7 +104,7 @@ def check_places(app: object) -> None:
         ConfigurationError: One does.
     """
     places = list(walk(app))
-    used = {id(function) for place in places for function in layers(place.route.endpoint)}
+    used = {id(function) for place in places for function in unwrapped(place.route.endpoint)}
     for place in places:
         # A limited function may be there for others to call.
         used |= {id(named) for call in (place.route.endpoint, *dependencies(place.route)) for named in _named_in(call)}
@@ -141,7 +144,7 @@ def unawaited(app: object) -> list[tuple[str, str]]:
 
 def _core(call: Any) -> Any:
     """Return the innermost function of an endpoint; None for a frontend, which has none."""
-    return deque(layers(call), maxlen=1).pop() if call is not None else None
+    return deque(unwrapped(call), maxlen=1).pop() if call is not None else None
 
 
 def _named_in(call: Any) -> list[Any]:
@@ -329,4 +332,4 @@ def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
 
 
 def _is_marked(call: object) -> bool:
-    return any(getattr(one, "__dict__", {}).get(IN_PLACE) for one in (*layers(call), *limits_of(call)))
+    return any(getattr(one, "__dict__", {}).get(IN_PLACE) for one in (*unwrapped(call), *limits_of(call)))

@@ -75,12 +75,12 @@ async def turn_at_endpoint(
     """
     limits: RequestLimits = request.scope[RECORD]
     channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
-    limits.add(decision)
+    entry = limits.add(decision)
     limits.waited = True
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         raise ClientLeft(request.scope)
-    limits.entries.pop()
+    limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once
     limits.waited = last.allowed
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
@@ -104,7 +104,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
     if not request.answered:
         if request.refusal is None and is_limited(decision):
-            await strike(scope, request)
+            await strike_refused(scope, request)
         request.refuse(scope, decision)
         request.raised = request.unfinished = True
         request.handlers = scope.get(_HANDLERS)
@@ -117,7 +117,7 @@ def is_limited(decision: Decision) -> bool:
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
-async def strike(scope: Scope, request: RequestLimits) -> None:
+async def strike_refused(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all middlewares on the way."""
     outer: list[BanSignals] = []
     for entry in request.entries:

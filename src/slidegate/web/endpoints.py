@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError, closest
 from ..core.memo import remember
 from ..limiter import check_cost
 from .callbacks import UserCallbacks
-from .decorators import IN_PLACE, Exemption, decorate, is_lifted, layers
+from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import Entry, RequestLimits, Reservation, charges
@@ -275,7 +275,7 @@ class EndpointBuckets:
             if required.dependency is limit:
                 return [f"{required.where}/*", *sorted(below.label for below in self._routes.below(scope, limit))]
         endpoint = route.route.endpoint
-        if function is None or any(layer is function for layer in layers(endpoint)):
+        if function is None or any(layer is function for layer in unwrapped(endpoint)):
             return [route.label]
         name = getattr(function, "__name__", type(function).__name__)
         if isclass(endpoint) and route.connection == "http" and name in _METHODS:

@@ -34,7 +34,7 @@ from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
 from .default_limits import DefaultLimits
-from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike
+from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike_refused
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
@@ -335,7 +335,7 @@ class RateLimitMiddleware(Breakable):
         if len(request.entries) > 1:
             await request.refund()
         if (self.policies or len(request.entries) > 1) and is_limited(decision):
-            await strike(scope, request)
+            await strike_refused(scope, request)
         await self._responses.send(scope, receive, send, decision)
         return False, receive
 
@@ -388,7 +388,7 @@ class RateLimitMiddleware(Breakable):
 
         async def struck() -> None:
             if not allowlisted(request.entries):  # by a middleware further in
-                await strike(scope, request)
+                await strike_refused(scope, request)
 
         return GuardedWebSocket(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
 

@@ -1,4 +1,4 @@
-"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused below a gate."""
+"""Documents the 429 in an OpenAPI description: one for every operation, because any may be refused."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def _middlewares(app: Any) -> Iterator[tuple[str | None, bool]]:
     """Yield the style of header fields of each middleware of an application, and whether its answers are the user's.
 
     These are the middlewares at work, or, before the start, those to be. A file is not read before the start: its
-    middleware counts with the options that the code gives.
+    middleware counts with the options that the code gives. One that could not be made answers nobody.
     """
     for layer in layers(app.middleware_stack):
-        if isinstance(layer, RateLimitMiddleware):
+        if isinstance(layer, RateLimitMiddleware) and layer.error is None:
             yield layer.headers, layer.own_answer
     for kind, _, options in app.user_middleware if app.middleware_stack is None else ():
         from_file = getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__  # type: ignore[attr-defined]

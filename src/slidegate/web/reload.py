@@ -26,6 +26,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, Observer
 from ..limiter import FailurePolicy, Limiter
+from ..limiter.events import listed_observers
 from .broken import Breakable, end_start, whole
 from .checks import Finding
 from .config import ConfigLoader
@@ -52,9 +53,9 @@ class FileState:
         asked: How often each identity was claimed by the middleware that is being made.
     """
 
-    def __init__(self, observers: Iterable[Observer]) -> None:
+    def __init__(self, observers: Sequence[Observer]) -> None:
         self._said: set[Finding] = set()
-        self._observers = tuple(observers)
+        self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
         self._claimed: dict[tuple[str, int], str] = {}
@@ -132,7 +133,7 @@ class ReloadingMiddleware(Breakable):
             if value is not None or name not in _NONE_IS_NOTHING
         }
         self._on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
-        observers = tuple(observers)
+        observers = listed_observers(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "

@@ -231,9 +231,11 @@ class RequestLimits:
         """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
         return tightest(self.decisions)
 
-    def add(self, decision: Decision) -> None:
-        """Add a decision that a limit at an endpoint asked for."""
-        self.entries.append(Entry(self.middleware, decision, self.exempt_from(self.middleware)))
+    def add(self, decision: Decision) -> Entry:
+        """Add a decision that a limit at an endpoint asked for, and return its entry."""
+        entry = Entry(self.middleware, decision, self.exempt_from(self.middleware))
+        self.entries.append(entry)
+        return entry
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.

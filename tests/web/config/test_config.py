@@ -389,6 +389,9 @@ def test_a_limiter_in_code_has_what_the_file_would_say_about_its_own(written: st
         gate(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
     with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
         gate(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
+    for wrong in (5, print, None):
+        with pytest.raises(ConfigurationError, match="observers: expected a list of functions that take an Event"):
+            gate(file, 'limits = "1/hour"\n', observers=wrong)
 
 
 async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
