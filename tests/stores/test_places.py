@@ -6,8 +6,10 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from slidegate.core import StoreUnavailable
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import parse_limits
+from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
+from ..hurry import hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
@@ -237,6 +241,18 @@ async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) 
     assert not await take(other)
 
 
+async def test_a_worker_that_was_stopped_puts_back_no_place_of_a_request_that_has_ended(crew: Workers) -> None:
+    holds = crew.hire()
+    kept, ended = await take(holds), await take(holds)
+    assert await Limiter(Deaf(inner=holds)).refund(ended) is False
+    crew.clock.advance(us=LEASE_US)
+    assert await take(holds)
+    assert not await take(holds)
+    await turns()
+    assert crew.events(0) == [{"lost": 0, "back": 1}]
+    assert await settle(holds.refund(kept)) is True
+
+
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     held = [await take(holds), await take(holds)]
@@ -262,6 +278,20 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
     await asyncio.sleep(1.5)
     assert not await take(other)
     assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+
+
+def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
+    with hurried(collecting=False), ThreadPoolExecutor(4) as pool:
+        for _ in range(200):
+            held, together = HeldPermits(LEASE_US), Barrier(4)
+
+            def name(held: HeldPermits = held, together: Barrier = together) -> bytes:
+                together.wait(BOUND_S)
+                held.enter_process()
+                return held.worker
+
+            names = [asked.result() for asked in [pool.submit(name) for _ in range(4)]]
+            assert set(names) == {held.worker}
 
 
 @pytest.mark.parametrize("lease", ["0.5s", "11m", "soon", 0, None])

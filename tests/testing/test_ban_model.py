@@ -48,6 +48,16 @@ def test_the_reference_on_bans_by_hand_and_networks() -> None:
     assert model.active(10) == []
 
 
+def test_the_reference_forgets_a_ban_that_another_took_the_place_of_like_any_other() -> None:
+    model, policy = BanModel(), BanPolicy("3/1s", "10s", jitter=0, forgive="1s")
+    model.strike(policy, "ann", 3, "", 0)
+    model.ban("ann", 2 * SECOND_US, "eve", 0)
+    model.strike(policy, "ann", 1, "", 3 * SECOND_US)  # clean time runs from here, and the first ban would end at 10 s
+    assert model.knows([policy], "ann", 3 * SECOND_US)
+    assert model.stand(policy, "ann", 7 * SECOND_US) == Stand(0, 0)
+    assert not model.knows([policy], "ann", 7 * SECOND_US)
+
+
 def test_the_reference_on_prefixes() -> None:
     model, policy = BanModel(), BanPolicy("1/60s", "10s", jitter=0, prefix_after="2/1h", prolong=True)
     for last in (7, 8):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
+from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -24,6 +25,7 @@ from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import parse_duration_us
 from ..core.store import Event
+from .forks import hold_over_fork
 
 T = TypeVar("T")
 
@@ -115,6 +117,8 @@ class HeldPermits:
         self.permits: HeldWeakly[Permit] = HeldWeakly()
         self.worker = b""
         self._process = 0
+        self._entering = Lock()
+        hold_over_fork(self._entering)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -125,8 +129,11 @@ class HeldPermits:
         """Begin anew in a child of `fork`, which holds none of its parent's permits; tell whether this is one."""
         if self.is_of_this_process:
             return False
-        self._process = os.getpid()
-        self.permits, self.worker = HeldWeakly(), os.urandom(WORKER_BYTES)
+        with self._entering:
+            if self.is_of_this_process:  # another thread came first
+                return False
+            self.permits, self.worker = HeldWeakly(), os.urandom(WORKER_BYTES)
+            self._process = os.getpid()
         return True
 
     def holds_any(self) -> bool:

@@ -539,6 +539,7 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
         ({"clock": 3}, "clock: expected a function"),
         ({"path": 3}, 'path: expected a directory, for example "/var/lib/app/slidegate", not 3'),
         ({"path": ""}, "path: expected a directory"),
+        ({"durability": "x" * 1_000}, "not '" + "x" * 78 + "…"),
         ({"path": "/missing/slidegate"}, "/missing does not exist"),
     ],
 )

@@ -622,6 +622,7 @@ async def test_a_closed_store_answers_nobody_and_keeps_nobody_waiting(server: Re
     [
         ({"prefix": ""}, "prefix: expected 1 to 64 characters"),
         ({"prefix": "a{b}"}, "for example \"slidegate\", not 'a{b}'"),
+        ({"prefix": "x" * 1_000}, "not 'x{78}…$"),
         ({"max_waiting": 0}, "max_waiting"),
         ({"max_bans": 0}, "max_bans"),
         ({"timeout": "soon"}, "timeout"),

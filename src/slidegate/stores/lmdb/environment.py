@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable, quoted
 from ...core.store import Event
 from ..forks import hold_over_fork
 from . import opening
@@ -415,7 +415,9 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
     """
     text = fspath(path) if isinstance(path, (str, PathLike)) else ""
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {path!r}')
+        raise ConfigurationError(
+            f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
+        )
     with _lock:
         if not options.read_only:
             check_directory(Path(text))

@@ -159,7 +159,7 @@ class PermitRows:
         self._rows.clear()
         self._renew()
         if own.permits:
-            self._put_back(list(own.permits))
+            self._put_back(own.under_way())
         return True
 
     def renew(self) -> None:

@@ -38,7 +38,7 @@ from ...core.charge import Permit
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.errors import ConfigurationError, StoreError
+from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.limits import check_whole
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
@@ -134,10 +134,10 @@ class LmdbStore(Store):
         check_whole(max_keys, 1, 10**12, "max_keys", "for example 100_000")
         check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
         if durability not in ("fast", "safe"):
-            raise ConfigurationError(f'durability: expected "fast" or "safe", not {durability!r}')
+            raise ConfigurationError(f'durability: expected "fast" or "safe", not {quoted(durability)}')
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
+                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
         super().__init__()
         self._permits = OwnPermits(place_lease_us(place_lease))
         self.max_keys = max_keys

@@ -28,7 +28,7 @@ from ...core.bans.in_force import Guarded
 from ...core.concurrency import Concurrency, taken
 from ...core.decide import Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError, Whole, check_positive
+from ...core.errors import ConfigurationError, Whole, check_positive, quoted
 from ...core.limits import AnyLimit
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -102,7 +102,7 @@ class MemoryStore(Store):
         most_bans = check_positive(max_bans, "max_bans", "100_000")
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
+                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
         self._clock = clock
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us

@@ -24,7 +24,7 @@ from redis.asyncio import Redis, RedisCluster
 from ...core.bans.in_force import Guarded
 from ...core.charge import let_go
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
@@ -360,14 +360,14 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
     """Refuse arguments that cannot work; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
-            f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {prefix!r}'
+            f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {quoted(prefix)}'
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
     if clock is not None and not callable(clock):
-        raise ConfigurationError(f"clock: expected a function that returns microseconds, not {clock!r}")
+        raise ConfigurationError(f"clock: expected a function that returns microseconds, not {quoted(clock)}")
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
-            f"not {client!r}"
+            f"not {quoted(client)}"
         )

@@ -27,7 +27,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
-from ...core.errors import ConfigurationError, closest
+from ...core.errors import ConfigurationError, closest, quoted
 
 Client: TypeAlias = "Redis | RedisCluster"
 Wrong: TypeAlias = Callable[[str], ConfigurationError]
@@ -170,10 +170,10 @@ def _options(query: str, known: tuple[str, ...], wrong: Wrong) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
-            raise wrong(f"unknown option {name!r}{closest(name, known)}")
+            raise wrong(f"unknown option {quoted(name)}{closest(name, known)}")
         if name == "ssl_check_hostname":
             if value not in ("true", "false"):
-                raise wrong(f"{name} needs true or false, not {value!r}")
+                raise wrong(f"{name} needs true or false, not {quoted(value)}")
             found[name] = value == "true"
         elif value:
             found[name] = value

@@ -119,8 +119,7 @@ class BanModel:
 
     def knows(self, policies: Sequence[BanPolicy], key: str, now_us: int) -> bool:
         """Tell whether there is anything about a key to forget."""
-        made = [entry for entry in self.entries if isinstance(entry, Made) and entry.key == key]
-        banned = any((ban.refuses or ban.rung) and ban.lasts(now_us) for ban in made)
+        banned = any(ban.key == key for ban in self.active(now_us))
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 
     def restart(self) -> None:

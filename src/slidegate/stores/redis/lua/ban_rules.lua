@@ -1,4 +1,4 @@
--- The rules of stores/memory/bans.py. They report changes in `events`, which the caller puts into words.
+-- The rules of core/bans/rules.py. They report changes in `events`, which the caller puts into words.
 
 local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
 local events = {}

@@ -1,5 +1,5 @@
--- Permits, as core/permits.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own for
--- each key and rule. Each permit is a member, the name of its worker and a serial, and its score is the moment until
+-- Permits, as core/concurrency.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own
+-- for each key and rule. Each permit is a member, the name of its worker and a serial, and its score is the moment until
 -- which it is held unless its worker renews it. So a permit that nobody renews is free when that moment has come.
 --
 -- The table of a set is asked as a window is. `taken` holds the members to write at the end of the call, and until when

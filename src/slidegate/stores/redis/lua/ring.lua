@@ -209,7 +209,7 @@ function ring.expires(w, limit)
   return max(max(w.newest, w.floor) + limit.span, w.reserved)
 end
 
--- The count of a quota, as core/periods.py. A quota has `ends`, the ends of three periods that follow each other as the
+-- The count of a quota, as core/quotas.py. A quota has `ends`, the ends of three periods that follow each other as the
 -- caller's clock sees them; the server's chooses. The server's time is Unix time, so none is ahead of the other.
 
 local PERIOD_KEPT_US = 3600000000
