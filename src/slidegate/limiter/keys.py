@@ -2,8 +2,9 @@
 
 Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
 address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
-keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold. A digest is 16 bytes of BLAKE2b, keyed with the secret of the limiter where it was given one. Every
-worker makes the same digest of a value from its first request on, and asks no store.
+keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold. A digest is 16 bytes of
+BLAKE2b, keyed with the secret of the limiter where it was given one. Every worker makes the same digest of a value from
+its first request on, and asks no store.
 """
 
 from __future__ import annotations
