@@ -160,7 +160,7 @@ def test_bad_input_is_one_sentence_before_any_start(
     assert told in said.err
 
 
-def test_a_port_that_is_taken_is_bad_input(rules: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_bad_input(rules: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
