@@ -11,7 +11,7 @@ from tests.examples.visits import ROOT
 
 EXAMPLES = ROOT / "examples"
 PAGES = sorted(EXAMPLES.rglob("README.md"))
-COMMAND = re.compile(r"(?:^\$ |`)(python3 dev\.py|uvicorn|flask|python) ([^`\n]+)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\$ |`)(?:[A-Z_]+=\S+ )?(python3 dev\.py|uvicorn|flask|python) ([^`\n]+)", re.MULTILINE)
 
 
 def page_name(page: Path) -> str:

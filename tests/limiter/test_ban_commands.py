@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import random
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from slidegate.core import ConfigurationError, Reason
+from slidegate.core import ConfigurationError, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
 from slidegate.limiter.aio import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
-from ..remote_stores import SlowStore
+from ..remote_stores import RemoteStore, SlowStore
+from ..virtual_time import VirtualTime
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -285,3 +288,20 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
         assert len(str(caught.value)) < 280
     assert await keys(limiter) == []
     assert await limiter.import_bans(lines) == 1
+
+
+async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) -> None:
+    class Slow(RemoteStore):
+        async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+            await asyncio.sleep(40)
+            return question(*arguments)
+
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(5_000):
+        await limiter.ban(f"user:{number}", "1h")
+    lines = [line async for line in limiter.export_bans()]
+    VirtualTime(clock)
+    async with Limiter(Slow(clock)) as shared:
+        with pytest.raises(StoreTimeout, match="no answer within 30"):
+            await shared.import_bans(lines[:2])
+        assert await shared.import_bans(lines) == 5_000

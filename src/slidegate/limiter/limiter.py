@@ -21,7 +21,7 @@ from ..core.memo import MEMO_SIZE, remember
 from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
-from .aio import in_turns, within
+from .aio import COMMAND_DEADLINE_S, in_turns, within
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import EventHub, EventStats, Subscription
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
+_ROWS_PER_DEADLINE: Final = 10_000
+"""LMDB writes so many bans in some three seconds where others write as well."""
 
 
 class Limiter:
@@ -418,12 +420,12 @@ class Limiter:
 
         Raises:
             ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
-            StoreError: The store does not answer.
+            StoreError: The store does not answer within 30 seconds, and 30 more for each 10,000 lines.
         """
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
-        return await within(self.store.bans.load(rows))
+        return await within(self.store.bans.load(rows), COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE))
 
     # -- events and stats -------------------------------------------------------------------------------------------
 
