@@ -98,13 +98,13 @@ class Settings(NamedTuple):
         return _WithDashboard(check_dashboard_path(self.dashboard), middleware), middleware.limiter
 
     def _limiter(self, path: Path) -> Limiter:
-        RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True)  # names what is wrong
+        RateLimitMiddleware.from_file(nothing, path, limiter=Limiter(), replace_store=True)  # names what is wrong
         found = tomllib.loads(path.read_text("utf-8"))
         policy = {name: found[name] for name in ("deadline", "on_error") if name in found}
         return Limiter.from_url(self.store, secret=os.environ.get(SECRET_VARIABLE), **policy)
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """Stand where an application would."""
 
 

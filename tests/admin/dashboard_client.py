@@ -13,11 +13,9 @@ from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
+from .admin_client import NOW_US, READ_TOKEN, TOKEN
 
-TOKEN = "full-token-0123456789abcdef"
-READ_TOKEN = "read-token-0123456789abcdef"
 HOST = "ops.example.org"
-NOW_US = 1_800_000_000_000_000
 LOOK = "/api/lists"
 CHANGE = "/api/bans"
 NEW_BAN = {"target": "user:1", "duration": "1h"}

@@ -122,6 +122,8 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
     assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
     assert "line 1" in after["bad"]["message"]
+    (gate,) = (await operator.get("rules"))["gates"]
+    assert {one["name"]: one for one in gate["lists"]} == after
 
 
 async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> None:

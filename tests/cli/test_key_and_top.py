@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, header
+from slidegate.admin import AdminRoutes
 
 from ..asgi import hello, statuses
 from .stores_at_hand import fill, run
@@ -87,6 +88,7 @@ def test_a_key_that_nobody_knows_has_nothing(url: str, capsys: pytest.CaptureFix
 
 def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def serve(limiter: Limiter) -> None:
+        AdminRoutes(limiter, token="only-for-this-test")  # has the worker publish its clients
         gate = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(gate, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
@@ -100,6 +102,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
         assert found["refused"] * found["window_s"] == pytest.approx(7, abs=0.5)
         assert [row["rule"] for row in found["rules"]] == ["api"]
         assert len(found["workers"]) == 1
+        assert found["clients"] == [{"client": "203.0.113.9", "requests": 12, "refused": 7}]
 
     fill(url, serve)
     capsys.readouterr()

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from slidegate.cli import main, program
 
 from .sample import HOSTILE
+from .stores_at_hand import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ("tests.cli.sample:sample", "End in some way.")
@@ -41,10 +41,6 @@ HANG_S = 120
 @pytest.fixture(autouse=True)
 def sample_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(program.COMMANDS, "sample", SAMPLE)
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
 
 
 def real(*arguments: str, **more: str) -> subprocess.CompletedProcess[bytes]:

@@ -21,7 +21,8 @@ from slidegate import ConfigurationError
 from slidegate.asgi import app as factory
 from slidegate.cli import main
 
-ROOT = Path(__file__).resolve().parents[2]
+from .stores_at_hand import environment
+
 APP = "tests.cli.guarded_app:app"
 RULES = '[[rules]]\npath = "/items/{id}"\nlimits = "20/hour"\nname = "items"\n'
 PATIENCE_S = 60
@@ -47,11 +48,9 @@ def served(*options: str, log: Path, **more: str) -> Iterator[tuple[str, subproc
     """Serve the application by the command until the block ends; then interrupt it, as a terminal does."""
     port = free_port()
     command = [sys.executable, "-m", "slidegate", "run", *options, "--port", str(port)]
-    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    environment = {**os.environ, "PYTHONPATH": paths, **more}
     with log.open("wb") as said:
         # A group of its own: Ctrl-C goes to all processes of it.
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=environment(**more), start_new_session=True)
         try:
             yield f"http://127.0.0.1:{port}", process
             os.killpg(process.pid, signal.SIGINT)
@@ -160,15 +159,14 @@ def test_bad_input_is_one_sentence_before_any_start(
     assert told in said.err
 
 
-def test_a_port_that_is_taken_is_bad_input(rules: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_bad_input(rules: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         command = [sys.executable, "-m", "slidegate", "run", APP, "--rules", str(rules)]
-        paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
         ended = subprocess.run(
             [*command, "--port", str(taken.getsockname()[1])],
-            env={**os.environ, "PYTHONPATH": paths},
+            env=environment(),
             capture_output=True,
             timeout=PATIENCE_S,
             check=False,
@@ -189,7 +187,7 @@ def test_what_would_break_every_worker_is_one_sentence_and_no_worker_starts(
     options = [] if "--rules" in bad else ["--rules", str(rules)]
     ended = subprocess.run(
         [sys.executable, "-m", "slidegate", "run", APP, "--workers", "2", "--port", str(free_port()), *bad, *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), TOKEN_NAME: "short"},
+        env=environment(**{TOKEN_NAME: "short"}),
         cwd=tmp_path,
         capture_output=True,
         timeout=PATIENCE_S,

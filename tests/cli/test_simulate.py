@@ -71,12 +71,13 @@ def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFix
     assert part["requests"] == len(inside) > 0
 
 
+@pytest.mark.parametrize("span", [["--since", "2030-01-01"], ["--until", "1970-01-01"]], ids=" ".join)
 @pytest.mark.parametrize("command", ["simulate", "suggest"])
 def test_a_range_that_holds_nothing_says_which_range_the_log_covers(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, span: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--limit", "1/s"] if command == "simulate" else []
-    assert main([command, SAMPLE, *options, "--since", "2030-01-01"]) == 2
+    assert main([command, SAMPLE, *options, *span]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert "the log covers 2026-03-03T10:00:00Z to 2026-03-03T11:59:" in printed.err

@@ -224,7 +224,7 @@ async def test_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
     assert await limiter.reset(long) is True
 
 
-@pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16), ("\ud800", 21)], ids=ascii)
+@pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16)], ids=ascii)
 async def test_a_key_of_64_bytes_is_kept_as_it_is_and_a_longer_one_is_not(
     limiter: Limiter, letter: str, most: int
 ) -> None:

@@ -160,6 +160,9 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logs.size_bytes is None
     assert paths(logs) == ["/zero", "/one"]
     assert paths(logs) == []
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it in a process without one
+    with pytest.raises(ConfigurationError, match="standard input is closed"):
+        paths(logs)
 
 
 def test_how_far_a_reading_is_can_be_seen(tmp_path: Path) -> None:

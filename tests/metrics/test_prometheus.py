@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import json
 import random
 import string
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from slidegate import (
 from slidegate.core.statistics.histogram import EXPORTED_BOUNDS_US as BOUNDS_US
 from slidegate.limiter.events import KINDS
 from slidegate.limiter.stats import MAX_SERIES
+from slidegate.metrics.catalogue import BOUNDS_S, DURATION
 from slidegate.metrics.collector import packed, unpacked
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
@@ -337,3 +341,13 @@ async def test_where_the_store_does_not_answer_a_worker_shows_its_own() -> None:
 @pytest.mark.parametrize("text", ["", "no", 7, None, packed({})[:-2], {"a": 1}])
 def test_what_another_version_has_published_is_nothing(text: Any) -> None:
     assert unpacked(text) == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, [1, 2, 3], [float("inf"), *BOUNDS_S, 0], [[]], None, {}],
+    ids=["a count", "fewer buckets", "no number", "a list", "null", "an object"],
+)
+def test_a_histogram_in_another_form_is_nothing(value: Any) -> None:
+    written = json.dumps({DURATION.name: [[["GET /", "redis"], value]]}).encode()
+    assert unpacked(base64.b85encode(zlib.compress(written)).decode()) == {}

@@ -297,7 +297,10 @@ def test_workers_that_share_a_limiter_pause_together_and_an_operator_can_end_it(
         waiting = asyncio.create_task(other.get(URL))
         await asyncio.sleep(5)
         (ban,) = [ban async for ban in scene.limiter.bans()]
-        assert (ban.key, ban.by, ban.reason) == ("to:api.example.com", "outbound", "429 of to:api.example.com")
+        assert (ban.key, ban.by, ban.reason) == ("to:api.example.com", "outbound", "it answered 429")
+        assert [(event.kind, event.message) for event in scene.heard.events] == [
+            ("banned", f"to:api.example.com is paused until {ban.until:%Y-%m-%dT%H:%M:%SZ}: it answered 429")
+        ]
         await scene.limiter.unban(ban.key)
         await waiting
 

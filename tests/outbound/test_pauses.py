@@ -11,7 +11,6 @@ from slidegate.outbound.pauses import MOST_CHARACTERS, MOST_S, read_pause_us
 
 NOW_S = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT."""
-DATE = {"date": "Sun, 06 Nov 1994 08:49:37 GMT"}
 
 
 def pause_s(status: int, **fields: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,8 @@ OF_HEADER = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"
 )
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 IN_COOKIE = st.text("abcXYZ019-_.~!", min_size=1)
+HALVES = st.builds("{}{}{}".format, st.text(max_size=40), st.characters(categories=["Cs"]), st.text(max_size=40))
+"""Texts with half of a character, which neither UTF-8 nor JSON can hold."""
 
 
 async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope: Any) -> str:
@@ -172,6 +175,43 @@ async def test_a_key_is_text_that_is_not_empty(key: Any) -> None:
     for command in (limiter.reset(key), limiter.inspect(key), limiter.peek(key, "5/minute")):
         with pytest.raises(InvalidKey, match="user:42"):
             await command
+
+
+@settings(deadline=None, max_examples=60)
+@given(HALVES)
+def test_half_of_a_character_is_refused_in_what_an_operator_writes(text: str) -> None:
+    async def check() -> None:
+        limiter = Limiter()
+        for command in (limiter.ban(text, "1h"), limiter.unban(text), limiter.banned(text), limiter.standing(text)):
+            with pytest.raises(InvalidKey, match="expected an address, a network or a key"):
+                await command
+        row = {"ban": text, "reason": "", "by": "", "rung": 0, "made_us": 1, "ends_us": None, "since_us": 1}
+        head = {"slidegate": "bans", "version": 2, "written_us": 1}
+        with pytest.raises(ConfigurationError, match="row 2"):
+            await limiter.import_bans([json.dumps(head), json.dumps({**row, "prolong_us": 0})])
+        with pytest.raises(ConfigurationError, match="rule"):
+            await limiter.hit("ann", "5/minute", rule=text)
+
+    asyncio.run(check())
+    for make in (query, path_param, cookie, header, lambda name: Rule("*", "5/minute", name=name)):
+        with pytest.raises(ConfigurationError, match=r"expected|not allowed"):
+            make(text)
+
+
+@settings(deadline=None, max_examples=60)
+@given(HALVES)
+def test_whatever_a_user_is_called_the_key_is_short_and_json_can_hold_it(name: str) -> None:
+    async def check() -> None:
+        limiter = Limiter()
+        key = await counted_as(user, limiter, state={"user": name})
+        assert len(json.dumps(key, ensure_ascii=False).encode()) <= 66
+        assert key == limiter.key_for(user.of(name)) == limiter.key_for(f"user:{name}")
+        assert key != limiter.key_for(f"user:{name}x")
+        assert (await limiter.ban(user.of(name), "1h")).key == key
+        assert (await limiter.hit(f"user:{name}", "5/minute")).ban is not None
+        assert await limiter.unban(key)
+
+    asyncio.run(check())
 
 
 def test_an_error_does_not_repeat_a_value_that_may_be_secret() -> None:

@@ -1,8 +1,8 @@
 """What an operator may ask about beyond figures: the busiest clients, the last refusals, the last events.
 
-Each worker records its own from the first look on; before that nothing of this happens. It publishes a part with its
-figures, and whichever worker is asked puts the parts of all together. Everything has a bound, in entries and in bytes:
-a client chooses neither how many there are nor how long they get.
+Each worker records its own as soon as its limiter has a dashboard or an admin API; before that nothing of this happens.
+It publishes a part with its figures, and whichever worker is asked puts the parts of all together. Everything has a
+bound, in entries and in bytes: a client chooses neither how many there are nor how long they get.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..core.statistics.hot_keys import HotKeys
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.events import KINDS, Subscription
+from ..limiter.shared_stats import Section
 
 WINDOW_S: Final = 300
 """The time that the busiest clients are about."""
@@ -191,12 +192,7 @@ class ActivityRecorder:
             logger.warning("admin: what other workers see is not known: %s", error)
             sections = []
         here = next((section.worker.name for section in sections if section.worker.here), "")
-        others = [
-            (section.worker.name, section.value)
-            for section in sections
-            if not section.worker.here and isinstance(section.value, dict) and section.value.get("version") == VERSION
-        ]
-        return ClusterActivity([(here, self._own(10)), *others])
+        return ClusterActivity([(here, self._own(10)), *parts_of_others(sections)])
 
     def rules_of(self, key: str) -> list[str]:
         """Return the names of the buckets that have counted a key lately."""
@@ -348,6 +344,15 @@ class ActivityRecorder:
                 }
                 for key in named
             ]
+
+
+def parts_of_others(sections: Iterable[Section]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the names and parts of the other workers, of those whose parts have this form."""
+    return [
+        (section.worker.name, section.value)
+        for section in sections
+        if not section.worker.here and isinstance(section.value, dict) and section.value.get("version") == VERSION
+    ]
 
 
 def bucket_name(bucket: Bucket) -> str:

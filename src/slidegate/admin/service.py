@@ -121,8 +121,8 @@ class AdminService:
     @operation("GET", "/rules")
     async def get_rules(self, asked: schemas.NoParameters, by: Identity) -> schemas.Rules:
         """The rules in force, by middleware."""
-        gates = views.gates_of(self._limiter)
-        return schemas.Rules(gates=[views.gate_view(name, gate, gate.bound()) for name, gate in gates])
+        gates, events = views.gates_of(self._limiter), self._activity.events()
+        return schemas.Rules(gates=[views.gate_view(name, gate, events) for name, gate in gates])
 
     @operation("GET", "/clients")
     async def get_clients(self, asked: schemas.ClientsQuery, by: Identity) -> schemas.Clients:

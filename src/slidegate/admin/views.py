@@ -1,6 +1,6 @@
-"""What the admin API and the command line show, as models: a ban, a client, a rule, the figures of some requests.
+"""What the admin API shows, as models: a ban, a client, a rule, the figures of some requests.
 
-Each function takes what the library has and returns an answer of `schemas`; ``model_dump()`` makes plain values of it.
+Each function takes what the library has and returns an answer of `schemas`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import AddressList
 from ..web.reload import ReloadingMiddleware
-from ..web.rule_set import BoundRule
 from ..web.rules import Rule
 from . import schemas
 from .activity import LoggedEvent
@@ -212,14 +211,15 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[Rule, Bucket]]:
                     yield bound.rule, bucket
 
 
-def gate_view(name: str, gate: RateLimitMiddleware, bound: Sequence[BoundRule]) -> schemas.Gate:
+def gate_view(name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> schemas.Gate:
     """Return everything that a middleware enforces.
 
     Args:
         name: Its name.
         gate: The middleware.
-        bound: Its rules and those of endpoints, with their buckets.
+        events: See `list_views`.
     """
+    bound = gate.bound()
     own = {id(one.rule) for one in bound} & {id(rule) for rule in gate.rules}
     identities = {id(one.rule): one.bucket.rule for one in bound}
     return schemas.Gate(
@@ -228,7 +228,7 @@ def gate_view(name: str, gate: RateLimitMiddleware, bound: Sequence[BoundRule]) 
         endpoints=[rule_view(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
         default_limits=[str(limit) for limit in gate.default_limits],
         policies=[policy_view(policy) for policy in gate.policies],
-        lists=list_views(name, gate),
+        lists=list_views(name, gate, events),
     )
 
 
@@ -293,7 +293,7 @@ def policy_view(policy: BanPolicy) -> schemas.Policy:
     )
 
 
-def list_views(gate_name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent] = ()) -> list[schemas.List]:
+def list_views(gate_name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[schemas.List]:
     """Return the block and allow lists of a middleware.
 
     Args:

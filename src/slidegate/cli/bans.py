@@ -6,7 +6,6 @@ import getpass
 import json
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -16,7 +15,7 @@ from ..core.bans.in_force import Ban
 from ..core.errors import ConfigurationError
 from .bans_import import FORMS_IN, OWN, SPAN, Import
 from .exits import NotFound
-from .output import Output, with_output
+from .output import Output, time_of, with_output
 from .store import StoreSession, key_of, open_session, with_key, with_store
 
 FORMS_OUT: Final = (OWN, "plain")
@@ -232,11 +231,6 @@ def until(ban: Ban, form: str) -> str | None:
     if end is not None:
         return time_of(end)
     return None if form == "json" else FOR_EVER
-
-
-def time_of(moment: datetime) -> str:
-    """Return a moment as ``2026-01-31T12:00:00Z``."""
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}Z"
 
 
 def _is_wanted(ban: Ban, policy: str | None, match: str | None) -> bool:

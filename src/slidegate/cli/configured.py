@@ -5,8 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-
+from ..asgi import nothing
 from ..limiter import Limiter
 from ..web.middleware import RateLimitMiddleware
 
@@ -29,10 +28,6 @@ def middleware_of(
     if not opens_store:
         options |= {"limiter": limiter or Limiter(), "replace_store": True}
     return RateLimitMiddleware.from_file(nothing, path, **options).app
-
-
-async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand where an application would."""
 
 
 def _ignore(*_: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -13,10 +12,10 @@ from ..core.errors import ConfigurationError
 from ..core.views import WindowView
 from ..limiter.inspect import KeyStanding, KeyView
 from ..limiter.keys import AnyKey
-from .bans import time_of
+from .bans import until
 from .configured import middleware_of
 from .exits import NotFound
-from .output import Output, with_output
+from .output import Output, time_of, with_output
 from .store import StoreSession, key_of, open_session, with_key, with_store
 
 MAX_CHANGES: Final = 20
@@ -115,7 +114,7 @@ def _windows(session: StoreSession, asked: AnyKey, rules: str | None, limits: di
 
 def _window(view: KeyView, window: WindowView) -> dict[str, Any]:
     def at(moment_us: int) -> str:
-        return time_of(datetime.fromtimestamp((moment_us - view.now_us + view.unix_us) / _S, UTC))
+        return time_of(moment_us - view.now_us + view.unix_us)
 
     return {
         "rule": window.label,
@@ -134,8 +133,7 @@ def _window(view: KeyView, window: WindowView) -> dict[str, Any]:
 def _ban(ban: Ban | None) -> dict[str, Any] | None:
     if ban is None:
         return None
-    until = None if ban.until is None else time_of(ban.until)
-    return {"key": ban.key, "until": until, "reason": ban.reason, "by": ban.by, "rung": ban.rung}
+    return {"key": ban.key, "until": until(ban, "json"), "reason": ban.reason, "by": ban.by, "rung": ban.rung}
 
 
 def _standings(standing: KeyStanding) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from ..logs import AccessLogs, AccessRecord
 from ..logs.formats import MAX_TIME_US
 from ..simulation.replay import Clients
 from ..web.keys import check_header_name
-from .output import Output, clean
+from .output import Output, clean, time_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +73,8 @@ class Logs:
         Raises:
             ConfigurationError: No line was a record, or none lies between the moments.
         """
-        since_us, until_us = self._since_us or 0, self._until_us or MAX_TIME_US
+        since_us = self._since_us or 0
+        until_us = MAX_TIME_US if self._until_us is None else self._until_us
         first_us, last_us, kept = MAX_TIME_US, 0, 0
         with _bar(out, subject, self.logs) as moved:
             for number, record in enumerate(self.logs, 1):
@@ -127,11 +128,6 @@ def check_header(out: Output, header: str | None, clients: Clients, requests: in
             "--log-format or --log-fields"
         )
     out.note(f"{clients.without_header:,} of {requests:,} requests have no field {header}; they count by address")
-
-
-def time_of(at_us: int) -> str:
-    """Return a moment as ``2026-01-31T12:00:00Z``."""
-    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

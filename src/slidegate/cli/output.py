@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
@@ -164,6 +165,13 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return clean(value if isinstance(value, str) else str(value))
+
+
+def time_of(moment: datetime | int) -> str:
+    """Return a moment, or microseconds of Unix time, as ``2026-01-31T12:00:00Z``."""
+    if isinstance(moment, int):
+        moment = datetime.fromtimestamp(moment / 1_000_000, UTC)
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}Z"
 
 
 def with_output(

@@ -10,9 +10,8 @@ from typing import Any, Final
 import click
 from uvicorn.main import main as uvicorn_command
 
-from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path
+from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path, nothing
 from ..core.errors import ConfigurationError, StoreError
-from .configured import nothing
 from .exits import BAD_INPUT, print_error
 from .output import put_on_path, silent_log
 

@@ -18,8 +18,8 @@ from ..simulation.html import html_report
 from ..simulation.replay import Clients, Replay
 from ..simulation.report import MAX_SHOWN, Simulated
 from ..web.keys import header
-from .logs import Logs, check_header, header_of, log_options, time_of
-from .output import Output, clean, silent_log, with_output
+from .logs import Logs, check_header, header_of, log_options
+from .output import Output, clean, silent_log, time_of, with_output
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
 

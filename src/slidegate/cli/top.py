@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..admin.activity import SECTION, VERSION
+from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter.stats import Traffic
 from .output import Output, clean, with_output
 from .store import StoreSession, open_session, with_store
@@ -48,9 +48,9 @@ def top(out: Output, store: str | None, window: str, every: float, once: bool) -
         if once or not out.is_terminal:
             out.say(*_lines(figures(session, window)))
             return
-        with Live(_view(figures(session, window), out), console=out.console(), screen=True) as live, _keys() as pressed:
+        with Live(_view(figures(session, window)), console=out.console(), screen=True) as live, _keys() as pressed:
             while not pressed(every):
-                live.update(_view(figures(session, window), out))
+                live.update(_view(figures(session, window)))
 
 
 def _lines(shown: dict[str, Any]) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _head(shown: dict[str, Any]) -> str:
     )
 
 
-def _view(shown: dict[str, Any], out: Output) -> Group:
+def _view(shown: dict[str, Any]) -> Group:
     """Return what the terminal shows. Names come from outside, so they are text and no markup."""
     parts: list[Any] = [Text(clean(_head(shown)))]
     for what, rows in (("rule", shown["rules"]), ("route", shown["routes"])):
@@ -144,7 +144,10 @@ def figures(session: StoreSession, window: str) -> dict[str, Any]:
         **_rates(stats.total, span_s),
         "rules": _busiest("rule", rules),
         "routes": _busiest("route", routes),
-        "clients": _clients([section.value for section in sections if not section.worker.here]),
+        "clients": [
+            {"client": one["key"], "requests": one["requests"], "refused": one["refused"]}
+            for one in ClusterActivity(parts_of_others(sections)).clients[:MAX_ROWS]
+        ],
     }
 
 
@@ -159,16 +162,3 @@ def _rates(traffic: Traffic, span_s: float) -> dict[str, float]:
 def _busiest(what: str, rates: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     names = sorted(rates, key=lambda name: (-rates[name]["requests"], name))
     return [{what: name, **rates[name]} for name in names[:MAX_ROWS]]
-
-
-def _clients(sections: list[Any]) -> list[dict[str, Any]]:
-    """Return the busiest clients of some workers. The sections come from a store, so nothing in them is certain."""
-    clients: dict[str, dict[str, Any]] = {}
-    for section in sections:
-        if not isinstance(section, dict) or section.get("version") != VERSION:
-            continue
-        for one in section.get("clients", ()):
-            known = clients.setdefault(str(one["key"]), {"client": str(one["key"]), "requests": 0, "refused": 0})
-            known["requests"] += int(one["requests"])
-            known["refused"] += int(one["refused"])
-    return sorted(clients.values(), key=lambda one: (-one["requests"], one["client"]))[:MAX_ROWS]

@@ -123,6 +123,15 @@ def quoted(value: object) -> str:
     return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"
 
 
+def is_utf8(text: str) -> bool:
+    """Tell whether a text can be written, as in JSON: half of a character, a lone surrogate, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_positive(value: object, what: str, example: str = "10") -> int:
     """Return a length if it is a whole number above 0.
 

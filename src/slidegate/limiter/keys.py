@@ -2,8 +2,9 @@
 
 Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
 address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
-keys are digested. A digest is 16 bytes of BLAKE2b, keyed with the secret of the limiter where it was given one. Every
-worker makes the same digest of a value from its first request on, and asks no store.
+keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold. A digest is 16 bytes of
+BLAKE2b, keyed with the secret of the limiter where it was given one. Every worker makes the same digest of a value from
+its first request on, and asks no store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, TypeAlias
 from ..core.addresses import canonical_key, parse_address, parse_network
 from ..core.bans.in_force import MAX_KEY_BYTES, Guarded
 from ..core.decision import Check
-from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.errors import ConfigurationError, InvalidKey, is_utf8, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 
@@ -90,9 +91,8 @@ class Keys:
         if (found := self.known.get(key)) is not None:
             return found
         text = canonical_key(key)
-        encoded = text.encode(errors="surrogatepass")
-        if len(encoded) > MAX_KEY_BYTES:
-            text = self.digest("long", encoded)
+        if not is_utf8(text) or len(text.encode()) > MAX_KEY_BYTES:
+            text = self.digest("long", text.encode(errors="surrogatepass"))
         known = text, _guards(key)
         remember(self.known, key, known)
         return known

@@ -203,6 +203,8 @@ class _LogFile:
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
         if self.is_input:
+            if sys.stdin is None:
+                raise ConfigurationError("standard input is closed; expected the name of an access log, or a pipe")
             yield cast(io.BufferedReader, sys.stdin.buffer)
             return
         with open(self.name, "rb") as file:

@@ -144,18 +144,20 @@ def unpacked(text: Any) -> _All:
     try:
         listed = json.loads(zlib.decompressobj().decompress(base64.b85decode(text), MAX_VALUES_BYTES))
         return {
-            _BY_NAME[name]: {tuple(map(str, labels)): _value(value) for labels, value in of}
+            _BY_NAME[name]: {tuple(map(str, labels)): _value(_BY_NAME[name], value) for labels, value in of}
             for name, of in listed.items()
             if name in _BY_NAME
         }
-    except (ValueError, TypeError, AttributeError, zlib.error):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error):
         return {}
 
 
-def _value(written: Any) -> Value:
-    if isinstance(written, int):
-        return written
+def _value(metric: Metric, written: Any) -> Value:
+    if metric.kind != "histogram":
+        return int(written)
     sum_us, *counts = map(int, written)
+    if len(counts) != len(_LE):
+        raise ValueError(f"{metric.name} has {len(counts)} buckets, and not {len(_LE)}")
     return Times(tuple(counts), sum_us)
 
 

@@ -85,9 +85,7 @@ def _items(value: str | None) -> list[tuple[str, dict[str, Any]]]:
         return []
     try:
         parsed: Any = http_sf.parse(value.encode("latin-1"), tltype="list")
-    except (
-        Exception
-    ):  # text that is no ASCII, or no list; old versions of the parser raise an IndexError for some of it
+    except Exception:  # no ASCII, or no list; old versions of the parser raise an IndexError for some of it
         return []
     # An inner list has a list in place of its name.
     return [(str(name), given) for name, given in parsed if isinstance(name, str)]

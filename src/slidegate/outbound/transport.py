@@ -210,7 +210,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         # Where all own units are spent, the server's count is explained by them, and they know the moment better:
         # fields have whole seconds.
         if pause_us and (refused or not _all_spent(charged)):
-            await self._turns.pause(key, pause_us, charged.now_us, f"{answer.status_code} of {key}")
+            await self._turns.pause(key, pause_us, charged.now_us, f"it answered {answer.status_code}")
         return refused and _can_be_sent_again(request, answer.status_code)
 
 

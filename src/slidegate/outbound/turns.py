@@ -15,6 +15,7 @@ from typing import Final
 import anyio
 import httpx
 
+from ..core.bans.ban_events import PAUSED_BY
 from ..core.decision import ceil_s
 from ..core.durations import format_duration
 from ..core.errors import SlidegateError, StoreError
@@ -94,12 +95,13 @@ class Turns:
             now_us: The time of the store.
             reason: For the operator.
         """
+        known = self._limiter.key_for(key)  # a ban's key is text that JSON can hold; a caller's need not be
         failure = f"no answer within {SHARE_S:g} s"
         try:
             with anyio.move_on_after(SHARE_S):
-                ban = await self._limiter.banned(key)
+                ban = await self._limiter.banned(known)
                 if ban is None or (ban.ends_us is not None and ban.ends_us < now_us + pause_us):
-                    await self._limiter.ban(key, timedelta(microseconds=pause_us), reason=reason, by="outbound")
+                    await self._limiter.ban(known, timedelta(microseconds=pause_us), reason=reason, by=PAUSED_BY)
                 return
         except StoreError as error:
             failure = str(error)

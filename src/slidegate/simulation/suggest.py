@@ -247,7 +247,6 @@ class Suggestion:
     """
 
     def __init__(self, survey: Survey, clients: Clients, touch: float, routes: int = MAX_ROUTES) -> None:
-        self._survey = survey
         self._named = clients
         self._allowed = int(touch * len(survey.clients) + 1e-9)
         rules = survey.rules(routes)

@@ -17,7 +17,7 @@ from starlette.convertors import Convertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
+from ..core.errors import ConfigurationError, InvalidKey, closest, is_utf8, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
@@ -258,7 +258,7 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
         fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty, or the fallback is no key.
+        ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
     """
     return _Query(name, fallback)
 
@@ -288,7 +288,7 @@ def check_header_name(name: object) -> str:
 
 
 def check_parameter_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not is_utf8(name):
         raise ConfigurationError(
             f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
         )
@@ -348,7 +348,7 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
         fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty, or the fallback is no key.
+        ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
     """
     return PathParam(name, fallback)
 

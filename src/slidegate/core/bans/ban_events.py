@@ -11,13 +11,16 @@ from .policy import BanPolicy
 
 PREFIX_SHARE: Final = 10
 """One in so many of all bans may be a prefix that a policy banned."""
+PAUSED_BY: Final = "outbound"
+"""Who makes the bans that are pauses: another server wants no requests of ours for a while."""
 
 
 def banned(ban: Ban) -> Event:
     """Tell that a ban was made."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "rung": ban.rung, "until": ban.until}
-    return Event("banned", f"{shown(ban.key)} is banned {until} by {ban.by}: {ban.reason}", details)
+    told = f"paused {until}" if ban.by == PAUSED_BY else f"banned {until} by {ban.by}"
+    return Event("banned", f"{shown(ban.key)} is {told}: {ban.reason}", details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
