@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .api import AdminRoutes
-from .auth import User
+try:
+    from .api import AdminRoutes
+    from .auth import User
+except ModuleNotFoundError as error:
+    raise ImportError(f'slidegate.admin needs the package {error.name}: pip install "slidegate[dashboard]"') from error
 
 __all__ = ["AdminRoutes", "User"]
