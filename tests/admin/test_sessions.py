@@ -222,10 +222,11 @@ async def test_where_a_function_says_who_comes_there_is_no_login_and_no_cookie(c
 
 
 def test_without_its_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "slidegate.admin.sessions")
+    for module in ("slidegate.dashboard", "slidegate.admin.dashboard", "slidegate.admin.sessions"):
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "itsdangerous", None)
     with pytest.raises(ImportError, match=r'pip install "slidegate\[dashboard\]"'):
-        importlib.import_module("slidegate.admin.sessions")
+        importlib.import_module("slidegate.dashboard")
 
 
 # -- several workers -----------------------------------------------------------------------------------------------

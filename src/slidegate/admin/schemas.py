@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
-try:
-    from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
-    from pydantic.json_schema import GenerateJsonSchema
-except ModuleNotFoundError as error:
-    raise ImportError(f'the admin API needs the package {error.name}: pip install "slidegate[dashboard]"') from error
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
 from ..core.errors import closest, quoted
 from ..core.limits import MAX_AMOUNT

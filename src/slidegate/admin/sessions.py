@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,11 +27,6 @@ from ..limiter import Limiter
 from ..limiter.aio import within
 from .auth import MAX_TOKEN, Authenticator, Identity, Token, User
 from .messages import AdminError, json_response
-
-try:
-    from itsdangerous import BadData, URLSafeTimedSerializer
-except ModuleNotFoundError as error:
-    raise ImportError(f'sessions need the package {error.name}: pip install "slidegate[dashboard]"') from error
 
 COOKIE: Final = "slidegate_session"
 _MAX_COOKIES: Final = 4
