@@ -20,6 +20,7 @@ from .ban_rows import text_of, unpack_ban
 from .clock import BansClock
 
 TRUST_S: Final = 1.0
+"""How long what Redis has said holds here: bans and refusals are told from memory meanwhile."""
 PROLONG_EVERY_S: Final = 0.1
 MAX_ENDED_AT_ONCE: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""

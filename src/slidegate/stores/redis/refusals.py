@@ -16,14 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final
 
 from ...core.decision import Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE
+from .ban_cache import TRUST_S
 from .clock import ServerClock
 from .strikes import PAUSE_S
-
-TRUST_S: Final = 1.0
 
 
 class CachedRefusal:
