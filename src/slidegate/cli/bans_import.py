@@ -113,10 +113,13 @@ class Import:
         with self._opened() as lines:
             own = self._is_own
             head, rows = self._own(iter(partial(lines.readline, MAX_LINE + 1), "")) if own else self._foreign(lines)
+            was_v1 = json.loads(head)["version"] == 1
             number = 2
             while batch := list(islice(rows, BATCH)):
-                doubtful = [row for row in batch if _DIGEST.match(row)] if json.loads(head)["version"] == 1 else []
-                certain = [row for row in batch if row not in doubtful] if doubtful else batch
+                certain: list[str] = []
+                doubtful: list[str] = []
+                for row in batch:
+                    (doubtful if was_v1 and _DIGEST.match(row) else certain).append(row)
                 try:
                     count = session.wait(session.limiter.import_bans([head, *certain]))
                     digests = session.wait(session.limiter.import_bans([head, *doubtful])) if doubtful else 0

@@ -18,12 +18,12 @@ from ..asgi import imported
 from ..core.errors import ConfigurationError, StoreUnavailable
 from ..limiter.open_store import open_store
 from ..web.checks import Finding
+from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
 from .configured import middleware_of
 from .exits import FINDINGS
 from .output import Output, clean, put_on_path, silent_log, with_output
 from .questions import about_application, about_directory, about_signals, about_store, middlewares_in
-from .store import VARIABLE
 
 _COLUMNS: Final = ("code", "message")
 START_TIMEOUT_S: Final = 60.0
@@ -90,7 +90,7 @@ async def _about_file(out: Output, path: Path) -> list[Finding]:
 
 def _directory_to_make(path: Path) -> Path | None:
     """Return the directory of the store of a file, where it is LMDB's and not there yet."""
-    named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": VARIABLE})
+    named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": STORE_VARIABLE})
     address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
     if not address.startswith("lmdb:"):
         return None

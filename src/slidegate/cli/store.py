@@ -29,13 +29,13 @@ from ..limiter.keys import AnyKey
 from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web import keys
+from ..web.config import STORE_VARIABLE
 from ..web.keys import MadeOfValue
 from .exits import print_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-VARIABLE: Final = "SLIDEGATE_STORE"
 DEADLINE: Final = "10s"
 """A command has more time than a request, and no use for an answer that is not the store's."""
 _KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
@@ -134,7 +134,7 @@ def with_store(command: F) -> F:
     return click.option(
         "--store",
         metavar="URL",
-        envvar=VARIABLE,
+        envvar=STORE_VARIABLE,
         show_envvar=True,
         help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
     )(command)
@@ -165,7 +165,9 @@ def open_session(url: str | None, *, writes: bool = False, makes: bool = False) 
         StoreError: The store is not there, or cannot be opened.
     """
     if url is None:
-        raise ConfigurationError(f"expected --store URL, or the variable {VARIABLE}; for example lmdb:///var/lib/app")
+        raise ConfigurationError(
+            f"expected --store URL, or the variable {STORE_VARIABLE}; for example lmdb:///var/lib/app"
+        )
     store = _open(url, writes, makes)
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
