@@ -207,8 +207,8 @@ def decorated() -> ASGIApp:
 
 
 def middleware_of_a_route() -> ASGIApp:
-    gate = Middleware(RateLimitMiddleware, limits="5/second")
-    return Starlette(routes=[Route("/search", page, middleware=[gate])])
+    middleware = Middleware(RateLimitMiddleware, limits="5/second")
+    return Starlette(routes=[Route("/search", page, middleware=[middleware])])
 
 
 @pytest.mark.parametrize("app", [dependency, decorated, middleware_of_a_route])

@@ -2,7 +2,7 @@
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
 * ``<!-- file: NAME -->`` before a block puts the block into that file for the page's code to find.
-* A toml block is a configuration of a gate; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
+* A toml block is a configuration of a middleware; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
 * A json block is read. Code of other programs is shown.
 * The commands of a bash or console block are run by tests/pages; ``<!-- not run: REASON -->`` before one excuses it.
 """
@@ -196,7 +196,7 @@ def read_json(code: str) -> Iterator[object]:
 
 
 def loaded(code: str) -> None:
-    """Make a gate of a configuration, as the file of an application is made into one."""
+    """Make a middleware of a configuration, as the file of an application is made into one."""
     with TemporaryDirectory() as directory:
         file = Path(directory) / "slidegate.toml"
         file.write_text(code, "utf-8")

@@ -129,17 +129,17 @@ async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> N
     function = failing(error)
     name = EVIL[:1] + "y"
     if what == "limits":
-        gate = RateLimitMiddleware(hello, rules=[Rule("*", function, name=name)])
+        middleware = RateLimitMiddleware(hello, rules=[Rule("*", function, name=name)])
     elif what == "on_refused":
-        gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name)], on_refused=function)
+        middleware = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name)], on_refused=function)
     elif what == "on_exceeded":
         rule = Rule("*", "1/hour", name=name, on_exceeded=function)
-        gate = RateLimitMiddleware(hello, rules=[rule])
+        middleware = RateLimitMiddleware(hello, rules=[rule])
     else:
         options: dict[str, Any] = {what: function}
-        gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name, **options)])
+        middleware = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name, **options)])
     for _ in range(2):
-        await call(gate)
+        await call(middleware)
     check(log, f"{what} function of rule 'xy' failed")
 
 
@@ -155,8 +155,8 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
 
     policies = [BanPolicy("9/10m", "1h", name="p")]
     rules = [Rule("*", "1/hour", key=lambda request: name[:60], shadow=True, name="shadow")]
-    gate = Middleware(RateLimitMiddleware, rules=rules, limiter=limiter, bans=policies)
-    app = Starlette(routes=[Route("/", page)], middleware=[gate])
+    middleware = Middleware(RateLimitMiddleware, rules=rules, limiter=limiter, bans=policies)
+    app = Starlette(routes=[Route("/", page)], middleware=[middleware])
     await call(app, client=("198.51.100.1", 1))
     await call(app, client=("198.51.100.2", 1))
     await limiter.ban(name[:64], "1h", reason=EVIL, by=EVIL)
@@ -185,9 +185,9 @@ async def test_a_store_that_fails(log: StringIO) -> None:
     heard: list[Event] = []
     limiter = Limiter(Sick())
     limiter.observe(heard.append, inline=True)
-    gate = RateLimitMiddleware(hello, limits="9/hour", limiter=limiter)
+    middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=limiter)
     for _ in range(4):
-        await call(gate)
+        await call(middleware)
     check(log, "store_failed")
     assert all(event.message.isprintable() for event in heard)
 

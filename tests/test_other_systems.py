@@ -51,7 +51,7 @@ LOG = "tests/logs/samples/combined.log"
 
 
 def run(store: str, *commands: str) -> tuple[list[str], list[str]]:
-    """Run gate, dashboard and commands; return what stands in the lines of both streams."""
+    """Run middleware, dashboard and commands; return what stands in the lines of both streams."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, store, *commands],
         cwd=ROOT,

@@ -121,16 +121,16 @@ RULES = [
     Rule("*", "99999/minute"),
 ]
 HONEYPOT = BanPolicy("9999/m", "1h", signals={"/.env": 1})
-GATES = [
+MIDDLEWARES = [
     RateLimitMiddleware(app, rules=RULES, default_limits="99999/minute", bans=HONEYPOT)
     for app in (Starlette(routes=ROUTES), hello)
 ]
 
 
 def path(text: str) -> None:
-    """Ask gates, one of which knows the routes behind it."""
-    for gate in GATES:
-        answer = asyncio.run(call(gate, text))
+    """Ask middlewares, one of which knows the routes behind it."""
+    for middleware in MIDDLEWARES:
+        answer = asyncio.run(call(middleware, text))
         assert text.endswith("/ok") or answer.headers["ratelimit"]
 
 

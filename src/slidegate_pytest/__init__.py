@@ -48,7 +48,7 @@ def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
 
 @pytest.fixture
 def no_limits() -> Iterator[None]:
-    """Let everything pass, uncounted, through each gate and each limiter, as long as the test runs."""
+    """Let everything pass, uncounted, through each middleware and each limiter, as long as the test runs."""
     from .app_limits import without_limits
 
     with without_limits():

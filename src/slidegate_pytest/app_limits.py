@@ -26,7 +26,7 @@ def forget_limits() -> None:
 
 @contextmanager
 def without_limits() -> Iterator[None]:
-    """Let everything pass until the block ends, through each gate and each limiter, also those made before.
+    """Let everything pass until the block ends, through each middleware and each limiter, also those made before.
 
     Nothing is counted or asked of a store meanwhile, so nothing is left to forget after it.
     """

@@ -1,4 +1,4 @@
-"""An application that knows nothing of the gate; `slidegate run` puts it behind one."""
+"""An application that knows nothing of the middleware; `slidegate run` puts it behind one."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
         ("shadowed", {("SG208", "only rules that refuse nobody are about it")}),
         ("inner", {("SG209", "can never refuse")}),
         ("never", {("SG208", "refuse nobody"), ("SG211", "no limit here refuses any")}),
-        ("aside", {("SG210", "AdminRoutes looks at a Limiter that no gate above it has")}),
+        ("aside", {("SG210", "AdminRoutes looks at a Limiter that no middleware above it has")}),
         ("late", {("SG211", 'name the signal "refused"')}),
     ],
 )

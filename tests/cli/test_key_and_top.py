@@ -89,8 +89,8 @@ def test_a_key_that_nobody_knows_has_nothing(url: str, capsys: pytest.CaptureFix
 def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def serve(limiter: Limiter) -> None:
         AdminRoutes(limiter, token="only-for-this-test")  # has the worker publish its clients
-        gate = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
-        assert await statuses(gate, 12, "/items") == [200] * 5 + [429] * 7
+        middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
+        assert await statuses(middleware, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
             await limiter.engine.publisher.publish()
             await asyncio.to_thread(while_it_serves)

@@ -1,4 +1,4 @@
-"""The replay of a log is the gate itself: decision for decision what real ASGI calls at the same times get."""
+"""The replay of a log is the middleware itself: decision for decision what real ASGI calls at the same times get."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | None]:
-    """Return the statuses that a gate in front of a Starlette application answers with, called as a server calls it."""
+    """Return the statuses that a middleware in front of a Starlette application answers with, called as a server calls it."""
 
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))
@@ -61,7 +61,7 @@ async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | No
     clock = FakeClock()
     app: ASGIApp = Starlette(routes=[Route("/{path:path}", answer, methods=[])])
     app.router.redirect_slashes = False  # type: ignore[attr-defined]
-    gate = RateLimitMiddleware.from_file(
+    middleware = RateLimitMiddleware.from_file(
         app, rules, limiter=Limiter(MemoryStore(clock=clock)), ignore_checks=["SG104", "SG112"]
     )
     found: list[int | None] = []
@@ -72,7 +72,7 @@ async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | No
             found.append(None)
             continue
         scope["headers"].append((b"x-status", str(one.status or 200).encode()))
-        found.append((await send_scope(gate, scope)).status)
+        found.append((await send_scope(middleware, scope)).status)
     return found
 
 
@@ -82,7 +82,7 @@ REAL = [*sorted(DATA.glob("farm-apache-2024-2025.*")), *sorted(DATA.glob("heavym
 @pytest.mark.parametrize(
     "log", [SAMPLE, *(pytest.param(log, marks=pytest.mark.deep) for log in REAL)], ids=lambda path: path.name
 )
-def test_a_replay_decides_as_the_gate_does_over_asgi(log: Path, tmp_path: Path) -> None:
+def test_a_replay_decides_as_the_middleware_does_over_asgi(log: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(RULES)
     records = list(AccessLogs([log]))

@@ -35,8 +35,8 @@ def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Sugges
     return survey, suggestion
 
 
-def gate(rules: list[RuleFound], file: Path) -> Simulated:
-    """Return a replay through a gate with these limits."""
+def replayed(rules: list[RuleFound], file: Path) -> Simulated:
+    """Return a replay through a middleware with these limits."""
     tables = []
     for rule in rules:
         limits = "; ".join(f"{amount}/{window}" for window, amount in rule.limits.items())
@@ -46,8 +46,8 @@ def gate(rules: list[RuleFound], file: Path) -> Simulated:
 
 
 def touched(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> int:
-    """Return how many clients these limits touch when the gate has them."""
-    simulated = gate(rules, file)
+    """Return how many clients these limits touch when a middleware has them."""
+    simulated = replayed(rules, file)
     for record in records:
         simulated.add(record)
     return len(simulated.touched())
@@ -55,7 +55,7 @@ def touched(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> 
 
 def touch_anybody(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> bool:
     """Return whether these limits touch a client; the log is read no further than to the first one."""
-    simulated = gate(rules, file)
+    simulated = replayed(rules, file)
     return any(simulated.add(record).outcome == REFUSED for record in records)
 
 
@@ -105,7 +105,7 @@ def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested
     found = failures.found()
     assert found is not None
     rules = tmp_path / "rules.toml"
-    gate(limits, rules)
+    replayed(limits, rules)
     with rules.open("a") as file:
         file.write(f'[bans.scanners]\nafter = "{found.after}"\nsignals = {{ "{found.signal}" = 1 }}\n')
     simulated = Simulated(Replay(rules=rules), Clients())

@@ -68,12 +68,12 @@ def _names_a_file(text: str) -> bool:
 
 def _of_file(path: Path) -> Iterator[_Subject]:
     """Yield the limits of each rule of a configuration file, and those of each route."""
-    gate = middleware_of(path)
-    for rule in gate.rules:
+    middleware = middleware_of(path)
+    for rule in middleware.rules:
         if rule.all_limits:
             yield _Subject(f"rule {rule.label}", tuple(rule.all_limits))
-    if gate.default_limits:
-        yield _Subject("each route (default_limits)", tuple(gate.default_limits))
+    if middleware.default_limits:
+        yield _Subject("each route (default_limits)", tuple(middleware.default_limits))
 
 
 def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:

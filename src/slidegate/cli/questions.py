@@ -31,14 +31,14 @@ from ..web.routes import ResolvedRoute, applications, layers, walk
 from ..web.rules import Rule
 
 CODES: Final = {
-    "SG201": "the application has no gate",
+    "SG201": "the application has no middleware",
     "SG202": "the store cannot be reached",
     "SG203": "the store is slow",
     "SG204": "scripts in browsers cannot read the header fields",
     "SG205": "no rule covers a route",
     "SG207": "the clock of the store is another one",
     "SG208": "a client can make requests without end",
-    "SG209": "a gate can never refuse",
+    "SG209": "a middleware can never refuse",
     "SG210": "a tool looks at another limiter",
     "SG211": "a signal can never strike",
 }
@@ -213,8 +213,8 @@ def _about_inner(middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding
             if all(any(_reached_first(one, rule) for one in always) for rule in rules):
                 yield Finding(
                     "SG209",
-                    f"the inner gate with {rules[0]!r} can never refuse: {always[0]!r} of the gate around it lets no "
-                    "more through; lower the inner limits, or leave that gate out",
+                    f"the inner middleware with {rules[0]!r} can never refuse: {always[0]!r} of the one around it lets no "
+                    "more through; lower the inner limits, or leave the inner one out",
                 )
 
 
@@ -240,8 +240,8 @@ def _about_tools(app: object, middlewares: Sequence[RateLimitMiddleware]) -> Ite
         if looked_at is not None and not any(looked_at is one for one in above or limiters.values()):
             yield Finding(
                 "SG210",
-                f"{type(tool).__name__} looks at a Limiter that no gate above it has: it shows none of these requests, "
-                "and its bans ban nobody; give it the limiter of the gate",
+                f"{type(tool).__name__} looks at a Limiter that no middleware above it has: it shows none of these requests, "
+                "and its bans ban nobody; give it their limiter",
             )
 
 

@@ -1,4 +1,4 @@
-"""The gate itself at virtual times: every record of a log becomes an ASGI call of a `RateLimitMiddleware`.
+"""The middleware itself at virtual times: every record of a log becomes an ASGI call of a `RateLimitMiddleware`.
 
 There is no second implementation of anything. The middleware stands before an application that gives the answer which
 the log tells of, over a memory store whose clock is the time of the record. A call at such a store never waits, so it
@@ -51,7 +51,7 @@ class Played(NamedTuple):
     Attributes:
         outcome: ``"passed"``, ``"refused"`` (by a limit), ``"banned"``, ``"blocked"`` (by a list or a rule), or
             ``"no request"``.
-        status: The status of the answer, of the gate or of the application.
+        status: The status of the answer, of the middleware or of the application.
         events: The events that the request made: refusals, those of shadows, and bans.
     """
 
@@ -61,7 +61,7 @@ class Played(NamedTuple):
 
 
 class Replay:
-    """Plays the records of a log, in the order of time, to a gate.
+    """Plays the records of a log, in the order of time, to a middleware.
 
     Args:
         limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
@@ -71,7 +71,7 @@ class Replay:
         bans: Ban policies beside `limits`.
 
     Attributes:
-        gate: The gate.
+        middleware: The middleware.
         now_us: The virtual time.
         unwaited: The rules with ``wait`` or ``concurrency``. Requests that would have waited are refused, and places
             are always free, because a log does not say how long clients stay.
@@ -115,7 +115,7 @@ class Replay:
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
         # A rule of nothing but permits has nothing left that could refuse.
         options["rules"] = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
-        self.gate = RateLimitMiddleware(self._app, **options)
+        self.middleware = RateLimitMiddleware(self._app, **options)
 
     def play(self, record: AccessRecord) -> Played:
         """Play one record. A time before that of the record before counts as that one's."""
@@ -127,7 +127,7 @@ class Replay:
         self._status = record.status if 200 <= record.status <= 599 else 200
         self._reached = False
         self._heard.clear()
-        run(self.gate(scope, _receive, self._send))
+        run(self.middleware(scope, _receive, self._send))
         events = tuple(self._heard) if self._heard else ()
         return Played(PASSED if self._reached else _refused_by(events), self._answered, events)
 
@@ -145,7 +145,7 @@ class Replay:
 
 
 def run(call: Any) -> None:
-    """Run a call of the gate to its end.
+    """Run a call of the middleware to its end.
 
     Raises:
         ConfigurationError: It waits for something, which a replay has not.
@@ -224,7 +224,7 @@ def _split(target: str) -> tuple[str, bytes, bytes]:
 
 
 class Clients:
-    """Names the client of each request: as a gate counts addresses, an IPv6 client by its /64.
+    """Names the client of each request: as the middleware counts addresses, an IPv6 client by its /64.
 
     Args:
         header: The header field whose value tells clients apart instead of the address; requests without it are told

@@ -166,7 +166,7 @@ class Simulated:
     def limits_a_minute(self) -> list[tuple[str, float]]:
         """Return the limits that clients met, each as text and as requests a minute."""
         found: dict[str, float] = {}
-        for rule in self._replay.gate.rules:
+        for rule in self._replay.middleware.rules:
             for limit in rule.limits:
                 if isinstance(limit, Limit):
                     found[str(limit)] = limit.amount * MINUTE_US / limit.window_us
