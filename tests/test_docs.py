@@ -2,7 +2,7 @@
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
 * ``<!-- file: NAME -->`` before a block puts the block into that file for the page's code to find.
-* A toml block is a configuration of a middleware; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
+* A toml block configures a middleware; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
 * A json block is read. Code of other programs is shown.
 * The commands of a bash or console block are run by tests/pages; ``<!-- not run: REASON -->`` before one excuses it.
 """

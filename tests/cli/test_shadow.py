@@ -16,7 +16,7 @@ from ..asgi import hello, statuses
 
 
 def served(url: str, rules: list[Rule], requests: int) -> None:
-    """Let a middleware answer so many requests of one client, and end as a worker ends: its figures are in the store."""
+    """Let a middleware answer requests of one client, and end as a worker ends: its figures are in the store."""
 
     async def serving() -> None:
         async with Limiter.from_url(url, deadline="60s") as limiter:

@@ -53,7 +53,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | None]:
-    """Return the statuses that a middleware in front of a Starlette application answers with, called as a server calls it."""
+    """Return the statuses of a middleware in front of a Starlette application, called as a server calls it."""
 
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))

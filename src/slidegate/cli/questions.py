@@ -213,8 +213,8 @@ def _about_inner(middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding
             if all(any(_reached_first(one, rule) for one in always) for rule in rules):
                 yield Finding(
                     "SG209",
-                    f"the inner middleware with {rules[0]!r} can never refuse: {always[0]!r} of the one around it lets no "
-                    "more through; lower the inner limits, or leave the inner one out",
+                    f"the inner middleware with {rules[0]!r} can never refuse: {always[0]!r} of the one around it lets "
+                    "no more through; lower the inner limits, or leave the inner one out",
                 )
 
 
@@ -240,8 +240,8 @@ def _about_tools(app: object, middlewares: Sequence[RateLimitMiddleware]) -> Ite
         if looked_at is not None and not any(looked_at is one for one in above or limiters.values()):
             yield Finding(
                 "SG210",
-                f"{type(tool).__name__} looks at a Limiter that no middleware above it has: it shows none of these requests, "
-                "and its bans ban nobody; give it their limiter",
+                f"{type(tool).__name__} looks at a Limiter that no middleware above it has: it shows none of these "
+                "requests, and its bans ban nobody; give it their limiter",
             )
 
 
