@@ -274,7 +274,7 @@ def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     for _ in range(10):
         ticks.advance(us=3)
         wall.advance(us=7)
-        store._refusals.known.clear()
+        store._refused.clear()
         assert not store.hit(asked)
     assert store._env._lmdb.info()["last_txnid"] == written
     store.close()

@@ -5,9 +5,8 @@ transaction, which only one process has at a time: it reads the rows, lets the c
 and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
 
 `batching` chooses the moment of a transaction, and `transaction` runs it. In it, `windows` and `permits` read and write
-the rows, and `core.decide` decides. `refusals` remembers refusals that need no writing, and `bans` finds bans and makes
-them. `environment` has the files: the gate, their growth, and with `opening`, `checking`, `layout` and `host_clock` all
-that is looked at before they are trusted.
+the rows, and `core.decide` decides. `bans` finds bans and makes them. `environment` has the files: the gate, their
+growth, and with `opening`, `checking`, `layout` and `host_clock` all that is looked at before they are trusted.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ from ...core.bans.in_force import Guarded
 from ...core.charge import Permit
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.limits import check_whole
+from ...core.memo import remember
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PLACE_LEASE, LeaseRenewer, place_lease_us
@@ -52,7 +52,6 @@ from .environment import close_environment, open_environment
 from .figures import LmdbSharedStats
 from .opening import Options
 from .permits import OwnPermits
-from .refusals import Refusals
 from .transaction import Transactions
 from .windows import Transaction
 
@@ -150,8 +149,7 @@ class LmdbStore(Store):
         self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
         self._transactions.bans = self.bans
         self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._transactions, self._batcher)
-        self._refusals = Refusals()
-        self._known = self._refusals.known
+        self._refused: dict[Sequence[Check], None] = {}  # demands that were refused when they were last asked
         if self._env.salvage:
             self._batcher.wait(lambda transaction: None)  # takes over the bans that are found there
         self._transactions.tells = self._is_open = True
@@ -190,15 +188,16 @@ class LmdbStore(Store):
         self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
-        if self._known:
-            refused = self._known_refusal(tuple(checks), guarded, first_in_line)
-            if refused is not None:
+        checks = tuple(checks)
+        refusal = partial(self._refusal, checks, guarded, first_in_line)
+        if checks in self._refused:
+            if (refused := refusal()) is not None:
                 return refused
+            self._refused.pop(checks, None)
         for bucket, _, _ in checks:
             if bucket.held:
                 self._renewer.start()
-        hit = partial(self._hit, checks, guarded, first_in_line)
-        return self._batcher.run(hit, partial(self._ban_refusal, checks, guarded))
+        return self._batcher.run(partial(self._hit, checks, guarded, first_in_line), refusal)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
@@ -243,18 +242,35 @@ class LmdbStore(Store):
         self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, transaction: Transaction
     ) -> Decision:
         barred, prolongs = self.bans.judge(transaction, checks, guarded)
+        if barred is not None and prolongs:
+            return self.bans.prolong(barred, guarded, transaction)
         if barred is not None:
-            if prolongs:
-                return self.bans.prolong(barred, guarded, transaction)
-            self._refusals.remember_ban(checks)
-            return barred
-        found = transaction.find(checks, takes=True)
-        decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
-        if decision.allowed:
-            return decision if transaction.permits is None else self._take_permits(decision, transaction)
-        if decision.reason is Reason.LIMITED and not first_in_line:
-            self._refusals.remember(decision, transaction)
+            decision: Decision = barred
+        else:
+            found = transaction.find(checks, takes=True)
+            decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
+            if decision.allowed:
+                return decision if transaction.permits is None else self._take_permits(decision, transaction)
+        remember(self._refused, checks, None)
         return decision
+
+    def _refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool) -> Decision | None:
+        """Return the refusal of a demand, found by reading alone, which waits for nobody.
+
+        None if it is not refused, or if its refusal changes something: a count, the end of a ban, what is kept for
+        those who wait.
+        """
+
+        def look(transaction: Transaction) -> Decision | None:
+            barred, prolongs = self.bans.judge(transaction, checks, guarded)
+            if barred is not None:
+                return None if prolongs else barred
+            decision = decide(checks, transaction.find(checks), transaction.now_us, first_in_line=first_in_line)
+            return None if decision.allowed or transaction.changed() else decision
+
+        with suppress(StoreError):  # of which the hit itself will tell
+            return self._transactions.read(look, patience_s=0)
+        return None
 
     def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> Decision:
         barred, _ = self.bans.judge(transaction, checks, guarded)
@@ -298,26 +314,3 @@ class LmdbStore(Store):
     def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
         found = transaction.find([(bucket, key, 0) for bucket in buckets])
         return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in found])
-
-    def _known_refusal(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool
-    ) -> Decision | None:
-        """Return a refusal that needs nothing written; else None."""
-        if first_in_line or not self._refusals.lasts(checks, self._now_us()):
-            return None
-
-        def refuse(transaction: Transaction) -> Decision | None:
-            barred, prolongs = self.bans.judge(transaction, checks, guarded)
-            if barred is not None:
-                return None if prolongs else barred
-            return self._refusals.answer(checks, transaction)
-
-        return self._transactions.read(refuse)
-
-    def _ban_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
-        """Return the refusal by a ban of a demand that has to wait for others: it needs nothing written."""
-        with suppress(StoreError):  # of which the hit itself will tell
-            judge = partial(self.bans.judge, checks=checks, guarded=guarded)
-            barred, prolongs = self._transactions.read(judge, patience_s=0)
-            return None if prolongs else barred
-        return None

@@ -151,16 +151,18 @@ class Transaction:
             self.shared_until_us = limit.leaves_us(self.now_us)
         return self.cells, cell
 
+    def changed(self) -> list[_Loaded]:
+        """Return the windows that are not as they were read."""
+        return [loaded for loaded in self._loaded if loaded[0][loaded[1]] != loaded[3]]
+
     def save(self) -> None:
         """Write what has changed."""
-        for windows, row, head, known, is_new in self._loaded:
-            window = windows[row]
-            if window != known:
-                shared = windows is self.cells
-                self.txn.put(row, head + window, db=self.dbs.cells if shared else self.dbs.windows)
-                if is_new:
-                    due_us = _expires_us(head + window, self.now_us, self._process.unix_us)
-                    self.txn.put(_DUE.pack(due_us) + row, b"c" if shared else b"", db=self.dbs.ends)
+        for windows, row, head, _, is_new in self.changed():
+            window, shared = windows[row], windows is self.cells
+            self.txn.put(row, head + window, db=self.dbs.cells if shared else self.dbs.windows)
+            if is_new:
+                due_us = _expires_us(head + window, self.now_us, self._process.unix_us)
+                self.txn.put(_DUE.pack(due_us) + row, b"c" if shared else b"", db=self.dbs.ends)
         if self.permits is not None:
             self.permits.save()
 
