@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from slidegate import Limiter
 from slidegate.admin.dashboard import LINE_POINTS, page_files, thinned
-from slidegate.admin.schemas import WINDOWS, History
+from slidegate.admin.parameters import WINDOWS
+from slidegate.admin.views import History
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 

@@ -90,7 +90,7 @@ class ClusterActivity:
 
     Attributes:
         clients: The busiest clients, each once, the most requests first.
-        refusals: The last refusals, newest first, as `schemas.Refusal` has them.
+        refusals: The last refusals, newest first, as `views.Refusal` has them.
         events: The events of each worker.
         shadowed: (rule, key) -> how often a shadow rule would have refused it.
     """
@@ -124,7 +124,7 @@ class RecordedRefusal:
         self._view: dict[str, Any] | None = None
 
     def view(self) -> dict[str, Any]:
-        """Return the refusal as `schemas.Refusal` has it, but for its worker."""
+        """Return the refusal as `views.Refusal` has it, but for its worker."""
         if self._view is None:
             details = self._event.details
             status, retry_after_s = details.get("status"), details.get("retry_after_s")

@@ -15,13 +15,12 @@ from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
 from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
-from . import schemas
+from . import parameters
 from .auth import Authenticator, AuthFunction, Identity
 from .guard import AdminGuard
-from .messages import AdminError, json_response, unless_known
-from .schemas import InvalidParameters
-from .service import OPERATIONS, AdminService, Operation
-from .views import release
+from .messages import AdminError, Problem, json_response, unless_known
+from .parameters import InvalidParameters
+from .service import OPERATIONS, AdminService, Operation, release
 
 DOCUMENT: Final = "/openapi.json"
 _BY_PATH: Final[dict[str, dict[str, Operation]]] = {}
@@ -83,14 +82,14 @@ class AdminApi:
             raise AdminError(422, "invalid", str(error)) from None
 
     async def _answer(self, operation: Operation, request: Request, by: Identity, body: Any) -> Response:
-        values = schemas.query(request.query_params.multi_items())
+        values = parameters.query(request.query_params.multi_items())
         if _has_body(operation):
             if values:
                 raise InvalidParameters(("query", "expected the values in the body, and no query"))
             values = body
         elif body is not None:
             raise InvalidParameters(("body", "expected the values in the query, and no body"))
-        answer = await operation.do(self._service, schemas.read(_MODELS[operation.do]["asked"], values), by)
+        answer = await operation.do(self._service, parameters.read(_MODELS[operation.do]["asked"], values), by)
         response = json_response(answer.model_dump_json(), operation.status)
         return unless_known(request, response) if operation.method == "GET" else response
 
@@ -142,11 +141,11 @@ def document(root: str = "") -> dict[str, Any]:
     Args:
         root: The path at which the API is mounted.
     """
-    answers: list[type[BaseModel]] = [schemas.Problem, *(hints["return"] for hints in _MODELS.values())]
+    answers: list[type[BaseModel]] = [Problem, *(hints["return"] for hints in _MODELS.values())]
     _, components = models_json_schema(
         [(model, "serialization") for model in dict.fromkeys(answers)],
         ref_template="#/components/schemas/{model}",
-        schema_generator=schemas.AnswerSchema,
+        schema_generator=parameters.AnswerSchema,
     )
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -172,7 +171,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     hints = _MODELS[operation.do]
     first, *rest = operation.do.__name__.split("_")
     statuses = {*_OF_ALL, *operation.errors, *(() if operation.method == "GET" else _OF_CHANGES)}
-    problem = _content("application/problem+json", schemas.Problem)
+    problem = _content("application/problem+json", Problem)
     described: dict[str, Any] = {
         "operationId": "".join([first, *map(str.capitalize, rest)]),
         "summary": (operation.do.__doc__ or "").strip(),
@@ -184,7 +183,7 @@ def _described(operation: Operation) -> dict[str, Any]:
             **{str(status): {"description": _PROBLEMS[status], "content": problem} for status in sorted(statuses)},
         },
     }
-    schema = hints["asked"].model_json_schema(schema_generator=schemas.ParameterSchema)
+    schema = hints["asked"].model_json_schema(schema_generator=parameters.ParameterSchema)
     if _has_body(operation):
         schema.pop("description", None)
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -17,7 +17,7 @@ from ..core.store import Clock
 from ..limiter import Limiter
 from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
-from . import schemas
+from . import parameters, views
 from .api import AdminApi
 from .auth import Authenticator, AuthFunction, Identity, User
 from .guard import AdminGuard, File
@@ -91,7 +91,7 @@ class Dashboard(AdminGuard):
         """Return a snapshot for the live view, or the answer of the API."""
         if route_path(request.scope) != f"{PREFIX}/now" or request.method not in ("GET", "HEAD"):
             return await self._api.handle(request, by, body)
-        asked = schemas.read(schemas.StatsQuery, schemas.query(request.query_params.multi_items()))
+        asked = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
         return unless_known(request, json_response(await self._snapshots.latest(asked.window)))
 
 
@@ -110,10 +110,10 @@ class SnapshotCache:
         self._service = service
         self._clock = clock
         self._snapshots: dict[str, tuple[int, str]] = {}
-        self._lines: dict[str, tuple[int, schemas.Lines]] = {}
+        self._lines: dict[str, tuple[int, views.Lines]] = {}
         self._making: dict[str, anyio.Lock] = {}
 
-    async def latest(self, window: schemas.TimeWindow) -> str:
+    async def latest(self, window: parameters.TimeWindow) -> str:
         """Return the snapshot of a window as JSON; one that is too old is made anew first."""
         # A question about one window must not wait for the figures of another.
         async with self._making.setdefault(window, anyio.Lock()):
@@ -123,32 +123,33 @@ class SnapshotCache:
                 self._snapshots[window] = self._clock(), text
             return text
 
-    async def _make(self, window: schemas.TimeWindow) -> schemas.Snapshot:
+    async def _make(self, window: parameters.TimeWindow) -> views.Snapshot:
         """Return a snapshot; without a store it says so in place of the figures."""
         service = self._service
         try:
-            stats = await service.get_stats(schemas.StatsQuery(window=window), _NOBODY)
-            history = await service.get_history(schemas.HistoryQuery(window=window), _NOBODY)
-            nearest = await service.get_clients(schemas.ClientsQuery(sort="nearness", limit=NEAREST), _NOBODY)
+            stats = await service.get_stats(parameters.StatsQuery(window=window), _NOBODY)
+            history = await service.get_history(parameters.HistoryQuery(window=window), _NOBODY)
+            nearest = await service.get_clients(parameters.ClientsQuery(sort="nearness", limit=NEAREST), _NOBODY)
             lines = await self._small_lines(window, stats)
         except StoreError as error:
             logger.info("dashboard: no figures, because %s", error)
             detail = "The store does not answer, so there are no new figures."
-            return schemas.Snapshot(at=time.time(), problem=detail)
-        return schemas.Snapshot(at=time.time(), stats=stats, history=history, clients=nearest.clients, lines=lines)
+            return views.Snapshot(at=time.time(), problem=detail)
+        return views.Snapshot(at=time.time(), stats=stats, history=history, clients=nearest.clients, lines=lines)
 
-    async def _small_lines(self, window: schemas.TimeWindow, stats: schemas.Stats) -> schemas.Lines:
+    async def _small_lines(self, window: parameters.TimeWindow, stats: views.Stats) -> views.Lines:
         """Return the course of the busiest rules and routes; many questions, so these are asked seldom."""
         made_us, lines = self._lines.get(window, (0, None))
         if lines is None or self._clock() - made_us >= LONG_US:
             ask = self._service.get_history
             rules, routes = _busiest(stats.rules), _busiest(stats.routes)
-            lines = schemas.Lines(
+            lines = views.Lines(
                 rules={
-                    name: thinned(await ask(schemas.HistoryQuery(window=window, rule=name), _NOBODY)) for name in rules
+                    name: thinned(await ask(parameters.HistoryQuery(window=window, rule=name), _NOBODY))
+                    for name in rules
                 },
                 routes={
-                    name: thinned(await ask(schemas.HistoryQuery(window=window, route=name), _NOBODY))
+                    name: thinned(await ask(parameters.HistoryQuery(window=window, route=name), _NOBODY))
                     for name in routes
                 },
             )
@@ -156,13 +157,13 @@ class SnapshotCache:
         return lines
 
 
-def _busiest(figures: Mapping[str, schemas.Traffic]) -> list[str]:
+def _busiest(figures: Mapping[str, views.Traffic]) -> list[str]:
     """Return the names with the most requests, at most `MAX_LINES`."""
-    requests = {name: row.passed + row.refused for name, row in figures.items() if 0 < len(name) <= schemas.MAX_TEXT}
+    requests = {name: row.passed + row.refused for name, row in figures.items() if 0 < len(name) <= parameters.MAX_TEXT}
     return sorted(requests, key=requests.__getitem__, reverse=True)[:MAX_LINES]
 
 
-def thinned(history: schemas.History) -> schemas.Line:
+def thinned(history: views.History) -> views.Line:
     """Return the requests that passed, and those that were refused, in at most `LINE_POINTS` points.
 
     The running step is left out, and each point adds up as many steps as the others: else the line would seem to fall
@@ -171,7 +172,7 @@ def thinned(history: schemas.History) -> schemas.Line:
     done = max(len(history.passed) - 1, 0)
     step = -(-done // LINE_POINTS) or 1
     starts = range(done % step, done, step)
-    return schemas.Line(
+    return views.Line(
         passed=[sum(history.passed[start : start + step]) for start in starts],
         refused=[sum(history.refused[start : start + step]) for start in starts],
     )

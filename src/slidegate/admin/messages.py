@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import anyio
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,6 +34,27 @@ BODY_TIMEOUT_S: Final = 15.0
 """How long the bytes of a body may take to come."""
 
 
+class FieldError(BaseModel):
+    """What is wrong with one value."""
+
+    model_config = ConfigDict(extra="forbid")
+    field: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[FieldError] = []
+    request_id: str = ""
+
+
 class AdminError(SlidegateError):
     """A request that is not answered as it was meant.
 
@@ -45,7 +67,7 @@ class AdminError(SlidegateError):
     """
 
     def __init__(
-        self, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None, **members: object
+        self, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None, **members: Any
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -56,15 +78,11 @@ class AdminError(SlidegateError):
 
     def response(self) -> Response:
         """Return the answer, a problem (RFC 9457)."""
-        problem = {
-            "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "code": self.code,
-            "detail": self.detail,
-            **self.members,
-        }
-        response = json_response(json.dumps(problem), self.status)
+        title = HTTPStatus(self.status).phrase
+        problem = Problem(
+            type="about:blank", title=title, status=self.status, code=self.code, detail=self.detail, **self.members
+        )
+        response = json_response(problem.model_dump_json(exclude_unset=True), self.status)
         response.headers.update(self.headers or {})
         return response
 

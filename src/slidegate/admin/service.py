@@ -1,7 +1,6 @@
 """The operations of the admin API: what operators see of a limiter, and change about it, in all of its workers.
 
-Each method is an operation. Its parameters and its answer are models of `schemas`, of which `api` makes the OpenAPI
-document; `views` says how things are shown.
+Each method is an operation, from its `parameters` to one of the `views`; `api` makes the OpenAPI document of both.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import base64
 import heapq
 import json
 import platform
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -29,14 +28,14 @@ from ..core.logs import escaped
 from ..limiter import Limiter
 from ..limiter.stats import AllStats
 from ..web.keys import Key, cookie, header, query
-from . import schemas, views
+from . import parameters, views
 from .activity import SECTION, SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name, short_name
 from .auth import Identity
 from .messages import AdminError
-from .schemas import InvalidParameters
+from .parameters import InvalidParameters
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
-Do = Callable[[Any, Any, Identity], Awaitable[schemas.Answer]]
+Do = Callable[[Any, Any, Identity], Awaitable[views.View]]
 T = TypeVar("T")
 
 MAX_COMPARED: Final = 100
@@ -98,53 +97,44 @@ class AdminService:
     # -- to see --------------------------------------------------------------------------------------------------------
 
     @operation("GET", "/stats")
-    async def get_stats(self, asked: schemas.StatsQuery, by: Identity) -> schemas.Stats:
+    async def get_stats(self, asked: parameters.StatsQuery, by: Identity) -> views.Stats:
         """Figures of all workers, by rule and by route."""
-        stats = await self._limiter.stats_all(asked.window)
-        now_s = time.time()
-        return schemas.Stats(
-            window_s=_seconds(asked.window),
-            workers=[views.worker_view(worker, now_s) for worker in stats.workers],
-            total=views.traffic_view(stats.total),
-            rules={name: views.traffic_view(one) for name, one in stats.rules.items()},
-            routes={name: views.traffic_view(one) for name, one in stats.routes.items()},
-        )
+        return views.Stats.model_validate(await self._limiter.stats_all(asked.window))
 
     @operation("GET", "/history")
-    async def get_history(self, asked: schemas.HistoryQuery, by: Identity) -> schemas.History:
+    async def get_history(self, asked: parameters.HistoryQuery, by: Identity) -> views.History:
         """Figures step by step, for charts."""
         if asked.rule is not None and asked.route is not None:
             raise InvalidParameters(("route", "give a rule or a route, not both"))
-        chart = await self._limiter.chart_all(asked.window, rule=asked.rule, route=asked.route)
-        return views.history_view(chart, _seconds(asked.window))
+        return views.History.of(await self._limiter.chart_all(asked.window, rule=asked.rule, route=asked.route))
 
     @operation("GET", "/rules")
-    async def get_rules(self, asked: schemas.NoParameters, by: Identity) -> schemas.Rules:
+    async def get_rules(self, asked: parameters.NoParameters, by: Identity) -> views.Rules:
         """The rules in force, by middleware."""
         gates, events = views.gates_of(self._limiter), self._activity.events()
-        return schemas.Rules(gates=[views.gate_view(name, gate, events) for name, gate in gates])
+        return views.Rules(gates=[views.Gate.of(name, gate, events) for name, gate in gates])
 
     @operation("GET", "/clients")
-    async def get_clients(self, asked: schemas.ClientsQuery, by: Identity) -> schemas.Clients:
+    async def get_clients(self, asked: parameters.ClientsQuery, by: Identity) -> views.Clients:
         """The busiest clients, and how near they are to their limits."""
         busy = (await self._activity.all_workers()).clients
-        page: Page[schemas.BusyClient]
+        page: Page[views.BusyClient]
         if asked.sort == "nearness":
             page = Page(asked.limit, asked.cursor, [0.0, ""])
             for client in await self._nearest(busy[:MAX_COMPARED]):
                 share = client.nearest.share if client.nearest is not None else float(client.banned)
                 page.add([-share, client.key], client)
-            return schemas.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
+            return views.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
         some: Page[ClientActivity] = Page(asked.limit, asked.cursor, [0, ""])
         for one in busy:
             times = one["refused"] if asked.sort == "refused" else one["requests"]
             if times:
                 some.add([-times, one["key"]], one)
         clients = await self._nearest(some.entries())
-        return schemas.Clients(window_s=WINDOW_S, clients=clients, next=some.next())
+        return views.Clients(window_s=WINDOW_S, clients=clients, next=some.next())
 
     @operation("GET", "/client")
-    async def get_client(self, asked: schemas.KeyQuery, by: Identity) -> schemas.Client:
+    async def get_client(self, asked: parameters.KeyQuery, by: Identity) -> views.Client:
         """Everything about one client."""
         limiter = self._limiter
         ban_key(asked.key)
@@ -154,36 +144,36 @@ class AdminService:
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
         changes = [change async for change in limiter.history(known)][-_MAX_HISTORY:]
         refusals = (await self._activity.all_workers()).refusals
-        return schemas.Client(
+        return views.Client(
             key=known,
-            ban=None if ban is None else views.ban_view(ban),
-            strikes=views.standing_views(await limiter.standing(asked.key)),
-            history=[views.change_view(change) for change in reversed(changes)],
-            windows=views.window_views(await limiter.inspect(known), recent),
+            ban=None if ban is None else views.Ban.model_validate(ban),
+            strikes=views.Standing.all_of(await limiter.standing(asked.key)),
+            history=[views.BanChange.model_validate(change) for change in reversed(changes)],
+            windows=views.Window.of_key(await limiter.inspect(known), recent),
             refusals=_refusals([one for one in refusals if known in (one["key"], one["client"])][:_MAX_REFUSALS]),
         )
 
     @operation("GET", "/refusals")
-    async def get_refusals(self, asked: schemas.RefusalsQuery, by: Identity) -> schemas.Refusals:
+    async def get_refusals(self, asked: parameters.RefusalsQuery, by: Identity) -> views.Refusals:
         """The last refusals of all clients, newest first."""
-        return schemas.Refusals(refusals=_refusals((await self._activity.all_workers()).refusals[: asked.limit]))
+        return views.Refusals(refusals=_refusals((await self._activity.all_workers()).refusals[: asked.limit]))
 
     @operation("GET", "/shadow")
-    async def get_shadow(self, asked: schemas.ShadowQuery, by: Identity) -> schemas.Shadow:
+    async def get_shadow(self, asked: parameters.ShadowQuery, by: Identity) -> views.Shadow:
         """How many requests shadow rules would have refused."""
         stats = await self._limiter.stats_all(asked.window)
         shadowed = (await self._activity.all_workers()).shadowed
         shadows = [rule for rule, _ in views.buckets_of(self._limiter) if rule.action == "shadow"]
         limits = {rule.label: [str(limit) for limit in rule.all_limits] for rule in shadows}
         names = dict.fromkeys([*limits, *(rule for rule, _ in shadowed)])
-        return schemas.Shadow(
+        return views.Shadow(
             window_s=_seconds(asked.window),
             clients_window_s=SHADOW_WINDOW_S,
             rules=[_shadow(name, limits.get(name, []), stats, shadowed) for name in names],
         )
 
     @operation("GET", "/bans")
-    async def get_bans(self, asked: schemas.BansQuery, by: Identity) -> schemas.Bans:
+    async def get_bans(self, asked: parameters.BansQuery, by: Identity) -> views.Bans:
         """The bans in force, newest first, in pages."""
         # All bans are looked at, in turns between which other tasks run, and few more are held than the page has.
         page: Page[Ban] = Page(asked.limit, asked.cursor, [0, ""])
@@ -196,12 +186,12 @@ class AdminService:
                 continue
             total += 1
             page.add([-ban.wall_us, ban.key], ban)
-        return schemas.Bans(bans=[views.ban_view(ban) for ban in page.entries()], next=page.next(), total=total)
+        return views.Bans(bans=[views.Ban.model_validate(ban) for ban in page.entries()], next=page.next(), total=total)
 
     # -- to change -----------------------------------------------------------------------------------------------------
 
     @operation("POST", "/bans", status=201, errors=(409,))
-    async def ban(self, asked: schemas.NewBan, by: Identity) -> schemas.Ban:
+    async def ban(self, asked: parameters.NewBan, by: Identity) -> views.Ban:
         """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
         hand_ban_key(asked.target)
         if not asked.force and self._is_own(asked.target, by):
@@ -212,25 +202,27 @@ class AdminService:
                 'keep you out; "force": true bans it all the same',
             )
         ban = await self._limiter.ban(asked.target, asked.duration, reason=asked.reason, by=by.name)
-        return views.ban_view(ban)
+        return views.Ban.model_validate(ban)
 
     @operation("PATCH", "/bans", errors=(404,))
-    async def extend_ban(self, asked: schemas.BanLength, by: Identity) -> schemas.Ban:
+    async def extend_ban(self, asked: parameters.BanLength, by: Identity) -> views.Ban:
         """Set how long a ban lasts from now on."""
         ban = await self._ban_of(self._limiter.key_for(asked.target))
         if ban is None:
             raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban")
-        return views.ban_view(await self._limiter.ban(asked.target, asked.duration, reason=ban.reason, by=by.name))
+        return views.Ban.model_validate(
+            await self._limiter.ban(asked.target, asked.duration, reason=ban.reason, by=by.name)
+        )
 
     @operation("DELETE", "/bans", errors=(404,))
-    async def lift_ban(self, asked: schemas.TargetQuery, by: Identity) -> schemas.Lifted:
+    async def lift_ban(self, asked: parameters.TargetQuery, by: Identity) -> views.Lifted:
         """Take a ban back, and forgive strikes."""
         if not await self._limiter.unban(asked.target, by=by.name):
             raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban and no strikes")
-        return schemas.Lifted(target=self._limiter.key_for(asked.target))
+        return views.Lifted(target=self._limiter.key_for(asked.target))
 
     @operation("POST", "/keys/find", reads=True)
-    async def find_key(self, asked: schemas.ClientValue, by: Identity) -> schemas.Key:
+    async def find_key(self, asked: parameters.ClientValue, by: Identity) -> views.Key:
         """The key under which a value is counted that clients send."""
         value = asked.value.encode()
         if asked.kind == "header":
@@ -239,21 +231,21 @@ class AdminService:
                 # A header has any case, but its digest has the one in which the rule names it.
                 if isinstance(rule.key, Key) and rule.key.identity.partition("|")[0] == identity:
                     scope = {"type": "http", "headers": [(asked.name.lower().encode(), value)]}
-                    return schemas.Key(key=rule.key.find(scope, self._limiter, ""))
+                    return views.Key(key=rule.key.find(scope, self._limiter, ""))
         elif asked.kind == "cookie":
             cookie(asked.name)
         else:
             query(asked.name)
-        return schemas.Key(key=self._limiter.digest(f"{asked.kind}:{asked.name}", value))
+        return views.Key(key=self._limiter.digest(f"{asked.kind}:{asked.name}", value))
 
     @operation("POST", "/keys/reset")
-    async def reset_key(self, asked: schemas.KeyBody, by: Identity) -> schemas.Reset:
+    async def reset_key(self, asked: parameters.KeyBody, by: Identity) -> views.Reset:
         """Forget the windows of a key under every rule."""
         forgotten = await self._limiter.reset(asked.key)
-        return schemas.Reset(key=self._limiter.key_for(asked.key), forgotten=forgotten)
+        return views.Reset(key=self._limiter.key_for(asked.key), forgotten=forgotten)
 
     @operation("POST", "/keys/charge", errors=(404,))
-    async def charge_key(self, asked: schemas.Charge, by: Identity) -> schemas.Charged:
+    async def charge_key(self, asked: parameters.Charge, by: Identity) -> views.Charged:
         """Charge units to a key under a rule, even beyond the limit."""
         buckets = self._buckets_called(asked.rule)
         if not buckets:
@@ -267,24 +259,24 @@ class AdminService:
             raise InvalidParameters(("rule", message))
         known = self._limiter.key_for(asked.key)
         decided = await self._limiter.charge_all(((buckets[0], known, asked.units),))
-        return schemas.Charged(key=known, windows=views.decided_views(decided))
+        return views.Charged(key=known, windows=views.WindowNow.all_of(decided))
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
     @operation("GET", "/lists")
-    async def get_lists(self, asked: schemas.NoParameters, by: Identity) -> schemas.Lists:
+    async def get_lists(self, asked: parameters.NoParameters, by: Identity) -> views.Lists:
         """The block and allow lists."""
         events = self._activity.events()
         gates = views.gates_of(self._limiter)
-        return schemas.Lists(lists=[one for name, gate in gates for one in views.list_views(name, gate, events)])
+        return views.Lists(lists=[one for name, gate in gates for one in views.List.all_of(name, gate, events)])
 
     @operation("GET", "/events")
-    async def get_events(self, asked: schemas.EventsQuery, by: Identity) -> schemas.Events:
+    async def get_events(self, asked: parameters.EventsQuery, by: Identity) -> views.Events:
         """The last events of all workers, newest first; behind `after`, the first that came since."""
         seen: dict[str, int] = {} if asked.after is None else _unpacked("after", asked.after, {})
         if not all(isinstance(number, int) for number in seen.values()):
             raise InvalidParameters(("after", "expected the `next` of an earlier answer"))
-        found: list[schemas.Event] = []
+        found: list[views.Event] = []
         for worker, event in _in_time((await self._activity.all_workers()).events, dict(seen)):
             if asked.after is not None and len(found) == asked.limit:
                 break
@@ -292,40 +284,40 @@ class AdminService:
             seen[name] = event["number"]
             if asked.kind in (None, event["kind"]):
                 rest = {field: value for field, value in event.items() if field != "number"}
-                found.append(schemas.Event(seq=f"{name}.{event['number']}", worker=worker, **rest))
+                found.append(views.Event(seq=f"{name}.{event['number']}", worker=worker, **rest))
         latest = dict([*seen.items()][-_MAX_WORKERS:])
-        return schemas.Events(events=found[: -asked.limit - 1 : -1], next=_packed(latest))
+        return views.Events(events=found[: -asked.limit - 1 : -1], next=_packed(latest))
 
     @operation("GET", "/config")
-    async def get_config(self, asked: schemas.NoParameters, by: Identity) -> schemas.Config:
+    async def get_config(self, asked: parameters.NoParameters, by: Identity) -> views.Config:
         """The settings, and which workers there are."""
         engine = self._limiter.engine
-        failover, gates, now_s = engine.failover, views.gates_of(self._limiter), time.time()
-        return schemas.Config(
-            version=views.release(),
+        failover, gates = engine.failover, views.gates_of(self._limiter)
+        return views.Config(
+            version=release(),
             python=platform.python_version(),
             compiled=not (decision.__file__ or "").endswith(".py"),
             store=shown(repr(self._limiter.store)),
             per_process=engine.per_process,
             deadline_s=None if failover is None else failover.deadline_us / _S,
             on_error=None if failover is None else failover.on_error,
-            gates=[schemas.GateSummary(name=name, rules=len(gate.rules)) for name, gate in gates],
+            gates=[views.GateSummary(name=name, rules=len(gate.rules)) for name, gate in gates],
             findings=[
-                schemas.Finding(code=finding.code, message=finding.message, gate=name)
+                views.Finding(code=finding.code, message=finding.message, gate=name)
                 for name, gate in gates
                 for finding in [*gate.findings]
             ],
             workers=[
-                views.worker_view(section.worker, now_s) for section in await engine.all_workers.sections(SECTION)
+                views.Worker.model_validate(section.worker) for section in await engine.all_workers.sections(SECTION)
             ],
         )
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def _nearest(self, clients: list[ClientActivity]) -> list[schemas.BusyClient]:
+    async def _nearest(self, clients: list[ClientActivity]) -> list[views.BusyClient]:
         """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""
         known = {bucket_name(bucket): bucket for _, bucket in views.buckets_of(self._limiter) if bucket.limits}
-        found: dict[str, schemas.BusyClient] = {}
+        found: dict[str, views.BusyClient] = {}
         failed: list[StoreError] = []
 
         async def ask(client: ClientActivity) -> None:
@@ -341,7 +333,7 @@ class AdminService:
             raise failed[0]
         return [found[client["key"]] for client in clients]
 
-    async def _nearest_of(self, client: ClientActivity, known: dict[str, Bucket]) -> schemas.BusyClient:
+    async def _nearest_of(self, client: ClientActivity, known: dict[str, Bucket]) -> views.BusyClient:
         key = client["key"]
         buckets = [known.get(name) or self._activity.bucket(name) for name in client["rules"]]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
@@ -349,17 +341,17 @@ class AdminService:
         if checks:
             decided = await self._limiter.engine.peek(checks, ())
             banned = decided.ban is not None
-            windows = views.decided_views(decided, 1)
+            windows = views.WindowNow.all_of(decided, 1)
             if windows:
                 window = max(windows, key=lambda window: window.used / window.amount)
-                nearest = schemas.Nearest(
+                nearest = views.Nearest(
                     rule=window.rule,
                     limit=window.limit,
                     used=window.used,
                     amount=window.amount,
                     share=window.used / window.amount,
                 )
-        return schemas.BusyClient(
+        return views.BusyClient(
             key=key, requests=client["requests"], refused=client["refused"], nearest=nearest, banned=banned
         )
 
@@ -392,26 +384,34 @@ class AdminService:
         return list((exact or named).values())
 
 
+def release() -> str:
+    """Return the version of the package."""
+    try:
+        return version("slidegate")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _seconds(window: str) -> float:
     return parse_duration_us(window, "window") / _S
 
 
-def _refusals(found: list[dict[str, Any]]) -> list[schemas.Refusal]:
-    return [schemas.Refusal(**one) for one in found]
+def _refusals(found: list[dict[str, Any]]) -> list[views.Refusal]:
+    return [views.Refusal(**one) for one in found]
 
 
-def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[str, str], int]) -> schemas.ShadowRule:
+def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[str, str], int]) -> views.ShadowRule:
     would_refuse = stats.rules[name].shadow_refused if name in stats.rules else 0
     passed = stats.total.passed
     clients = [(key, count) for (rule, key), count in shadowed.items() if rule == name]
     clients.sort(key=lambda entry: (-entry[1], entry[0]))
-    return schemas.ShadowRule(
+    return views.ShadowRule(
         name=name,
         limits=limits,
         passed=passed,
         would_refuse=would_refuse,
         share=min(would_refuse / passed, 1.0) if passed else 0.0,
-        clients=[schemas.ShadowClient(key=key, count=count) for key, count in clients[:_MAX_SHADOWED]],
+        clients=[views.ShadowClient(key=key, count=count) for key, count in clients[:_MAX_SHADOWED]],
     )
 
 

@@ -1,193 +1,348 @@
-"""What the admin API shows, as models: a ban, a client, a rule, the figures of some requests.
+"""What the admin API and the command show, as models: a ban, a client, a rule, the figures of some requests.
 
-Each function takes what the library has and returns an answer of `schemas`.
+A view reads its fields from an object of the library, ``Ban.model_validate(ban)``: a field that has another name there
+says which, and a type of a unit converts it. What has to be put together has a method ``of``.
+
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Final, NamedTuple
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
-from ..core.bans.in_force import Ban, BanChange, shown
-from ..core.bans.policy import BanPolicy
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+
+from ..core import limits
+from ..core.bans.in_force import shown
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision
-from ..core.limits import AnyLimit, Limit
+from ..core.decision import Bucket, Decision, LimitState
 from ..core.networks import Networks
+from ..core.statistics.histogram import ResponseTimes
+from ..core.views import WindowView
 from ..limiter import Limiter
 from ..limiter.inspect import KeyStanding, KeyView
-from ..limiter.stats import Chart, Traffic, Worker
-from ..web.keys import Key
+from ..limiter.stats import Chart
+from ..web import keys, rules
 from ..web.middleware import RateLimitMiddleware
-from ..web.network_files import AddressList
+from ..web.network_files import NetworkFile
 from ..web.reload import ReloadingMiddleware
-from ..web.rules import Rule
-from . import schemas
 from .activity import LoggedEvent
 
+LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
+ListKind: TypeAlias = Literal["blocklist", "allowlist"]
+
+_LIST_KINDS: Final[tuple[ListKind, ...]] = ("blocklist", "allowlist")
 _S: Final = 1_000_000
 _MS: Final = 1_000
 _MAX_RULES: Final = 2_000
 """How many rules of a middleware are shown; limits for each route may be more."""
 
 
-class NamedGate(NamedTuple):
-    """A middleware, with the name that the API has for it."""
-
-    name: str
-    gate: RateLimitMiddleware
+def _sayable(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def release() -> str:
-    """Return the version of the package."""
-    try:
-        return version("slidegate")
-    except PackageNotFoundError:
-        return "unknown"
+def _seconds(span_us: float | None) -> float | None:
+    return None if span_us is None else span_us / _S
+
+
+def _unix_s(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _milliseconds(span_us: float | None) -> float | None:
+    return None if span_us is None else span_us / _MS
+
+
+def _quantile(share: float) -> BeforeValidator:
+    """Return what finds the response time within which a share of requests was answered."""
+
+    def quantile_ms(times: ResponseTimes) -> float | None:
+        return _milliseconds(times.quantile(share))
+
+    return BeforeValidator(quantile_ms)
+
+
+AnyText: TypeAlias = Annotated[str, BeforeValidator(_sayable)]
+"""A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
+OfMicroseconds: Final = BeforeValidator(_seconds)
+OfMoment: Final = BeforeValidator(_unix_s)
+
+
+class View(BaseModel):
+    """An answer, or a part of one: these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True, json_schema_serialization_defaults_required=True)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
-
-def traffic_view(traffic: Traffic) -> schemas.Traffic:
-    """Return the figures of some requests."""
-    times = traffic.seen.rt
-    return schemas.Traffic(
-        passed=traffic.passed,
-        refused=traffic.refused,
-        shadow_refused=traffic.shadow_refused,
-        banned=traffic.banned,
-        blocked=traffic.blocked,
-        exceptions=traffic.exceptions,
-        qps=traffic.qps,
-        p50_ms=_ms(times.quantile(0.5)),
-        p95_ms=_ms(times.quantile(0.95)),
-        p99_ms=_ms(times.quantile(0.99)),
-    )
+_RESPONSE_TIMES: Final = Field(validation_alias=AliasPath("seen", "rt"))
 
 
-def history_view(chart: Chart, window_s: float) -> schemas.History:
-    """Return figures step by step."""
-    points = chart.points
-    return schemas.History(
-        window_s=window_s,
-        step_s=chart.step_us / _S,
-        start_at=chart.start_us / _S,
-        passed=[point.passed for point in points],
-        refused=[point.refused for point in points],
-        banned=[point.banned for point in points],
-        shadow_refused=[point.shadow_refused for point in points],
-        p50_ms=[_ms(point.p50_us) for point in points],
-        p95_ms=[_ms(point.p95_us) for point in points],
-    )
+class Traffic(View):
+    """The figures of some requests; those refused by a ban or a list are in `refused` as well."""
+
+    passed: int
+    refused: int
+    shadow_refused: int
+    banned: int
+    blocked: int
+    exceptions: int
+    qps: float
+    p50_ms: Annotated[float | None, _quantile(0.5), _RESPONSE_TIMES]
+    p95_ms: Annotated[float | None, _quantile(0.95), _RESPONSE_TIMES]
+    p99_ms: Annotated[float | None, _quantile(0.99), _RESPONSE_TIMES]
 
 
-def worker_view(worker: Worker, now_s: float) -> schemas.Worker:
-    """Return who a worker is, and how fresh its figures are."""
-    return schemas.Worker(
-        name=worker.name,
-        host=worker.host,
-        pid=worker.pid,
-        age_s=worker.age_s,
-        published_at=now_s - worker.age_s,
-    )
+class Worker(View):
+    """A process that answers requests, and how fresh its figures are."""
+
+    name: str
+    host: str
+    pid: int
+    age_s: float
+    published_at: Annotated[float, BeforeValidator(lambda age_s: time.time() - age_s), Field(validation_alias="age_s")]
 
 
-# -- bans and clients --------------------------------------------------------------------------------------------------
+class Stats(View):
+    """Figures of all workers."""
+
+    window_s: Annotated[float, OfMicroseconds, Field(validation_alias=AliasPath("total", "seen", "span_us"))]
+    workers: list[Worker]
+    total: Traffic
+    rules: dict[str, Traffic]
+    routes: dict[str, Traffic]
 
 
-def ban_view(ban: Ban) -> schemas.Ban:
-    """Return a ban."""
-    return schemas.Ban(
-        target=ban.key,
-        reason=ban.reason,
-        policy=ban.by,
-        since_at=ban.wall_us / _S,
-        until_at=None if ban.ends_us is None else (ban.wall_us + ban.ends_us - ban.made_us) / _S,
-        rung=ban.rung,
-    )
+class History(View):
+    """Figures step by step, the oldest first; the last step is not over."""
 
+    window_s: float
+    step_s: float
+    start_at: float
+    passed: list[int]
+    refused: list[int]
+    banned: list[int]
+    shadow_refused: list[int]
+    p50_ms: list[float | None]
+    p95_ms: list[float | None]
 
-def change_view(change: BanChange) -> schemas.BanChange:
-    """Return a ban or an unban of the past."""
-    return schemas.BanChange(kind=change.kind, at=change.wall_us / _S, by=change.by, reason=change.ban.reason)
-
-
-def standing_views(standing: KeyStanding) -> list[schemas.Standing]:
-    """Return how a key stands under each policy."""
-    ahead_us = standing.unix_us - standing.now_us
-    return [
-        schemas.Standing(
-            policy=one.policy,
-            target=one.key,
-            strikes=one.strikes,
-            needed=one.needed,
-            rung=one.rung,
-            clean_since_at=(one.clean_since_us + ahead_us) / _S,
-            clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
+    @classmethod
+    def of(cls, chart: Chart) -> Self:
+        """Return the figures of a chart."""
+        points = chart.points
+        return cls(
+            window_s=chart.step_us * len(points) / _S,
+            step_s=chart.step_us / _S,
+            start_at=chart.start_us / _S,
+            passed=[point.passed for point in points],
+            refused=[point.refused for point in points],
+            banned=[point.banned for point in points],
+            shadow_refused=[point.shadow_refused for point in points],
+            p50_ms=[_milliseconds(point.p50_us) for point in points],
+            p95_ms=[_milliseconds(point.p95_us) for point in points],
         )
-        for one in standing.policies
-    ]
 
 
-def window_views(view: KeyView, recent: Iterable[str] | None = None) -> list[schemas.Window]:
-    """Return the windows of a key.
+class Line(View):
+    """The course of the requests of a rule or a route, in few points."""
 
-    Args:
-        view: The windows.
-        recent: The identities of rules whose empty windows are shown too; None for all.
-    """
-    ahead_us = view.unix_us - view.now_us
-    return [
-        schemas.Window(
-            rule=window.label,
-            limit=str(window.limit),
-            kind=kind_of(window.limit),
-            amount=window.limit.amount,
-            used=window.used,
-            remaining=window.remaining,
-            retry_after_s=_s(window.retry_after_us),
-            more_after_s=_s(window.more_after_us),
-            reset_after_s=_s(window.reset_after_us),
-            slices=[
-                schemas.Slice(
-                    start_at=(part.start_us + ahead_us) / _S, end_at=(part.end_us + ahead_us) / _S, count=part.units
-                )
-                for part in window.slices
-            ],
+    passed: list[int]
+    refused: list[int]
+
+
+class Lines(View):
+    """The courses of the busiest rules and routes."""
+
+    rules: dict[str, Line]
+    routes: dict[str, Line]
+
+
+# -- rules and lists ---------------------------------------------------------------------------------------------------
+
+
+def _kind(limit: limits.AnyLimit) -> LimitKind:
+    if isinstance(limit, Concurrency):
+        return "concurrency"
+    return "window" if isinstance(limit, limits.Limit) else "quota"
+
+
+def _key(key: object) -> str:
+    if key is None:
+        return "client"
+    if isinstance(key, keys.Key):
+        return shown(key.identity)
+    return shown(getattr(key, "__qualname__", type(key).__qualname__))
+
+
+class Limit(View):
+    """A limit."""
+
+    text: str
+    amount: int
+    window_s: float | None
+    resolution: int | None
+    kind: LimitKind
+
+    @classmethod
+    def of(cls, limit: limits.AnyLimit) -> Self:
+        """Return a limit; only a window has a length and a resolution."""
+        window_s, resolution = (
+            (limit.window_us / _S, limit.resolution) if isinstance(limit, limits.Limit) else (None, None)
         )
-        for window in view.windows
-        if window.used or recent is None or window.rule in recent
-    ]
+        return cls(text=str(limit), amount=limit.amount, window_s=window_s, resolution=resolution, kind=_kind(limit))
 
 
-def decided_views(decision: Decision, asked: int = 0) -> list[schemas.WindowNow]:
-    """Return each limit's part in a decision.
+class Rule(View):
+    """A rule in force."""
 
-    Args:
-        decision: The decision.
-        asked: The units that it was only asked about, and that are not charged.
-    """
-    unspent = asked if decision.allowed else 0
-    labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
-    return [
-        schemas.WindowNow(
-            rule=labels[state.rule],
-            limit=str(state.limit),
-            kind=kind_of(state.limit),
-            amount=state.limit.amount,
-            used=reading[0] - unspent,
-            remaining=max(state.limit.amount - reading[0] + unspent, 0),
-            retry_after_s=_s(state.retry_after_us),
-            more_after_s=_s(state.more_after_us),
-            reset_after_s=_s(state.reset_after_us),
+    name: str
+    identity: str
+    paths: list[str]
+    methods: list[str] | None
+    connection: str | None
+    limits: list[Limit]
+    by_request: bool
+    key: str
+    cost: int | None
+    action: str
+    exempt: bool
+    final: bool
+    status: int | None
+    conditional: bool
+    count_denied: bool
+    wait_s: float
+
+    @classmethod
+    def of(cls, rule: rules.Rule, identity: str | None = None) -> Self:
+        """Return a rule.
+
+        Args:
+            rule: The rule.
+            identity: The identity of its bucket, where a middleware gave it another one.
+        """
+        return cls(
+            name=rule.label,
+            identity=rule.identity if identity is None else identity,
+            paths=list(rule.paths),
+            methods=None if rule.methods is None else sorted(rule.methods),
+            connection=rule.connection,
+            limits=[Limit.of(limit) for limit in rule.all_limits],
+            by_request=rule.limits_function is not None,
+            key=_key(rule.key),
+            cost=rule.cost if isinstance(rule.cost, int) else None,
+            action=rule.action,
+            exempt=rule.exempt,
+            final=rule.final,
+            status=rule.status if rule.blocks else None,
+            conditional=rule.conditional,
+            count_denied=rule.count_denied,
+            wait_s=rule.wait_us / _S,
         )
-        for state, reading in zip(decision.states, decision.readings, strict=True)
-    ]
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
+def _texts(signals: Any) -> dict[str, str]:
+    return {str(signal): str(weight) for signal, weight in signals.items()}
+
+
+class Policy(View):
+    """A ban policy."""
+
+    name: str
+    after: Annotated[str, BeforeValidator(str)]
+    duration_s: Annotated[float, OfMicroseconds, Field(validation_alias="duration_us")]
+    factor: float
+    longest_s: Annotated[float, OfMicroseconds, Field(validation_alias="longest_us")]
+    action: str
+    answer: str
+    signals: Annotated[dict[str, str], BeforeValidator(_texts)]
+    key: Annotated[str, BeforeValidator(_key)]
+
+
+class List(View):
+    """A blocklist or an allowlist, and what became of its last change."""
+
+    kind: ListKind
+    gate: str
+    name: str
+    path: str | None = None
+    entries: int
+    changed_at: float | None = None
+    status: Literal["loaded", "rejected", "fixed"]
+    message: str = ""
+
+    @classmethod
+    def all_of(cls, gate_name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[Self]:
+        """Return the lists of a middleware.
+
+        Args:
+            gate_name: Its name.
+            gate: The middleware.
+            events: The events of this process, oldest first: they tell of files that could not be taken.
+        """
+        told = [event for event in events if event["kind"] in ("list_reloaded", "list_rejected")]
+        last = {event["details"].get("list"): event for event in told}
+        found: list[Self] = []
+        for kind in _LIST_KINDS:
+            listed = gate.lists[kind]
+            if isinstance(listed, Networks):
+                found.append(cls(kind=kind, gate=gate_name, name=kind, entries=len(listed), status="fixed"))
+            elif listed is not None:
+                found += [cls._of_file(kind, gate_name, state, last.get(state[0].name)) for state in listed.states]
+        return found
+
+    @classmethod
+    def _of_file(
+        cls, kind: ListKind, gate_name: str, state: tuple[NetworkFile, int, int | None], event: LoggedEvent | None
+    ) -> Self:
+        file, entries, written_ns = state
+        return cls(
+            kind=kind,
+            gate=gate_name,
+            name=file.name,
+            path=str(file.path),
+            entries=entries,
+            changed_at=None if written_ns is None else written_ns / 1_000_000_000,
+            status="rejected" if event is not None and event["kind"] == "list_rejected" else "loaded",
+            message="" if event is None else event["message"],
+        )
+
+
+class Gate(View):
+    """A middleware, with everything that it enforces."""
+
+    name: str
+    rules: list[Rule]
+    endpoints: list[Rule]
+    default_limits: list[str]
+    policies: list[Policy]
+    lists: list[List]
+
+    @classmethod
+    def of(cls, name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> Self:
+        """Return a middleware; the arguments are those of `List.all_of`."""
+        bound = gate.bound()
+        own = {id(one.rule) for one in bound} & {id(rule) for rule in gate.rules}
+        identities = {id(one.rule): one.bucket.rule for one in bound}
+        return cls(
+            name=name,
+            rules=[Rule.of(rule, identities.get(id(rule))) for rule in gate.rules[:_MAX_RULES]],
+            endpoints=[Rule.of(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
+            default_limits=[str(limit) for limit in gate.default_limits],
+            policies=[Policy.model_validate(policy) for policy in gate.policies],
+            lists=List.all_of(name, gate, events),
+        )
+
+
+class NamedGate(NamedTuple):
+    """A middleware, with the name that is shown of it."""
+
+    name: str
+    gate: RateLimitMiddleware
 
 
 def gates_of(limiter: Limiter) -> list[NamedGate]:
@@ -202,7 +357,7 @@ def gates_of(limiter: Limiter) -> list[NamedGate]:
     return found
 
 
-def buckets_of(limiter: Limiter) -> Iterator[tuple[Rule, Bucket]]:
+def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
     """Yield the buckets of all middlewares, one that several share as often as they do."""
     for _, gate in gates_of(limiter):
         for bound in gate.bound():
@@ -211,144 +366,329 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[Rule, Bucket]]:
                     yield bound.rule, bucket
 
 
-def gate_view(name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> schemas.Gate:
-    """Return everything that a middleware enforces.
+class Rules(View):
+    """The rules in force, by middleware."""
 
-    Args:
-        name: Its name.
-        gate: The middleware.
-        events: See `list_views`.
-    """
-    bound = gate.bound()
-    own = {id(one.rule) for one in bound} & {id(rule) for rule in gate.rules}
-    identities = {id(one.rule): one.bucket.rule for one in bound}
-    return schemas.Gate(
-        name=name,
-        rules=[rule_view(rule, identities.get(id(rule))) for rule in gate.rules[:_MAX_RULES]],
-        endpoints=[rule_view(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
-        default_limits=[str(limit) for limit in gate.default_limits],
-        policies=[policy_view(policy) for policy in gate.policies],
-        lists=list_views(name, gate, events),
-    )
+    gates: list[Gate]
 
 
-def rule_view(rule: Rule, identity: str | None = None) -> schemas.Rule:
-    """Return a rule.
+class Lists(View):
+    """The block and allow lists."""
 
-    Args:
-        rule: The rule.
-        identity: The identity of its bucket, where a middleware gave it another one.
-    """
-    return schemas.Rule(
-        name=rule.label,
-        identity=rule.identity if identity is None else identity,
-        paths=list(rule.paths),
-        methods=None if rule.methods is None else sorted(rule.methods),
-        connection=rule.connection,
-        limits=[limit_view(limit) for limit in rule.all_limits],
-        by_request=rule.limits_function is not None,
-        key=_key(rule.key),
-        cost=rule.cost if isinstance(rule.cost, int) else None,
-        action=rule.action,
-        exempt=rule.exempt,
-        final=rule.final,
-        status=rule.status if rule.blocks else None,
-        conditional=rule.conditional,
-        count_denied=rule.count_denied,
-        wait_s=rule.wait_us / _S,
-    )
+    lists: list[List]
 
 
-def limit_view(limit: AnyLimit) -> schemas.Limit:
-    """Return a limit."""
-    window = limit if isinstance(limit, Limit) else None
-    return schemas.Limit(
-        text=str(limit),
-        amount=limit.amount,
-        window_s=None if window is None else window.window_us / _S,
-        resolution=None if window is None else window.resolution,
-        kind=kind_of(limit),
-    )
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
-def kind_of(limit: AnyLimit) -> schemas.LimitKind:
-    """Return what kind of limit it is."""
-    if isinstance(limit, Concurrency):
-        return "concurrency"
-    return "window" if isinstance(limit, Limit) else "quota"
+class Ban(View):
+    """A ban in force."""
+
+    target: Annotated[AnyText, Field(validation_alias="key")]
+    reason: str
+    policy: Annotated[str, Field(validation_alias="by")]
+    since_at: Annotated[float, OfMoment, Field(validation_alias="since")]
+    until_at: Annotated[float | None, OfMoment, Field(validation_alias="until")]
+    rung: int
 
 
-def policy_view(policy: BanPolicy) -> schemas.Policy:
-    """Return a ban policy."""
-    return schemas.Policy(
-        name=policy.name,
-        after=str(policy.after),
-        duration_s=policy.duration_us / _S,
-        factor=float(policy.factor),
-        longest_s=policy.longest_us / _S,
-        action=policy.action,
-        answer=policy.answer,
-        signals={str(signal): str(weight) for signal, weight in policy.signals.items()},
-        key=_key(policy.key),
-    )
+class Bans(View):
+    """A page of the bans in force."""
+
+    bans: list[Ban]
+    next: str | None
+    total: int
 
 
-def list_views(gate_name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[schemas.List]:
-    """Return the block and allow lists of a middleware.
+class BanChange(View):
+    """A ban or an unban of the past."""
 
-    Args:
-        gate_name: Its name.
-        gate: The middleware.
-        events: The events of this process, oldest first: they tell of files that could not be taken.
-    """
-    last = {
-        event["details"].get("list"): event for event in events if event["kind"] in ("list_reloaded", "list_rejected")
+    kind: Literal["banned", "unbanned"]
+    at: Annotated[float, OfMoment]
+    by: str
+    reason: Annotated[str, Field(validation_alias=AliasPath("ban", "reason"))]
+
+
+class Standing(View):
+    """How a client stands under a ban policy."""
+
+    policy: str
+    target: AnyText
+    strikes: int
+    needed: int | None
+    rung: int
+    clean_since_at: float
+    clean_until_at: float | None
+
+    @classmethod
+    def all_of(cls, standing: KeyStanding) -> list[Self]:
+        """Return how a key stands under each policy."""
+        ahead_us = standing.unix_us - standing.now_us
+        return [
+            cls(
+                policy=one.policy,
+                target=one.key,
+                strikes=one.strikes,
+                needed=one.needed,
+                rung=one.rung,
+                clean_since_at=(one.clean_since_us + ahead_us) / _S,
+                clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
+            )
+            for one in standing.policies
+        ]
+
+
+class WindowNow(View):
+    """What is spent of a limit."""
+
+    rule: str
+    limit: str
+    kind: LimitKind
+    amount: int
+    used: int
+    remaining: int
+    retry_after_s: float | None
+    more_after_s: float | None
+    reset_after_s: float | None
+
+    @classmethod
+    def all_of(cls, decision: Decision, asked: int = 0) -> list[Self]:
+        """Return each limit's part in a decision.
+
+        Args:
+            decision: The decision.
+            asked: The units that it was only asked about, and that are not charged.
+        """
+        unspent = asked if decision.allowed else 0
+        labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
+        return [
+            cls(**_spent(labels[state.rule], reading[0] - unspent, state))
+            for state, reading in zip(decision.states, decision.readings, strict=True)
+        ]
+
+
+class Slice(View):
+    """A part of a window."""
+
+    start_at: float
+    end_at: float
+    count: int
+
+
+class Window(WindowNow):
+    """What is spent of a limit, slice by slice."""
+
+    slices: list[Slice]
+
+    @classmethod
+    def of_key(cls, view: KeyView, recent: Iterable[str] | None = None) -> list[Self]:
+        """Return the windows of a key.
+
+        Args:
+            view: The windows.
+            recent: The identities of rules whose empty windows are shown too; None for all.
+        """
+        ahead_us = view.unix_us - view.now_us
+        return [
+            cls(
+                **_spent(window.label, window.used, window),
+                slices=[
+                    Slice(
+                        start_at=(part.start_us + ahead_us) / _S,
+                        end_at=(part.end_us + ahead_us) / _S,
+                        count=part.units,
+                    )
+                    for part in window.slices
+                ],
+            )
+            for window in view.windows
+            if window.used or recent is None or window.rule in recent
+        ]
+
+
+def _spent(rule: str, used: int, window: WindowView | LimitState) -> dict[str, Any]:
+    limit = window.limit
+    return {
+        "rule": rule,
+        "limit": str(limit),
+        "kind": _kind(limit),
+        "amount": limit.amount,
+        "used": used,
+        "remaining": max(limit.amount - used, 0),
+        "retry_after_s": _seconds(window.retry_after_us),
+        "more_after_s": _seconds(window.more_after_us),
+        "reset_after_s": _seconds(window.reset_after_us),
     }
-    found: list[schemas.List] = []
-    kinds: tuple[schemas.ListKind, ...] = ("blocklist", "allowlist")
-    for kind in kinds:
-        listed: AddressList | None = gate.lists[kind]
-        if isinstance(listed, Networks):
-            found.append(
-                schemas.List(
-                    kind=kind,
-                    gate=gate_name,
-                    name=kind,
-                    path=None,
-                    entries=len(listed),
-                    changed_at=None,
-                    status="fixed",
-                    message="",
-                )
-            )
-        for file, entries, written_ns in () if listed is None or isinstance(listed, Networks) else listed.states:
-            event = last.get(file.name)
-            found.append(
-                schemas.List(
-                    kind=kind,
-                    gate=gate_name,
-                    name=file.name,
-                    path=str(file.path),
-                    entries=entries,
-                    changed_at=None if written_ns is None else written_ns / 1_000_000_000,
-                    status="rejected" if event is not None and event["kind"] == "list_rejected" else "loaded",
-                    message="" if event is None else event["message"],
-                )
-            )
-    return found
 
 
-def _key(key: object) -> str:
-    if key is None:
-        return "client"
-    if isinstance(key, Key):
-        return shown(key.identity)
-    return shown(getattr(key, "__qualname__", type(key).__qualname__))
+class Nearest(View):
+    """The limit of which a client has spent the largest share."""
+
+    rule: str
+    limit: str
+    used: int
+    amount: int
+    share: float
 
 
-def _s(span_us: int | None) -> float | None:
-    return None if span_us is None else span_us / _S
+class BusyClient(View):
+    """A client of the last five minutes."""
+
+    key: AnyText
+    requests: int
+    refused: int
+    nearest: Nearest | None
+    banned: bool
 
 
-def _ms(span_us: float | None) -> float | None:
-    return None if span_us is None else span_us / _MS
+class Clients(View):
+    """A page of the busiest clients."""
+
+    window_s: float
+    clients: list[BusyClient]
+    next: str | None
+
+
+class Refusal(View):
+    """A refused request."""
+
+    at: float
+    key: AnyText
+    client: AnyText
+    rule: str
+    limit: str | None
+    reason: str
+    route: str | None
+    method: str | None
+    status: int | None
+    retry_after_s: float | None
+    worker: str
+
+
+class Refusals(View):
+    """The last refusals, newest first."""
+
+    refusals: list[Refusal]
+
+
+class Client(View):
+    """Everything about one client."""
+
+    key: AnyText
+    ban: Ban | None
+    strikes: list[Standing]
+    history: list[BanChange]
+    windows: list[Window]
+    refusals: list[Refusal]
+
+
+class ShadowClient(View):
+    """A client that a shadow rule would have refused."""
+
+    key: AnyText
+    count: int
+
+
+class ShadowRule(View):
+    """A shadow rule, and whom it would have refused."""
+
+    name: str
+    limits: list[str]
+    passed: int
+    would_refuse: int
+    share: float
+    clients: list[ShadowClient]
+
+
+class Shadow(View):
+    """The shadow rules."""
+
+    window_s: float
+    clients_window_s: float
+    rules: list[ShadowRule]
+
+
+class Lifted(View):
+    """The target of a ban that was taken back."""
+
+    target: AnyText
+
+
+class Key(View):
+    """A key as stores hold it."""
+
+    key: AnyText
+
+
+class Reset(Key):
+    """A key whose windows were forgotten, if it had any."""
+
+    forgotten: bool
+
+
+class Charged(Key):
+    """What is spent after a charge."""
+
+    windows: list[WindowNow]
+
+
+# -- the limiter -------------------------------------------------------------------------------------------------------
+
+
+class Event(View):
+    """Something that happened."""
+
+    seq: str
+    at: float
+    kind: str
+    message: AnyText
+    details: dict[str, str]
+    worker: str
+
+
+class Events(View):
+    """Events, newest first."""
+
+    events: list[Event]
+    next: str
+
+
+class GateSummary(View):
+    """A middleware, and how many rules it has."""
+
+    name: str
+    rules: int
+
+
+class Finding(View):
+    """A probable mistake that was found at the start."""
+
+    code: str
+    message: str
+    gate: str
+
+
+class Config(View):
+    """The settings, and which workers there are."""
+
+    version: str
+    python: str
+    compiled: bool
+    store: str
+    per_process: bool
+    deadline_s: float | None
+    on_error: str | None
+    gates: list[GateSummary]
+    findings: list[Finding]
+    workers: list[Worker]
+
+
+class Snapshot(View):
+    """What the live view shows; without a store, why it shows nothing."""
+
+    at: float
+    stats: Stats | None = None
+    history: History | None = None
+    clients: list[BusyClient] = []
+    lines: Lines | None = None
+    problem: str | None = None
