@@ -140,7 +140,7 @@ async def operators(tour: Visit) -> None:
     page = (await tour.operate("GET", "bans")).json()
     for ban in page["bans"]:
         minutes = round((ban["until_at"] - ban["since_at"]) / 60)
-        show(f"{ban['target']} by {ban['policy']!r}", f"{minutes} min, rung {ban['rung']}")
+        show(f"{ban['target']} by {ban['policy']!r}", f"{minutes} min, level {ban['level']}")
     target = page["bans"][0]["target"]
     show("the support desk lifts one", (await tour.operate("DELETE", f"bans?target={target}", SUPPORT)).status_code)
     show("the operator does", (await tour.operate("DELETE", f"bans?target={target}")).status_code)

@@ -53,7 +53,7 @@ async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_p
         made = await operator.ask("POST", "bans", json={"target": "203.0.113.0/24", "duration": "1h", "reason": "why"})
         ban = made.json()
         assert made.status_code == 201
-        assert (ban["target"], ban["reason"], ban["rung"]) == ("203.0.113.0/24", "why", 0)
+        assert (ban["target"], ban["reason"], ban["level"]) == ("203.0.113.0/24", "why", 0)
         assert ban["until_at"] - ban["since_at"] == 3_600
         assert await admin.visit(client="203.0.113.7") == [403]
         assert (await operator.get("client", key="203.0.113.7"))["ban"] == ban
@@ -181,7 +181,7 @@ async def test_a_client_has_strikes_by_policy_and_loses_them_by_an_unban(opened:
         assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []
         await settle(limiter.store.bans.strike(scanners, "203.0.113.7", 3, "why"))
         (stands,) = (await operator.get("client", key="203.0.113.7"))["strikes"]
-        shown = (stands["policy"], stands["target"], stands["strikes"], stands["needed"], stands["rung"])
+        shown = (stands["policy"], stands["target"], stands["strikes"], stands["needed"], stands["level"])
         assert shown == ("scanners", "203.0.113.7", 3, 20, 0)
         assert abs(stands["clean_since_at"] - time.time()) < 600
         assert stands["clean_until_at"] is None

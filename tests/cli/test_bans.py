@@ -36,7 +36,7 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert run("bans", "list", "--store", url, "--format", "json") == 0
     (ban,) = lines(capsys)
-    assert (ban["key"], ban["reason"], ban["by"], ban["rung"]) == ("203.0.113.7", "scan", "ann", 0)
+    assert (ban["key"], ban["reason"], ban["by"], ban["level"]) == ("203.0.113.7", "scan", "ann", 0)
 
     async def refused(limiter: Limiter) -> bool:
         return not await limiter.hit("203.0.113.7", "5/minute")

@@ -111,7 +111,7 @@ def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: st
 
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual")
-    assert (ban.key, ban.reason, ban.by, ban.rung, ban.until and ban.until - ban.since) == (
+    assert (ban.key, ban.reason, ban.by, ban.level, ban.until and ban.until - ban.since) == (
         "203.0.113.7", "manual", "manual", 0, timedelta(hours=1)
     )  # fmt: skip
     refused = await limiter.hit("203.0.113.7", "5/minute")
@@ -209,7 +209,7 @@ async def test_strikes_ban(limiter: Limiter) -> None:
     assert [ban is not None for ban in made] == [False, False, True, False]
     ban = made[2]
     assert ban is not None
-    assert (ban.key, ban.by, ban.reason, ban.rung) == ("203.0.113.7", "abuse", "login failed", 1)
+    assert (ban.key, ban.by, ban.reason, ban.level) == ("203.0.113.7", "abuse", "login failed", 1)
     assert await limiter.strike("user:42", POLICY, weight=2**31 - 1)
 
 
@@ -247,7 +247,7 @@ async def test_what_is_no_policy_is_named(limiter: Limiter, policy: object) -> N
 # -- from one process to the next ------------------------------------------------------------------------------------
 
 
-async def test_bans_strikes_and_rungs_survive_in_a_file(limiter: Limiter, clock: FakeClock, tmp_path: Path) -> None:
+async def test_bans_strikes_and_levels_survive_in_a_file(limiter: Limiter, clock: FakeClock, tmp_path: Path) -> None:
     await limiter.ban("192.0.2.0/24", "permanent", reason='"caf\u00e9"\n')
     await limiter.strike("user:42", POLICY, 3)
     await limiter.strike("user:43", POLICY, 2)

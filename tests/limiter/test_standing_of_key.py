@@ -24,10 +24,10 @@ SCANNERS = BanPolicy("20/10m", "1h", jitter=0, name="scanners", prefix_after="2/
 
 
 def brief(stands: PolicyStanding) -> tuple[str, str, int, int | None, int]:
-    return stands.policy, stands.key, stands.strikes, stands.needed, stands.rung
+    return stands.policy, stands.key, stands.strikes, stands.needed, stands.level
 
 
-async def test_an_operator_sees_strikes_rung_and_the_standing_of_the_network() -> None:
+async def test_an_operator_sees_strikes_level_and_the_standing_of_the_network() -> None:
     clock = FakeClock(HOUR_US)
     limiter = Limiter(MemoryStore(clock=clock))
     await limiter.strike("203.0.113.7", SCANNERS, 20)

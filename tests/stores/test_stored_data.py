@@ -42,7 +42,7 @@ async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None
         ban.key.partition("#")[0]: (
             ban.by,
             ban.reason,
-            ban.rung,
+            ban.level,
             None if ban.until is None else round((ban.until - ban.since).total_seconds() * 1e6 / DAY_US),
         )
         async for ban in limiter.bans()
@@ -52,7 +52,7 @@ async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None
 async def remembers_strikes(limiter: Limiter) -> None:
     """The third strike of 3/hour bans, and a level counts for the ban after it."""
     assert await limiter.strike("192.0.2.99", POLICY)
-    assert (await limiter.standing("192.0.2.66", [POLICY])).policies[0].rung == 2
+    assert (await limiter.standing("192.0.2.66", [POLICY])).policies[0].level == 2
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -18,9 +18,9 @@ SECOND_US = 1_000_000
 
 
 def struck(model: BanModel, key: str, *at_s: int) -> list[tuple[int, int] | None]:
-    """Strike at moments; return rung and length in seconds of each ban that was made."""
+    """Strike at moments; return level and length in seconds of each ban that was made."""
     made = [model.strike(POLICY, key, 1, "", at * SECOND_US) for at in at_s]
-    return [ban and (ban.rung, ((ban.ends_us or 0) - ban.at_us) // SECOND_US) for ban in made]
+    return [ban and (ban.level, ((ban.ends_us or 0) - ban.at_us) // SECOND_US) for ban in made]
 
 
 def test_the_reference_on_strikes_worked_out_by_hand() -> None:
@@ -28,7 +28,7 @@ def test_the_reference_on_strikes_worked_out_by_hand() -> None:
     assert struck(model, "ann", 0, 30, 59) == [None, None, (1, 10)]
     assert model.stand(POLICY, "ann", 59 * SECOND_US) == Stand(1, 0)
     assert struck(model, "ann", 60, 68, 69, 70, 71) == [None, None, None, None, (2, 20)]  # the ban ends at 69
-    assert [model.stand(POLICY, "ann", at_s * SECOND_US).rung for at_s in (190, 191, 290, 291)] == [2, 1, 1, 0]
+    assert [model.stand(POLICY, "ann", at_s * SECOND_US).level for at_s in (190, 191, 290, 291)] == [2, 1, 1, 0]
     assert struck(model, "bob", 0, 60, 100) == [None, None, None]
     assert struck(model, "bob", 110, 111) == [None, None]  # the policy has made two bans
     assert model.stand(POLICY, "bob", 111 * SECOND_US) == Stand(0, 3)

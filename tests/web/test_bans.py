@@ -61,7 +61,7 @@ class House:
         return (await self.ask(path, **more)).status
 
     async def banned(self) -> dict[str, int]:
-        return {ban.key: ban.rung async for ban in self.limiter.bans()}
+        return {ban.key: ban.level async for ban in self.limiter.bans()}
 
 
 def policy(after: str = "3/10m", duration: str = "1h", **more: Any) -> BanPolicy:
@@ -245,7 +245,7 @@ async def test_an_ipv6_client_that_rotates_within_its_64_is_one_client_banned_on
     assert await house.status(**peer("2001:db8:1:3::1")) == 200
 
 
-async def test_through_a_48_it_climbs_the_prefix_rung() -> None:
+async def test_through_a_48_it_climbs_the_prefix_level() -> None:
     house = House(limits="1/day", bans=policy("1/10m", prefix_after="4/1h", ipv6_prefix=48))
     for line in range(4):
         assert [await house.status(**peer(f"2001:db8:1:{line:x}::1")) for _ in range(3)] == [200, 429, 403]

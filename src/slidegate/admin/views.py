@@ -389,7 +389,7 @@ class Ban(View):
     policy: Annotated[str, Field(validation_alias="by")]
     since_at: Annotated[float, OfMoment, Field(validation_alias="since")]
     until_at: Annotated[float | None, OfMoment, Field(validation_alias="until")]
-    rung: int
+    level: int
 
 
 class Bans(View):
@@ -416,7 +416,7 @@ class Standing(View):
     target: AnyText
     strikes: int
     needed: int | None
-    rung: int
+    level: int
     clean_since_at: float
     clean_until_at: float | None
 
@@ -430,7 +430,7 @@ class Standing(View):
                 target=one.key,
                 strikes=one.strikes,
                 needed=one.needed,
-                rung=one.rung,
+                level=one.rung,
                 clean_since_at=(one.clean_since_us + ahead_us) / _S,
                 clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
             )

@@ -19,7 +19,7 @@ from .output import Output, time_of, with_output
 from .store import StoreSession, key_of, open_session, with_key, with_store
 
 FORMS_OUT: Final = (OWN, "plain")
-COLUMNS: Final = ("key", "until", "reason", "by", "since", "rung")
+COLUMNS: Final = ("key", "until", "reason", "by", "since", "level")
 CHANGES: Final = ("at", "change", "key", "by", "reason", "until")
 FOR_EVER: Final = "permanent"
 
@@ -149,7 +149,7 @@ def history(out: Output, key: str | None, value: str | None, store: str | None) 
 def export_bans(store: str | None, form: str, quiet: bool) -> None:
     """Write all bans to stdout, for `slidegate bans import` or another tool.
 
-    The format slidegate keeps reasons, rungs and strikes as well; plain is an address or network a line.
+    The format slidegate keeps reasons, levels and strikes as well; plain is an address or network a line.
 
     \b
     Example: slidegate bans export > bans.jsonl
@@ -222,7 +222,7 @@ def import_bans(
 
 def ban_row(ban: Ban, form: str) -> tuple[Any, ...]:
     """Return the values of a ban in the order of `COLUMNS`."""
-    return ban.key, until(ban, form), ban.reason, ban.by, time_of(ban.since), ban.rung
+    return ban.key, until(ban, form), ban.reason, ban.by, time_of(ban.since), ban.level
 
 
 def until(ban: Ban, form: str) -> str | None:

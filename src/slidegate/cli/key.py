@@ -133,12 +133,12 @@ def _window(view: KeyView, window: WindowView) -> dict[str, Any]:
 def _ban(ban: Ban | None) -> dict[str, Any] | None:
     if ban is None:
         return None
-    return {"key": ban.key, "until": until(ban, "json"), "reason": ban.reason, "by": ban.by, "rung": ban.rung}
+    return {"key": ban.key, "until": until(ban, "json"), "reason": ban.reason, "by": ban.by, "level": ban.level}
 
 
 def _standings(standing: KeyStanding) -> list[dict[str, Any]]:
     return [
-        {"policy": one.policy, "key": one.key, "strikes": one.strikes, "rung": one.rung} for one in standing.policies
+        {"policy": one.policy, "key": one.key, "strikes": one.strikes, "level": one.level} for one in standing.policies
     ]
 
 
@@ -157,7 +157,7 @@ def _lines(shown: dict[str, Any], out: Output, *, asked_rules: bool) -> list[str
             f"ban: of {ban['key']} until {ban['until'] or 'it is taken back'}, by {ban['by']}: {ban['reason']}"
         )
     lines += [
-        f"strikes: {one['strikes']} of {one['key']} under {one['policy']}, rung {one['rung']}"
+        f"strikes: {one['strikes']} of {one['key']} under {one['policy']}, level {one['level']}"
         for one in shown["standings"]
     ]
     for window in shown["windows"]:

@@ -141,7 +141,7 @@ class BanStore(ABC):
 
     @abstractmethod
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
 
     @abstractmethod
     def standings(self, keys: Sequence[str]) -> KeptStandings | Awaitable[KeptStandings]:
@@ -163,7 +163,7 @@ class BanStore(ABC):
 
     @abstractmethod
     def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
-        """Return everything known about bans, strikes and rungs, as rows of `core.bans.rows`."""
+        """Return everything known about bans, strikes and levels, as rows of `core.bans.rows`."""
 
     @abstractmethod
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:

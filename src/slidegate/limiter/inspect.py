@@ -140,7 +140,7 @@ class KeyStanding(NamedTuple):
     unix_us: int
     """Unix time at that moment, by the clock of this process."""
     policies: tuple[PolicyStanding, ...]
-    """One for each policy under which the key, or a network that holds it, has strikes or a rung; its own first."""
+    """One for each policy under which the key, or a network that holds it, has strikes or a level; its own first."""
     left_out: int
     """How many further ones there are: 0 unless there are more than 200."""
 

@@ -314,7 +314,7 @@ class Limiter:
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 
     async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
-        """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
+        """Take the ban of exactly this key back, and forgive it: strikes and levels are forgotten.
 
         Returns:
             False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
@@ -331,7 +331,7 @@ class Limiter:
         return next((ban for ban in found if ban is not None), None)
 
     async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
-        """Return how a key stands under ban policies: strikes, how many are needed, rung. Changes nothing.
+        """Return how a key stands under ban policies: strikes, how many are needed, level. Changes nothing.
 
         Of an address the networks that hold it are shown too, because policies may strike those. Strikes of the last
         100 ms may not have reached a Redis store, and those that this process counted while the store was away are not
@@ -396,7 +396,7 @@ class Limiter:
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
-        """Yield bans, strikes and rungs as lines of JSON, to write to a file.
+        """Yield bans, strikes and levels as lines of JSON, to write to a file.
 
         Keys made of API keys and the like are digests: they mean the same only under the same `secret`, or under none.
 

@@ -247,7 +247,7 @@ class BanTable(_Table):
     jitter: float = Field(default=0.1, ge=0, le=1)
     """The part of its length by which a ban may be longer."""
     forgive: str = "24h"
-    """How long one has to be clean to step one rung down."""
+    """How long one has to be clean to step one level down."""
     signals: dict[str, Weight] = {"refused": 1}
     """What strikes, and how much: refused, a status or class ("4xx"), a path; a number, or "ban" for all it takes."""
     key: BanKey = "client"

@@ -118,7 +118,7 @@ class RefusalResponses:
     def _policy_of(self, decision: Decision) -> BanPolicy | None:
         """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
         ban = decision.ban
-        return self._policies.get(ban.by) if ban is not None and ban.rung else None
+        return self._policies.get(ban.by) if ban is not None and ban.level else None
 
     def _drops(self, decision: Decision) -> bool:
         """Tell whether the client gets an empty answer, and no connection for another request."""

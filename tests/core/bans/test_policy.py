@@ -21,8 +21,8 @@ DAY_US = 86_400 * SECOND_US
 
 def test_the_ladder_doubles_up_to_the_longest_and_never_overflows() -> None:
     policy = BanPolicy(duration="60s", factor=2, longest="7d", jitter=0)
-    rungs = (1, 2, 3, 14, 15, 1_000, 10**6, 10**400)
-    lengths_s = [policy.length_us(rung, "ann") / SECOND_US for rung in rungs]
+    levels = (1, 2, 3, 14, 15, 1_000, 10**6, 10**400)
+    lengths_s = [policy.length_us(level, "ann") / SECOND_US for level in levels]
     assert lengths_s == [60, 120, 240, 491_520, 604_800, 604_800, 604_800, 604_800]
 
 
@@ -43,16 +43,16 @@ def test_the_longest_is_seven_days_or_the_first_ban() -> None:
 
 
 @given(st.integers(1, 30), st.text(max_size=20), st.sampled_from([0.001, 0.1, 0.5, 1]))
-def test_jitter_only_adds_within_its_part_and_never_beyond_the_longest(rung: int, key: str, jitter: float) -> None:
+def test_jitter_only_adds_within_its_part_and_never_beyond_the_longest(level: int, key: str, jitter: float) -> None:
     plain = BanPolicy(duration="1m", factor=2, longest="1h", jitter=0)
     policy = BanPolicy(duration="1m", factor=2, longest="1h", jitter=jitter)
-    least_us = plain.length_us(rung, key)
-    length_us = policy.length_us(rung, key)
+    least_us = plain.length_us(level, key)
+    length_us = policy.length_us(level, key)
     assert least_us <= length_us <= min(least_us * (1 + jitter), 3_600 * SECOND_US)
-    assert length_us == BanPolicy(duration="1m", factor=2, longest="1h", jitter=jitter).length_us(rung, key)
+    assert length_us == BanPolicy(duration="1m", factor=2, longest="1h", jitter=jitter).length_us(level, key)
 
 
-def test_jitter_spreads_keys_rungs_and_policies() -> None:
+def test_jitter_spreads_keys_levels_and_policies() -> None:
     policy = BanPolicy(duration="1h", factor=1, jitter=0.5)
     keys_us = {policy.length_us(1, f"user:{number}") for number in range(100)}
     assert len(keys_us) > 90

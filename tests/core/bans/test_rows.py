@@ -29,7 +29,7 @@ def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
 
 
 def state(standing: Standing) -> tuple[object, ...]:
-    return standing.rung, standing.last_us, standing.until_us, standing.strikes
+    return standing.level, standing.last_us, standing.until_us, standing.strikes
 
 
 def test_what_is_written_is_read_again() -> None:
@@ -58,11 +58,11 @@ def test_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
     assert known.standings[0][2].last_us == -10 * SECOND_US
 
 
-def test_a_ban_that_is_over_by_now_is_left_out_and_its_rung_is_not() -> None:
+def test_a_ban_that_is_over_by_now_is_left_out_and_its_level_is_not() -> None:
     known = from_rows(rows(), 0, WALL_US + HOUR_US)
     assert known.bans == [known.bans[0]]
     assert known.bans[0].key == "192.0.2.0/24"
-    assert known.standings[0][2].rung == 2
+    assert known.standings[0][2].level == 2
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10 * HOUR_US))
@@ -138,7 +138,7 @@ def test_strikes_of_the_future_are_strikes_of_now() -> None:
     assert standing.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
 
 
-def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_rung_is_clean() -> None:
+def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_level_is_clean() -> None:
     ahead = rows()
     ahead[STANDING]["until_us"] = WALL_US + HOUR_US
     assert from_rows(ahead, 7, WALL_US).standings[0][2].until_us == 7 + HOUR_US

@@ -41,7 +41,7 @@ def test_a_ban_that_was_due_and_not_made_is_due_again_at_the_next_strike() -> No
     policy = BanPolicy("3/minute")
     standing = Standing()
     assert strikes(standing, policy, 0, 1, 2, 3, 62.5, 62.6) == [False, False, True, True, False, True]
-    assert standing.rung == 0
+    assert standing.level == 0
 
 
 @pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])
@@ -116,25 +116,25 @@ def climb(policy: BanPolicy, standing: Standing, now_us: int) -> int:
     return now_us + standing.ban(policy, "ann", now_us)
 
 
-def test_each_ban_in_a_row_is_a_rung_higher() -> None:
+def test_each_ban_in_a_row_is_a_level_higher() -> None:
     policy, standing, now_us = BanPolicy("2/minute", "1m", factor=2, longest="5m", jitter=0), Standing(), 0
     lengths_us = []
-    for rung in range(1, 6):
+    for level in range(1, 6):
         ends_us = climb(policy, standing, now_us)
         lengths_us.append(ends_us - now_us)
-        assert (standing.rung, standing.until_us) == (rung, ends_us)
+        assert (standing.level, standing.until_us) == (level, ends_us)
         now_us = ends_us
     assert lengths_us == [length * MINUTE_US for length in (1, 2, 4, 5, 5)]
 
 
-@pytest.mark.parametrize(("clean_us", "rung"), [(DAY_US - 1, 4), (DAY_US, 3), (2 * DAY_US, 2), (9 * DAY_US, 1)])
-def test_clean_time_is_one_rung_less_each(clean_us: int, rung: int) -> None:
+@pytest.mark.parametrize(("clean_us", "level"), [(DAY_US - 1, 4), (DAY_US, 3), (2 * DAY_US, 2), (9 * DAY_US, 1)])
+def test_clean_time_is_one_level_less_each(clean_us: int, level: int) -> None:
     policy, standing, now_us = BanPolicy("2/minute", "1m", jitter=0), Standing(), 0
     for _ in range(3):
         now_us = climb(policy, standing, now_us)
-    assert standing.rung == 3
+    assert standing.level == 3
     climb(policy, standing, now_us + clean_us)
-    assert standing.rung == rung
+    assert standing.level == level
 
 
 def test_clean_time_runs_from_the_last_strike() -> None:
@@ -143,12 +143,12 @@ def test_clean_time_runs_from_the_last_strike() -> None:
     ends_us = climb(policy, standing, ends_us)
     for hours in (0.9, 1.8, 2.7):
         assert standing.strike(policy, ends_us + int(hours * HOUR_US), 1) is False
-        assert standing.rung_at(policy.forgive_us, ends_us + int(hours * HOUR_US)) == 2
-    assert standing.rung_at(policy.forgive_us, ends_us + int(3.7 * HOUR_US)) == 1
-    assert standing.rung_at(policy.forgive_us, ends_us + int(99 * HOUR_US)) == 0
+        assert standing.level_at(policy.forgive_us, ends_us + int(hours * HOUR_US)) == 2
+    assert standing.level_at(policy.forgive_us, ends_us + int(3.7 * HOUR_US)) == 1
+    assert standing.level_at(policy.forgive_us, ends_us + int(99 * HOUR_US)) == 0
 
 
-def test_a_standing_is_over_when_neither_strike_nor_rung_is_left() -> None:
+def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
     policy, standing = BanPolicy("2/minute", "10m", jitter=0, forgive="1h"), Standing()
     assert standing.is_over(policy, 0)
     standing.strike(policy, 0, 1)
@@ -163,7 +163,7 @@ def test_a_standing_is_over_when_neither_strike_nor_rung_is_left() -> None:
 
 def test_a_standing_shows_what_it_holds() -> None:
     standing = Standing(2, 7, 9, [Strike(7, 1)])
-    assert repr(standing) == ("<Standing rung=2 strikes=[Strike(at_us=7, weight=1, source='')] last_us=7 until_us=9>")
+    assert repr(standing) == ("<Standing level=2 strikes=[Strike(at_us=7, weight=1, source='')] last_us=7 until_us=9>")
 
 
 @given(st.integers(-(10**16), 10**16), st.integers(-(10**16), 10**16))
@@ -177,7 +177,7 @@ def test_no_moment_is_special(first_us: int, second_us: int) -> None:
         for at_s in (0, 1, 59, 60, 700, 3_600, 3_601, 3_602, 90_000, 200_000):
             now_us = start_us + at_s * SECOND_US
             due = standing.strike(policy, now_us, 1)
-            seen.append((due, standing.rung, due and standing.ban(policy, "ann", now_us)))
+            seen.append((due, standing.level, due and standing.ban(policy, "ann", now_us)))
         return seen
 
     assert course(first_us) == course(second_us)

@@ -385,7 +385,7 @@ async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: Redi
         assert await counted(server, flood) == 1
         made = await store.bans.strike(policy, "user:eve", 1, "why")
         assert made is not None
-        assert (made.rung, made.reason) == (1, "why")
+        assert (made.level, made.reason) == (1, "why")
         assert heard.kinds == ["banned"]
 
 

@@ -200,4 +200,4 @@ class BanTwin:
 def _shown(ban: Ban | None) -> tuple[Any, ...]:
     if ban is None:
         return ()
-    return ban.key, ban.by, ban.rung, ban.reason, -1 if ban.ends_us is None else ban.ends_us - ban.made_us
+    return ban.key, ban.by, ban.level, ban.reason, -1 if ban.ends_us is None else ban.ends_us - ban.made_us

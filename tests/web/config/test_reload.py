@@ -297,7 +297,7 @@ async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
     assert desk.heard.kinds == ["config_reloaded", "banned"]
 
 
-async def test_a_ban_outlives_the_file_that_made_it_and_its_rung_counts_under_the_next(desk: Desk) -> None:
+async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_the_next(desk: Desk) -> None:
     app = desk.gate(BANS.replace("3/1h", "1/1h"))
     assert (await call(app, "/.env")).headers["retry-after"] == "60"
     desk.write("rules = []\n")

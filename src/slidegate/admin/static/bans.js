@@ -56,7 +56,7 @@ export class BansView {
       { title: "Target", cell: (ban) => clientLink(ban.target) },
       { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
       { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
-      { title: "Rung", number: true, wide: true, cell: (ban) => ban.rung },
+      { title: "Level", number: true, wide: true, cell: (ban) => ban.level },
       { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
       { title: "Ends in", cell: (ban) => (ban.until_at ? h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now()))) : "never") },
       { title: "Actions", cell: (ban) => h("span", { class: "buttons" }, act("Unban", askUnban, ban.target), act("Extend…", askExtend, ban.target)) },

@@ -115,7 +115,7 @@ export class ClientsView {
         !this.page.mayChange && h("p", { class: "faint" }, "This session may look, and may not change anything."),
         h("dl", { class: "facts" },
           ban && [h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",
-            `; rung ${ban.rung}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
+            `; level ${ban.level}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
           h("dt", {}, "Strikes"), strikes.length ? strikes : h("dd", {}, "none")),
         client.windows.length ? h("div", { class: "windows" }, client.windows.map((window) => this.window(window)))
           : h("p", { class: "empty" }, seen ? "Nothing is spent in any window of this client." : "Nothing is known of this client.")),
@@ -136,11 +136,11 @@ export class ClientsView {
     ];
   }
 
-  // "3 of 20 strikes for scanners, rung 1"
-  strikes(key, { policy, target, strikes, needed, rung, clean_since_at: since, clean_until_at: until }) {
+  // "3 of 20 strikes for scanners, level 1"
+  strikes(key, { policy, target, strikes, needed, level, clean_since_at: since, clean_until_at: until }) {
     const made = needed === null ? `${count(strikes)} strikes` : `${count(strikes)} of ${count(needed)} strikes`;
-    const clean = until && (since > now() ? `; the rung is forgiven from ${moment(since)} to ${moment(until)}` : `; clean since ${moment(since)}, forgiven at ${moment(until)}`);
-    return [`${made} for `, stranger(policy, 60), target === key ? "" : [" of ", stranger(target, 64)], `, rung ${rung}${clean || ""}`];
+    const clean = until && (since > now() ? `; the level is forgiven from ${moment(since)} to ${moment(until)}` : `; clean since ${moment(since)}, forgiven at ${moment(until)}`);
+    return [`${made} for `, stranger(policy, 60), target === key ? "" : [" of ", stranger(target, 64)], `, level ${level}${clean || ""}`];
   }
 
   window(window) {

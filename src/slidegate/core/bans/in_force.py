@@ -40,7 +40,7 @@ class Ban(NamedTuple):
         key: An address or network in its one spelling, or any other key.
         reason: Why, for the operator: at most 256 printable characters. Clients never see it.
         by: The policy or the person that made it.
-        rung: Its number in a row of bans, from 1; 0 for one made by hand.
+        level: Its number in a row of bans, from 1; 0 for one made by hand.
         made_us: When it began, in the store's time.
         ends_us: When it ends, in the store's time; None for never.
         wall_us: When it began, in Unix time.
@@ -50,7 +50,7 @@ class Ban(NamedTuple):
     key: str
     reason: str
     by: str
-    rung: int
+    level: int
     made_us: int
     ends_us: int | None
     wall_us: int
@@ -83,7 +83,7 @@ Held: TypeAlias = tuple[str, str, str, int, int, int | None, int, int]
 
 def held(ban: Ban) -> Held:
     """Return a ban as it is held; `Ban(*row)` is the way back."""
-    return ban.key, ban.reason, ban.by, ban.rung, ban.made_us, ban.ends_us, ban.wall_us, ban.prolong_us
+    return ban.key, ban.reason, ban.by, ban.level, ban.made_us, ban.ends_us, ban.wall_us, ban.prolong_us
 
 
 class BanChange(NamedTuple):

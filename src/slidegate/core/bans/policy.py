@@ -44,8 +44,8 @@ class BanPolicy:
         factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
         longest: How long a ban lasts at most; by default 7 days, or `duration` if that is longer.
         jitter: The part of its length, 0 to 1, by which a ban may be longer, so that not all come back at once. It is
-            the same each time for one key and rung.
-        forgive: How long a key has to be clean to step one rung down.
+            the same each time for one key and level.
+        forgive: How long a key has to be clean to step one level down.
         signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
             application's answers (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
             or ``"ban"`` for all that a ban takes. `strike` works without being named here.
@@ -120,15 +120,15 @@ class BanPolicy:
     def __repr__(self) -> str:
         return f"<BanPolicy {self.name!r} after {self.after}, {format_duration(self.duration_us)}>"
 
-    def length_us(self, rung: int, key: str) -> int:
-        """Return how long the ban of `key` on a rung (1 for the first) lasts.
+    def length_us(self, level: int, key: str) -> int:
+        """Return how long the ban of `key` on a level (1 for the first) lasts.
 
-        The jitter is the first 16 bits of SHA-1 over policy, key and rung: nothing secret, but the same everywhere.
+        The jitter is the first 16 bits of SHA-1 over policy, key and level: nothing secret, but the same everywhere.
         """
-        length_us = self.ladder_us[min(rung, len(self.ladder_us)) - 1]
+        length_us = self.ladder_us[min(level, len(self.ladder_us)) - 1]
         if not self.jitter:
             return length_us
-        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{rung}".encode(errors="surrogatepass")).digest()[:2], "big")
+        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{level}".encode(errors="surrogatepass")).digest()[:2], "big")
         return min(length_us + int(length_us * self.jitter) // 65_536 * share, self.longest_us)
 
     def _set_ladder(self, duration: Any, factor: Any, longest: Any, jitter: Any) -> None:

@@ -47,7 +47,7 @@ def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
             "ban": ban.key,
             "reason": ban.reason,
             "by": ban.by,
-            "rung": ban.rung,
+            "rung": ban.level,
             "made_us": ban.made_us + ahead_us,
             "ends_us": None if ban.ends_us is None else ban.ends_us + ahead_us,
             "since_us": ban.wall_us,
@@ -57,7 +57,7 @@ def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
         yield {
             "standing": key,
             "policy": policy,
-            "rung": standing.rung,
+            "rung": standing.level,
             "last_us": standing.last_us + ahead_us,
             "until_us": standing.until_us + ahead_us if standing.until_us > standing.last_us else None,
             "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in standing.strikes],
@@ -119,7 +119,7 @@ def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing
     if len(strikes) > MAX_EXACT + 1:
         raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
     last_us = min(_whole(row["last_us"]) + behind_us, now_us)
-    # A ban in force ends later than now: its rung is clean from then on. None lasts longer than this.
+    # A ban in force ends later than now: its level is clean from then on. None lasts longer than this.
     until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
     standing = Standing(_whole(row["rung"], 0), last_us, until_us, strikes)
     return check_name(row["policy"], "policy"), _key(row["standing"]), standing

@@ -74,7 +74,7 @@ class BanRules:
         return ban
 
     def unban(self, key: str, by: str, now_us: int, wall_us: int) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         ban = self._records.list.remove(key)
         forgotten = False
         for ledger in self._records.ledgers():
@@ -111,7 +111,7 @@ class BanRules:
     def record(self, ban: Ban) -> None:
         """Put a ban in force that was made before, here or elsewhere."""
         self._records.list.add(ban)
-        if ban.rung and ban.by.endswith(PREFIX_NAME):
+        if ban.level and ban.by.endswith(PREFIX_NAME):
             self._records.prefixes.add(ban.key)
 
     def check_room(self, known: Bans) -> None:
@@ -120,7 +120,7 @@ class BanRules:
         Raises:
             ConfigurationError: There is no room.
         """
-        bans = {("", ban.key) for ban in known.bans if ban.rung}
+        bans = {("", ban.key) for ban in known.bans if ban.level}
         standings = {(policy, key) for policy, key, _ in known.standings}
         have_bans, have_standings = len(self._records.list), self._records.standings()
         for what, new, have in (("bans", bans, have_bans), ("standings", standings, have_standings)):
@@ -152,7 +152,7 @@ class BanRules:
         ):
             length_us = standing.ban(policy, key, now_us)
             ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
-            made_ban = Ban(key, reason, policy.name, standing.rung, now_us, ends_us, wall_us, prolong_us)
+            made_ban = Ban(key, reason, policy.name, standing.level, now_us, ends_us, wall_us, prolong_us)
         ledger.standings.put(key, standing)
         if made_ban is not None and policy.action == "ban":
             self._put(made_ban)
@@ -192,7 +192,7 @@ class BanRules:
         share = self._most // PREFIX_SHARE
         if is_prefix and len(prefixes) >= share:
             known = [bans.get(prefix) for prefix in prefixes]
-            in_force = {ban.key for ban in known if ban is not None and ban.rung and not ban.is_over(now_us, wall_us)}
+            in_force = {ban.key for ban in known if ban is not None and ban.level and not ban.is_over(now_us, wall_us)}
             prefixes.intersection_update(in_force)
         if has_room and (not is_prefix or len(prefixes) < share):
             return True
@@ -208,7 +208,7 @@ class BanRules:
                 break
             key, standing = first
             is_over = ledger.is_over(standing, now_us)
-            if not standing.rung and not is_over:
+            if not standing.level and not is_over:
                 break
             standings.take(key)
             if not is_over:

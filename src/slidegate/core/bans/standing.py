@@ -5,15 +5,15 @@ the n-th ban in a row lasts ``min(duration * factor ** (n - 1), longest)``, plus
 
     strikes   x x x|                 x x|                        x x x|
     ban            [== duration ==]     .[== duration * factor ==].    [= duration * factor =]
-    rung      0    1                1   2                        2   1 2
-                                                                     ^ clean for `forgive`: one rung down
+    level     0    1                1   2                        2   1 2
+                                                                     ^ clean for `forgive`: one level down
 
 Rules of the state machine (`Standing`, one for each key and policy):
 
 1. While a ban lasts, strikes are not counted: requests that were on their way when it began change nothing.
 2. A ban takes the strikes that led to it; the next one needs as many again.
-3. Clean time runs from the later of the last strike and the end of the last ban; each whole `forgive` of it is one rung
-   less. Nothing has to run for that: it is worked out at the next strike.
+3. Clean time runs from the later of the last strike and the end of the last ban; each whole `forgive` of it is
+   one level less. Nothing has to run for that: it is worked out at the next strike.
 4. Up to 64, strikes are exact. Beyond, they are counted by slices, from the start of the slice that they fell in: a ban
    may come a slice late, and never on fewer than `after` in its window.
 5. Time here never runs back. A store whose clock can step back goes on from where it was: the step prolongs nothing.
@@ -40,26 +40,28 @@ class Standing:
 
     Attributes:
         strikes: The strikes that count towards the next ban, oldest first; never more than `MAX_EXACT` + 1.
-        rung: How many bans in a row there were when the last one was made.
+        level: How many bans in a row there were when the last one was made.
         last_us: The moment of the last strike.
         until_us: The end of the last ban, 0 if there was none.
     """
 
-    __slots__ = ("last_us", "rung", "strikes", "until_us")
+    __slots__ = ("last_us", "level", "strikes", "until_us")
 
-    def __init__(self, rung: int = 0, last_us: int = 0, until_us: int = 0, strikes: list[Strike] | None = None) -> None:
-        self.rung = rung
+    def __init__(
+        self, level: int = 0, last_us: int = 0, until_us: int = 0, strikes: list[Strike] | None = None
+    ) -> None:
+        self.level = level
         self.last_us = last_us
         self.until_us = until_us
         self.strikes: list[Strike] = [] if strikes is None else strikes
 
     def __repr__(self) -> str:
-        return f"<Standing rung={self.rung} strikes={self.strikes} last_us={self.last_us} until_us={self.until_us}>"
+        return f"<Standing level={self.level} strikes={self.strikes} last_us={self.last_us} until_us={self.until_us}>"
 
-    def rung_at(self, forgive_us: int, now_us: int) -> int:
-        """Return the rung that is left where each `forgive_us` of clean time takes one."""
+    def level_at(self, forgive_us: int, now_us: int) -> int:
+        """Return the level that is left where each `forgive_us` of clean time takes one."""
         clean_us = now_us - max(self.last_us, self.until_us)
-        return max(self.rung - max(clean_us, 0) // forgive_us, 0)
+        return max(self.level - max(clean_us, 0) // forgive_us, 0)
 
     def weight_at(self, window_us: int, now_us: int) -> int:
         """Return the weight of the strikes in a window that ends now."""
@@ -68,13 +70,13 @@ class Standing:
 
     def copy(self) -> Standing:
         """Return a copy that further strikes leave as it is."""
-        return Standing(self.rung, self.last_us, self.until_us, list(self.strikes))
+        return Standing(self.level, self.last_us, self.until_us, list(self.strikes))
 
     def is_over(self, policy: BanPolicy, now_us: int) -> bool:
         """Tell whether there is nothing left to remember."""
         return (
             now_us >= self.until_us
-            and not self.rung_at(policy.forgive_us, now_us)
+            and not self.level_at(policy.forgive_us, now_us)
             and not self.weight_at(policy.after.window_us, now_us)
         )
 
@@ -82,7 +84,7 @@ class Standing:
         """Count a strike; True if a ban is due. It is made by `ban`, or not at all, and then due again."""
         if now_us < self.until_us:
             return False
-        self.rung = self.rung_at(policy.forgive_us, now_us)
+        self.level = self.level_at(policy.forgive_us, now_us)
         self.last_us = now_us
         amount, from_us = policy.after.amount, now_us - policy.after.window_us
         at_us = now_us - now_us % policy.grain_us
@@ -99,9 +101,9 @@ class Standing:
         return total >= amount
 
     def ban(self, policy: BanPolicy, key: str, now_us: int) -> int:
-        """Go one rung up, and return how long the ban lasts in microseconds."""
-        self.rung += 1
+        """Go one level up, and return how long the ban lasts in microseconds."""
+        self.level += 1
         self.strikes = []
-        length_us = policy.length_us(self.rung, key)
+        length_us = policy.length_us(self.level, key)
         self.until_us = now_us + length_us
         return length_us

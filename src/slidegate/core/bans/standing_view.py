@@ -20,7 +20,7 @@ class KeptStanding(NamedTuple):
     window_us: int
     """The window of the policy at its last strike; 0 where the standing was loaded and nothing has struck since."""
     forgive_us: int
-    """The clean time that takes a rung, likewise."""
+    """The clean time that takes a level, likewise."""
 
 
 KeptStandings: TypeAlias = tuple[int, Sequence[KeptStanding]]
@@ -38,12 +38,12 @@ class PolicyStanding(NamedTuple):
     """The weight of the strikes that count towards the next ban, 0 or more."""
     needed: int | None
     """How many strikes ban; None where the policy is not known."""
-    rung: int
+    level: int
     """How many bans in a row there were, less those that clean time has taken."""
     clean_since_us: int
     """When clean time began: the last strike, or the end of the last ban, which lies ahead while that lasts."""
     clean_until_us: int | None
-    """When clean time will have taken the last rung; None where there is none, or the policy is not known."""
+    """When clean time will have taken the last level; None where there is none, or the policy is not known."""
 
 
 def kept_standings(ledgers: Mapping[str, Ledger], keys: Iterable[str]) -> list[KeptStanding]:
@@ -70,17 +70,17 @@ def policy_standing(kept: KeptStanding, policy: BanPolicy | None, now_us: int) -
     Args:
         kept: The standing.
         policy: The policy as it is now. Where it is not known, None: the one of the last strike is gone by, and if that
-            is not known either, every strike and rung counts.
+            is not known either, every strike and level counts.
         now_us: The store's time.
     """
     standing, window_us, forgive_us = kept.standing, kept.window_us, kept.forgive_us
     if policy is not None:
         window_us, forgive_us = policy.after.window_us, policy.forgive_us
     weight = standing.weight_at(window_us, now_us) if window_us else sum(one.weight for one in standing.strikes)
-    rung = standing.rung_at(forgive_us, now_us) if forgive_us else standing.rung
-    if not weight and not rung and now_us >= standing.until_us:
+    level = standing.level_at(forgive_us, now_us) if forgive_us else standing.level
+    if not weight and not level and now_us >= standing.until_us:
         return None
     since_us = max(standing.last_us, standing.until_us)
-    until_us = since_us + standing.rung * forgive_us if rung and forgive_us else None
+    until_us = since_us + standing.level * forgive_us if level and forgive_us else None
     needed = None if policy is None else policy.after.amount
-    return PolicyStanding(kept.policy, kept.key, weight, needed, rung, since_us, until_us)
+    return PolicyStanding(kept.policy, kept.key, weight, needed, level, since_us, until_us)

@@ -471,9 +471,9 @@ def _record(kind: int, number: int, ban: Ban, wall_us: int, by: str) -> bytes:
 
 def _pack_standing(standing: Standing) -> bytes:
     strikes = [list(strike) for strike in standing.strikes]
-    return json.dumps([standing.rung, standing.last_us, standing.until_us, strikes], separators=(",", ":")).encode()
+    return json.dumps([standing.level, standing.last_us, standing.until_us, strikes], separators=(",", ":")).encode()
 
 
 def _read_standing(row: bytes) -> Standing:
-    rung, last_us, until_us, strikes = json.loads(row[_NUMBER.size :])
-    return Standing(rung, last_us, until_us, [Strike(*strike) for strike in strikes])
+    level, last_us, until_us, strikes = json.loads(row[_NUMBER.size :])
+    return Standing(level, last_us, until_us, [Strike(*strike) for strike in strikes])

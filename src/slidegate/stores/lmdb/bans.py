@@ -122,7 +122,7 @@ class LmdbBans(BanStore):
         return self._write(lambda rules: rules.ban(key, length_us, reason, by, *self._moments()))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         return self._write(lambda rules: rules.unban(key, by, *self._moments()))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
@@ -166,7 +166,7 @@ class LmdbBans(BanStore):
         return _gathered(self._parts("history", _changes_of))
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return all bans, strikes and rungs, as `core.bans.rows` writes them."""
+        """Return all bans, strikes and levels, as `core.bans.rows` writes them."""
         return _gathered(self._dumped())
 
     def dump_parts(self) -> AsyncIterator[Sequence[Row]]:

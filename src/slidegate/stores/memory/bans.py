@@ -55,7 +55,7 @@ class MemoryStandings:
 
     def put(self, key: str, standing: Standing) -> None:
         """Record a standing; a new one comes to the end of the queue."""
-        self._by_key[key] = standing if standing.strikes else (standing.rung, standing.last_us, standing.until_us)
+        self._by_key[key] = standing if standing.strikes else (standing.level, standing.last_us, standing.until_us)
 
     def keep(self, key: str, standing: Standing) -> None:
         """Record a change of a standing; the key stays where it is in the queue."""
@@ -221,11 +221,11 @@ class MemoryBans(BanStore):
         return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         return self._change(lambda rules, now_us, wall_us: rules.unban(key, by, now_us, wall_us))
 
     def forget_all(self) -> None:
-        """Forget all bans, strikes and rungs, and the history, as a new store would. Observers are not told."""
+        """Forget all bans, strikes and levels, and the history, as a new store would. Observers are not told."""
         with self._lock:
             self._records.forget_all()
 
@@ -252,7 +252,7 @@ class MemoryBans(BanStore):
             return self._records.history()
 
     def dump(self) -> list[Row]:
-        """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
+        """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         with self._lock:
             now_us, wall_us = self._moments()
             standings = [

@@ -48,7 +48,7 @@ def pack_ban(ban: Ban) -> bytes:
     ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
     by = bytes_of(ban.by)
     return (
-        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MAX_NUMBER), len(by))
+        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.level, _MAX_NUMBER), len(by))
         + by
         + bytes_of(ban.reason)
     )
@@ -56,10 +56,10 @@ def pack_ban(ban: Ban) -> bytes:
 
 def unpack_ban(key: bytes, packed: bytes) -> Ban:
     """Read what `pack_ban` packed."""
-    made_us, ends_us, wall_us, prolong_us, rung, length = _BAN.unpack_from(packed)
+    made_us, ends_us, wall_us, prolong_us, level, length = _BAN.unpack_from(packed)
     by, reason = packed[_BAN.size : _BAN.size + length], packed[_BAN.size + length :]
     ends = None if ends_us == _FOR_EVER else ends_us
-    return Ban(text_of(key), text_of(reason), text_of(by), rung, made_us, ends, wall_us, prolong_us)
+    return Ban(text_of(key), text_of(reason), text_of(by), level, made_us, ends, wall_us, prolong_us)
 
 
 def unpack_change(packed: bytes) -> BanChange:
@@ -78,7 +78,7 @@ def pack_standing(policy: str, standing: Standing) -> bytes:
         for strike in standing.strikes
         for source in (bytes_of(strike.source),)
     ]
-    numbers = min(standing.rung, _MAX_NUMBER), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
+    numbers = min(standing.level, _MAX_NUMBER), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
 
 
@@ -86,11 +86,11 @@ def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing, int, int]]:
     """Read how a key stands under each policy: its name, the standing, its window and its `forgive_us`."""
     at = 0
     while at < len(packed):
-        rung, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
+        level, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
         at += _STANDING.size
         name = text_of(packed[at : at + length])
         at += length
-        standing = Standing(rung, last_us, until_us)
+        standing = Standing(level, last_us, until_us)
         for _ in range(many):
             at_us, weight, length = _STRIKE.unpack_from(packed, at)
             at += _STRIKE.size

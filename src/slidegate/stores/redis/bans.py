@@ -159,7 +159,7 @@ class RedisBans(BanStore):
 
     @sensible
     async def unban(self, key: str, by: str) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         unsent = self._sums.forget(key)
         return bool(await self._command("unban", [bytes_of(key), bytes_of(by)], by=by)) or unsent
 
@@ -217,7 +217,7 @@ class RedisBans(BanStore):
 
     @sensible
     async def dump(self) -> list[Row]:
-        """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
+        """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         bans, batcher = await self.active(), self._batcher()
         standings = [row async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)]
         rows = to_rows(Bans(bans, standings), *self.cache.now_us())
@@ -243,7 +243,7 @@ class RedisBans(BanStore):
 
     @sensible
     async def clear(self) -> None:
-        """Forget all bans, strikes, rungs and changes."""
+        """Forget all bans, strikes, levels and changes."""
         self._sums.clear()
         await self._command("clear", [])
         self.cache.list = BanList()
@@ -256,7 +256,7 @@ class RedisBans(BanStore):
     async def _check_room(self, known: Bans, batcher: Batcher) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.
         in_force = {ban.key for ban in self.cache.in_force()}
-        bans = {ban.key for ban in known.bans if ban.rung} - in_force
+        bans = {ban.key for ban in known.bans if ban.level} - in_force
         standings, held = {standing[:2] for standing in known.standings}, set[tuple[str, str]]()
         if standings:
             held = {row[:2] async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)}

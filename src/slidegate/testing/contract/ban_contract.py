@@ -29,7 +29,7 @@ class BansContract:
     make_store: Callable[[FakeClock], Any]
 
     def test_bans_are_those_of_the_reference(self) -> None:
-        """Any order of strikes, requests, bans, time and restarts: the same rungs, ends and strikes."""
+        """Any order of strikes, requests, bans, time and restarts: the same levels, ends and strikes."""
         with asyncio.Runner() as runner:
 
             @settings(deadline=None)
@@ -100,7 +100,7 @@ class BansContract:
         assert (history[2].at - history[0].at).total_seconds() == 1
         assert store.heard.kinds == [kind for kind, *_ in rows]
         first = store.heard.events[0].details
-        assert (first["key"], first["by"], first["reason"], first["rung"]) == ("user:eve", "abuse", "refused", 1)
+        assert (first["key"], first["by"], first["reason"], first["level"]) == ("user:eve", "abuse", "refused", 1)
 
     @with_store()
     async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
@@ -141,7 +141,7 @@ class BansContract:
         store.clock.advance(us=60 * SECOND_US - 1)
         made = await store.strike("user:eve")
         assert made is not None
-        assert (made.key, made.by, made.reason, made.rung, made.prolong_us) == ("user:eve", "abuse", "refused", 1, 0)
+        assert (made.key, made.by, made.reason, made.level, made.prolong_us) == ("user:eve", "abuse", "refused", 1, 0)
         assert (await store.request("user:eve")).retry_after_us == POLICY.duration_us
         assert await store.request("user:ann")
 
@@ -187,7 +187,7 @@ class BansContract:
     @with_store()
     async def test_a_thousand_tasks_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
         made = await asyncio.gather(*(store.strike("user:eve") for _ in range(1_000)))
-        assert [ban.rung for ban in made if ban is not None] == [1]
+        assert [ban.level for ban in made if ban is not None] == [1]
         assert store.heard.kinds == ["banned"]
 
     @with_store()
@@ -197,4 +197,4 @@ class BansContract:
             return [ban for ban in made if ban is not None]
 
         made = [ban for bans in await in_threads(strike) for ban in bans]
-        assert ([ban.rung for ban in made], store.heard.kinds) == ([1], ["banned"])
+        assert ([ban.level for ban in made], store.heard.kinds) == ([1], ["banned"])

@@ -205,8 +205,8 @@ class BanPlayer:
                 same((policy.name, key, stand, seen), (policy.name, key, expected, expected))
 
     def _expected(self, ban: Made) -> tuple[str, str, int, int | None]:
-        """Return the facts of a dumped ban: key, by, rung and the microseconds that are left."""
-        return ban.key, ban.by, ban.rung, None if ban.ends_us is None else ban.ends_us - self.now_us
+        """Return the facts of a dumped ban: key, by, level and the microseconds that are left."""
+        return ban.key, ban.by, ban.level, None if ban.ends_us is None else ban.ends_us - self.now_us
 
 
 def drawn_policy(choices: Choices, name: str) -> BanPolicy:
@@ -234,9 +234,9 @@ def span_us(choices: Choices) -> int:
 
 
 def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
-    """Return key, by, rung and length of a ban; -1 for ever."""
+    """Return key, by, level and length of a ban; -1 for ever."""
     made_us = ban.at_us if isinstance(ban, Made) else ban.made_us
-    return ban.key, ban.by, ban.rung, -1 if ban.ends_us is None else ban.ends_us - made_us
+    return ban.key, ban.by, ban.level, -1 if ban.ends_us is None else ban.ends_us - made_us
 
 
 def _told(event: Event) -> tuple[str, Any]:
@@ -246,7 +246,7 @@ def _told(event: Event) -> tuple[str, Any]:
 def _seen(kept: KeptStanding | None, policy: BanPolicy, now_us: int) -> Stand:
     """Read off where a key stands, as an operator sees it."""
     stands = None if kept is None else policy_standing(kept, policy, now_us)
-    return Stand(0, 0) if stands is None else Stand(stands.rung, min(stands.strikes, policy.after.amount))
+    return Stand(0, 0) if stands is None else Stand(stands.level, min(stands.strikes, policy.after.amount))
 
 
 def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:

@@ -32,7 +32,7 @@ class Made:
     Attributes:
         by: The policy, or the name of the operator.
         ends_us: When it ends; None for never.
-        rung: 0 for one made by hand.
+        level: 0 for one made by hand.
         prolong_us: How long a request while banned makes it go on; 0 if it does not.
         refuses: False for one that is only reported, and for one that another took the place of.
     """
@@ -41,7 +41,7 @@ class Made:
     key: str
     at_us: int
     ends_us: int | None
-    rung: int
+    level: int
     prolong_us: int
     refuses: bool = True
 
@@ -54,9 +54,9 @@ Entry: TypeAlias = Struck | Made
 
 
 class Stand(NamedTuple):
-    """Where a key stands under a policy: the rung that is left, and how much counts towards the next ban."""
+    """Where a key stands under a policy: the level that is left, and how much counts towards the next ban."""
 
-    rung: int
+    level: int
     weight: int
 
 
@@ -115,7 +115,7 @@ class BanModel:
     def stand(self, policy: BanPolicy, key: str, now_us: int) -> Stand:
         """Return where a key stands; no more weight is told apart than a ban takes."""
         weight = min(self._weight(policy, key, now_us), policy.after.amount)
-        return Stand(self._rung(policy, key, now_us), weight)
+        return Stand(self._level(policy, key, now_us), weight)
 
     def knows(self, policies: Sequence[BanPolicy], key: str, now_us: int) -> bool:
         """Tell whether there is anything about a key to forget."""
@@ -136,11 +136,11 @@ class BanModel:
         if self._weight(policy, key, now_us) < policy.after.amount or self._is_capped(policy, now_us):
             return None
         self._made_at.append((policy.name, now_us))
-        rung = self._rung(policy, key, now_us) + 1
-        length_us = min(policy.duration_us * int(policy.factor) ** (rung - 1), policy.longest_us)
+        level = self._level(policy, key, now_us) + 1
+        length_us = min(policy.duration_us * int(policy.factor) ** (level - 1), policy.longest_us)
         self._replace(key)
         prolong_us = length_us if policy.prolong else 0
-        made = Made(policy.name, key, now_us, now_us + length_us, rung, prolong_us, refuses=not reports)
+        made = Made(policy.name, key, now_us, now_us + length_us, level, prolong_us, refuses=not reports)
         self.entries.append(made)
         if reports:
             self.reports.append((policy.name, key))
@@ -173,17 +173,17 @@ class BanModel:
             return len({strike.source for strike in counted})
         return sum(strike.weight for strike in counted)
 
-    def _rung(self, policy: BanPolicy, key: str, now_us: int) -> int:
+    def _level(self, policy: BanPolicy, key: str, now_us: int) -> int:
         """Climb the ladder: one up for each ban, one down for each whole `forgive` of clean time."""
-        rung = clean_from_us = 0
+        level = clean_from_us = 0
         for entry in self._own(policy, key):
             if isinstance(entry, Struck):
-                rung = max(rung - max(entry.at_us - clean_from_us, 0) // policy.forgive_us, 0)
+                level = max(level - max(entry.at_us - clean_from_us, 0) // policy.forgive_us, 0)
                 clean_from_us = entry.at_us
             elif entry.ends_us is not None:
-                rung += 1
+                level += 1
                 clean_from_us = entry.ends_us
-        return max(rung - max(now_us - clean_from_us, 0) // policy.forgive_us, 0)
+        return max(level - max(now_us - clean_from_us, 0) // policy.forgive_us, 0)
 
 
 def _holds(network: str, address: str) -> bool:

@@ -34,7 +34,7 @@ local function has_room(key, is_prefix, most)
     if redis.call("SCARD", KEYS[PREFIXES]) >= share then
       for _, prefix in ipairs(redis.call("SMEMBERS", KEYS[PREFIXES])) do
         local ban = ban_of(prefix)
-        if not ban or ban.rung == 0 or is_over(ban) then
+        if not ban or ban.level == 0 or is_over(ban) then
           redis.call("SREM", KEYS[PREFIXES], prefix)
         end
       end
@@ -77,7 +77,7 @@ local function strike(policy, key, weight, reason, source, most)
     end
     found = standings_of(key) -- another one of this key may have made room
   end
-  local s = found[policy.name] or { rung = 0, last = 0, until_at = 0, strikes = {} }
+  local s = found[policy.name] or { level = 0, last = 0, until_at = 0, strikes = {} }
   found[policy.name] = s
   if policy.shadow == 0 then
     s.until_at = min(s.until_at, now) -- none is in force: the last one ended by the wall clock
@@ -93,7 +93,7 @@ local function strike(policy, key, weight, reason, source, most)
   local made
   if due then
     local length = next_length(s, policy, key)
-    made = { key = key, made = now, ends = now + length, wall = wall, rung = s.rung, by = policy.name, reason = reason }
+    made = { key = key, made = now, ends = now + length, wall = wall, level = s.level, by = policy.name, reason = reason }
     made.prolong = policy.prolongs == 1 and length or 0
     if policy.shadow == 0 then
       record(made)
@@ -133,7 +133,7 @@ end
 function commands.ban()
   let_go(2)
   local length = tonumber(ARGV[4])
-  local ban = { key = ARGV[3], reason = ARGV[5], by = ARGV[6], rung = 0, made = now, wall = wall, prolong = 0 }
+  local ban = { key = ARGV[3], reason = ARGV[5], by = ARGV[6], level = 0, made = now, wall = wall, prolong = 0 }
   ban.ends = length < 0 and -1 or now + length
   record(ban)
   remember(BANNED, ban, ban.by)

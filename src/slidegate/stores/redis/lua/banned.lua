@@ -16,13 +16,13 @@ local function make_banned(list)
   function b.unpack(key, row)
     local ban = { key = key }
     local from, by
-    ban.made, ban.ends, ban.wall, ban.prolong, ban.rung, by, from = unpack_from("<i8i8i8i8I4H", row)
+    ban.made, ban.ends, ban.wall, ban.prolong, ban.level, by, from = unpack_from("<i8i8i8i8I4H", row)
     ban.by, ban.reason = sub(row, from, from + by - 1), sub(row, from + by)
     return ban
   end
 
   function b.pack(ban)
-    return pack("<i8i8i8i8I4H", ban.made, ban.ends, ban.wall, ban.prolong, ban.rung, #ban.by) .. ban.by .. ban.reason
+    return pack("<i8i8i8i8I4H", ban.made, ban.ends, ban.wall, ban.prolong, ban.level, #ban.by) .. ban.by .. ban.reason
   end
 
   function b.is_over(ban, now, wall)

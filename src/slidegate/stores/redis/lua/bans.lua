@@ -84,7 +84,7 @@ end
 
 -- A prefix that a policy has banned.
 local function note_prefix(ban)
-  if ban.rung > 0 and sub(ban.by, -7) == "/prefix" then
+  if ban.level > 0 and sub(ban.by, -7) == "/prefix" then
     redis.call("SADD", KEYS[PREFIXES], ban.key)
     redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
   end
@@ -166,7 +166,7 @@ local function standings_of(key)
   local found, at = {}, 1
   while row and at <= #row do
     local s, name, many = { strikes = {} }, nil, nil
-    s.rung, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HH", row, at)
+    s.level, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HH", row, at)
     found[sub(row, at, at + name - 1)] = s
     at = at + name
     for place = 1, many do
@@ -180,9 +180,9 @@ local function standings_of(key)
   return found
 end
 
-local function rung_at(s)
+local function level_at(s)
   local clean = max(now - max(s.last, s.until_at), 0)
-  return max(s.rung - floor(clean / s.forgive), 0)
+  return max(s.level - floor(clean / s.forgive), 0)
 end
 
 -- When there is nothing left to remember.
@@ -190,7 +190,7 @@ local function over_at(s)
   if s.forgive == 0 then
     return max(s.last, s.until_at, now) + LONGEST_MS * 1000
   end
-  local ends = max(s.until_at, max(s.last, s.until_at) + s.rung * s.forgive)
+  local ends = max(s.until_at, max(s.last, s.until_at) + s.level * s.forgive)
   for _, strike in ipairs(s.strikes) do
     ends = max(ends, strike.at + s.window)
   end
@@ -211,7 +211,7 @@ local function keep_standings(key, found)
     else
       redis.call("ZADD", KEYS[OVER], text_of(over), member_of(key, name))
       ends = max(ends, over)
-      local head = pack("<I4i8i8i8i8HH", s.rung, s.last, s.until_at, s.window, s.forgive, #s.strikes, #name)
+      local head = pack("<I4i8i8i8i8HH", s.level, s.last, s.until_at, s.window, s.forgive, #s.strikes, #name)
       parts[#parts + 1] = head .. name
       for _, strike in ipairs(s.strikes) do
         parts[#parts + 1] = pack("<i8I8H", strike.at, strike.weight, #strike.source) .. strike.source
@@ -257,7 +257,7 @@ local function count_strike(s, policy, weight, source)
   if now < s.until_at then
     return false
   end
-  s.rung = rung_at(s)
+  s.level = level_at(s)
   s.last = now
   local at, kept, total = now - now % policy.grain, {}, 0
   for _, strike in ipairs(s.strikes) do
@@ -282,13 +282,13 @@ local function count_strike(s, policy, weight, source)
   return total >= policy.amount
 end
 
--- Go one rung up, and return how long the ban lasts, as `BanPolicy.length_us`.
+-- Go one level up, and return how long the ban lasts, as `BanPolicy.length_us`.
 local function next_length(s, policy, key)
-  s.rung = s.rung + 1
+  s.level = s.level + 1
   s.strikes = {}
-  local length = policy.ladder[min(s.rung, #policy.ladder)]
+  local length = policy.ladder[min(s.level, #policy.ladder)]
   if policy.jitter > 0 then
-    local share = tonumber(sub(redis.sha1hex(policy.name .. "\n" .. key .. "\n" .. text_of(s.rung)), 1, 4), 16)
+    local share = tonumber(sub(redis.sha1hex(policy.name .. "\n" .. key .. "\n" .. text_of(s.level)), 1, 4), 16)
     length = min(length + floor(floor(length * policy.jitter) / 65536) * share, policy.longest)
   end
   s.until_at = now + length
