@@ -33,8 +33,8 @@ class RemoteBans(BanStore):
     def unban(self, key: str, by: str) -> Any:
         return self._answer("unban", key, by)
 
-    def standings(self, keys: Sequence[str]) -> Any:
-        return self._answer("standings", keys)
+    def strike_records(self, keys: Sequence[str]) -> Any:
+        return self._answer("strike_records", keys)
 
     def active(self) -> Any:
         return self._answer("active")

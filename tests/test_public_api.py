@@ -118,7 +118,7 @@ def test_public_method_says_what_it_does(name: str, method: object) -> None:
 
 def test_a_limiter_offers_these_words_and_the_gates_use_its_engine() -> None:
     asked = "charge charge_all hit hit_all inspect peek peek_all refund reset reset_all"
-    bans = "ban banned bans export_bans history import_bans standing strike unban"
+    bans = "ban banned bans export_bans history import_bans strike strikes unban"
     figures = "chart chart_all event_stats stats stats_all"
     rest = "close digest from_url engine key_for limited log_events observe store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}

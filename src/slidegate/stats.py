@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .core.bans.standing_view import PolicyStanding
+from .core.bans.strikes import PolicyStrikes
 from .core.views import WindowSlice, WindowView
-from .limiter.inspect import KeyStanding, KeyView
+from .limiter.inspect import KeyStrikes, KeyView
 from .limiter.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .stores.memory.store import MemoryStats
 from .web.network_files import NetworkFile
@@ -12,12 +12,12 @@ from .web.network_files import NetworkFile
 __all__ = [
     "AllStats",
     "Chart",
-    "KeyStanding",
+    "KeyStrikes",
     "KeyView",
     "MemoryStats",
     "NetworkFile",
     "Point",
-    "PolicyStanding",
+    "PolicyStrikes",
     "Stats",
     "Traffic",
     "WindowSlice",

@@ -42,7 +42,7 @@ def test_a_key_is_shown_with_windows_strikes_ban_and_history(url: str, capsys: p
     assert (window["rule"], window["used"], window["remaining"]) == ("api", 7, 93)
     assert sum(part["units"] for part in window["slices"]) == 7
     assert found["ban"]["reason"] == "scan"
-    assert [one["strikes"] for one in found["standings"] if one["policy"] == "abuse"] == [3]
+    assert [one["strikes"] for one in found["strikes"] if one["policy"] == "abuse"] == [3]
     assert [one["change"] for one in found["history"]] == ["banned"]
     assert run(*words) == 0
     text = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_the_windows_of_a_key_are_forgotten_once(url: str, capsys: pytest.Captur
 def test_a_key_that_nobody_knows_has_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("key", "show", "user:1", "--rule", "api=5/minute", "--store", url, "--format", "json") == 0
     found = shown(capsys)
-    assert (found["ban"], found["standings"], found["history"]) == (None, [], [])
+    assert (found["ban"], found["strikes"], found["history"]) == (None, [], [])
     assert found["windows"][0]["slices"] == []
     assert run("key", "show", "api", "--value", "k", "--store", url) == 2
     assert run("key", "show", "header:X-API-Key", "--value", "", "--store", url) == 2

@@ -14,7 +14,7 @@ from slidegate.testing import FakeClock
 from ..asgi import call, hello
 
 METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
-BAN_METHODS = ("active", "ban", "dump", "find", "history", "load", "standings", "strike", "unban")
+BAN_METHODS = ("active", "ban", "dump", "find", "history", "load", "strike_records", "strike", "unban")
 
 
 class Smallest(Store):

@@ -270,12 +270,12 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("slidegate.limiter.sync.GRACE_S", 0.05)
     released = threading.Event()
 
-    class Standing(SlowStore):
+    class StrikeRecord(SlowStore):
         async def peek(self, checks: Any, guarded: Any = ()) -> Any:
             released.wait(LONG)
             return self.inner.peek(checks, guarded)
 
-    with Limiter(Standing(), deadline="1ms").sync as limiter:
+    with Limiter(StrikeRecord(), deadline="1ms").sync as limiter:
         with pytest.raises(StoreTimeout, match="stood still"):
             limiter.peek("user:1", "2/hour")
         released.set()

@@ -52,7 +52,7 @@ async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None
 async def remembers_strikes(limiter: Limiter) -> None:
     """The third strike of 3/hour bans, and a level counts for the ban after it."""
     assert await limiter.strike("192.0.2.99", POLICY)
-    assert (await limiter.standing("192.0.2.66", [POLICY])).policies[0].level == 2
+    assert (await limiter.strikes("192.0.2.66", [POLICY])).policies[0].level == 2
 
 
 @pytest.mark.parametrize("name", SECRETS)

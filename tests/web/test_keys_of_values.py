@@ -182,7 +182,7 @@ async def test_a_key_is_text_that_is_not_empty(key: Any) -> None:
 def test_half_of_a_character_is_refused_in_what_an_operator_writes(text: str) -> None:
     async def check() -> None:
         limiter = Limiter()
-        for command in (limiter.ban(text, "1h"), limiter.unban(text), limiter.banned(text), limiter.standing(text)):
+        for command in (limiter.ban(text, "1h"), limiter.unban(text), limiter.banned(text), limiter.strikes(text)):
             with pytest.raises(InvalidKey, match="expected an address, a network or a key"):
                 await command
         row = {"ban": text, "reason": "", "by": "", "rung": 0, "made_us": 1, "ends_us": None, "since_us": 1}

@@ -147,7 +147,7 @@ class AdminService:
         return views.Client(
             key=known,
             ban=None if ban is None else views.Ban.model_validate(ban),
-            strikes=views.Standing.all_of(await limiter.standing(asked.key)),
+            strikes=views.Strikes.all_of(await limiter.strikes(asked.key)),
             history=[views.BanChange.model_validate(change) for change in reversed(changes)],
             windows=views.Window.of_key(await limiter.inspect(known), recent),
             refusals=_refusals([one for one in refusals if known in (one["key"], one["client"])][:_MAX_REFUSALS]),

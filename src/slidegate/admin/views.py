@@ -23,7 +23,7 @@ from ..core.networks import Networks
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
 from ..limiter import Limiter
-from ..limiter.inspect import KeyStanding, KeyView
+from ..limiter.inspect import KeyStrikes, KeyView
 from ..limiter.stats import Chart
 from ..web import keys, rules
 from ..web.middleware import RateLimitMiddleware
@@ -409,7 +409,7 @@ class BanChange(View):
     reason: Annotated[str, Field(validation_alias=AliasPath("ban", "reason"))]
 
 
-class Standing(View):
+class Strikes(View):
     """How a client stands under a ban policy."""
 
     policy: str
@@ -421,9 +421,9 @@ class Standing(View):
     clean_until_at: float | None
 
     @classmethod
-    def all_of(cls, standing: KeyStanding) -> list[Self]:
+    def all_of(cls, strikes: KeyStrikes) -> list[Self]:
         """Return how a key stands under each policy."""
-        ahead_us = standing.unix_us - standing.now_us
+        ahead_us = strikes.unix_us - strikes.now_us
         return [
             cls(
                 policy=one.policy,
@@ -434,7 +434,7 @@ class Standing(View):
                 clean_since_at=(one.clean_since_us + ahead_us) / _S,
                 clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
             )
-            for one in standing.policies
+            for one in strikes.policies
         ]
 
 
@@ -576,7 +576,7 @@ class Client(View):
 
     key: AnyText
     ban: Ban | None
-    strikes: list[Standing]
+    strikes: list[Strikes]
     history: list[BanChange]
     windows: list[Window]
     refusals: list[Refusal]

@@ -10,7 +10,7 @@ import click
 from ..core.bans.in_force import Ban, BanChange
 from ..core.errors import ConfigurationError
 from ..core.views import WindowView
-from ..limiter.inspect import KeyStanding, KeyView
+from ..limiter.inspect import KeyStrikes, KeyView
 from ..limiter.keys import AnyKey
 from .bans import until
 from .configured import middleware_of
@@ -58,7 +58,7 @@ def show_key(
         shown = {
             "key": known,
             "ban": _ban(session.wait(session.limiter.banned(asked))),
-            "standings": _standings(session.wait(session.limiter.standing(asked))),
+            "strikes": _strikes(session.wait(session.limiter.strikes(asked))),
             "windows": [_window(view, window) for view in windows for window in view.windows],
             "history": [
                 _change(change) for change in list(session.each(session.limiter.history(asked)))[-MAX_CHANGES:]
@@ -136,9 +136,9 @@ def _ban(ban: Ban | None) -> dict[str, Any] | None:
     return {"key": ban.key, "until": until(ban, "json"), "reason": ban.reason, "by": ban.by, "level": ban.level}
 
 
-def _standings(standing: KeyStanding) -> list[dict[str, Any]]:
+def _strikes(strikes: KeyStrikes) -> list[dict[str, Any]]:
     return [
-        {"policy": one.policy, "key": one.key, "strikes": one.strikes, "level": one.level} for one in standing.policies
+        {"policy": one.policy, "key": one.key, "strikes": one.strikes, "level": one.level} for one in strikes.policies
     ]
 
 
@@ -158,7 +158,7 @@ def _lines(shown: dict[str, Any], out: Output, *, asked_rules: bool) -> list[str
         )
     lines += [
         f"strikes: {one['strikes']} of {one['key']} under {one['policy']}, level {one['level']}"
-        for one in shown["standings"]
+        for one in shown["strikes"]
     ]
     for window in shown["windows"]:
         lines.append(

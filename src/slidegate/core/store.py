@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
 from .bans.rows import Row
-from .bans.standing_view import KeptStandings
+from .bans.strikes import StoredRecords
 from .decision import Bucket, Check, Decision
 from .logs import escaped, logger
 from .views import Snapshot
@@ -144,10 +144,10 @@ class BanStore(ABC):
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
 
     @abstractmethod
-    def standings(self, keys: Sequence[str]) -> KeptStandings | Awaitable[KeptStandings]:
+    def strike_records(self, keys: Sequence[str]) -> StoredRecords | Awaitable[StoredRecords]:
         """Return how each of some keys stands under each policy, as far as strikes have reached the store.
 
-        Changes nothing. A standing with nothing left to remember may be among them.
+        Changes nothing. A record with nothing left to remember may be among them.
 
         Args:
             keys: The keys in their spelling, at most 200.

@@ -11,7 +11,7 @@ from weakref import ref
 from ..core.addresses import BITS, format_network, parse_network, prefix_length
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
-from ..core.bans.standing_view import PolicyStanding, policy_standing
+from ..core.bans.strikes import PolicyStrikes, policy_strikes
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
 from ..core.store import BanStore, Store
@@ -26,7 +26,7 @@ MAX_BUCKETS: Final = 4_096
 WIDEST: Final = {4: 16, 6: 24}
 """The shortest prefix lengths that a policy strikes."""
 MAX_POLICIES: Final = 200
-"""How many standings are shown of one key."""
+"""How many strike records are shown of one key."""
 
 
 class Caller(Protocol):
@@ -127,7 +127,7 @@ async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
         await let_others_run()
 
 
-class KeyStanding(NamedTuple):
+class KeyStrikes(NamedTuple):
     """How a key stands under ban policies. Moments are microseconds of the store's time.
 
     ``moment_us - now_us + unix_us`` is a moment in Unix time.
@@ -139,15 +139,13 @@ class KeyStanding(NamedTuple):
     """The store's time."""
     unix_us: int
     """Unix time at that moment, by the clock of this process."""
-    policies: tuple[PolicyStanding, ...]
+    policies: tuple[PolicyStrikes, ...]
     """One for each policy under which the key, or a network that holds it, has strikes or a level; its own first."""
     left_out: int
     """How many further ones there are: 0 unless there are more than 200."""
 
 
-async def standing_of(
-    bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]
-) -> KeyStanding:
+async def strikes_of(bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]) -> KeyStrikes:
     """Return how a key stands.
 
     Args:
@@ -165,12 +163,12 @@ async def standing_of(
         if policy.prefix is not None:
             known[policy.prefix.name] = policy.prefix
     keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, kept = await within(bans.standings(keys))
+    now_us, kept = await within(bans.strike_records(keys))
     places = {name: place for place, name in enumerate(keys)}
-    found = [stands for one in kept if (stands := policy_standing(one, known.get(one.policy), now_us)) is not None]
+    found = [stands for one in kept if (stands := policy_strikes(one, known.get(one.policy), now_us)) is not None]
     found.sort(key=lambda stands: (places[stands.key], stands.policy))
     shown = tuple(found[:MAX_POLICIES])
-    return KeyStanding(key, now_us, time_ns() // 1_000, shown, len(found) - len(shown))
+    return KeyStrikes(key, now_us, time_ns() // 1_000, shown, len(found) - len(shown))
 
 
 def networks_around(key: str, guards: Sequence[Guarded] = ()) -> list[str]:

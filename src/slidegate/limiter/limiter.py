@@ -26,7 +26,7 @@ from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import EventHub, EventStats, Subscription, listed_observers
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import KeyStanding, KeyView, look_at, standing_of
+from .inspect import KeyStrikes, KeyView, look_at, strikes_of
 from .keys import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
 from .stats import AllStats, Chart, Stats
@@ -330,7 +330,7 @@ class Limiter:
         found = [await within(book.find((known, *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
-    async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
+    async def strikes(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStrikes:
         """Return how a key stands under ban policies: strikes, how many are needed, level. Changes nothing.
 
         Of an address the networks that hold it are shown too, because policies may strike those. Strikes of the last
@@ -340,7 +340,7 @@ class Limiter:
         Args:
             key: The key.
             policies: The policies that say how many strikes ban; by default those of all middlewares on this
-                limiter. Under others `PolicyStanding.needed` is None.
+                limiter. Under others `PolicyStrikes.needed` is None.
 
         Raises:
             ConfigurationError: The key or a policy cannot be used.
@@ -348,7 +348,7 @@ class Limiter:
         """
         known = self.engine.callers.policies() if policies is None else _checked_policies(policies)
         spelled = self._ban_key(key)
-        return await standing_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
+        return await strikes_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
@@ -629,7 +629,7 @@ class Limiter:
 
 
 def _checked_policies(policies: Iterable[BanPolicy]) -> list[BanPolicy]:
-    example = 'standing: expected policies such as [BanPolicy("20/10m", "1h")]'
+    example = 'strikes: expected policies such as [BanPolicy("20/10m", "1h")]'
     if not isinstance(policies, Iterable):
         raise ConfigurationError(f"{example}, not {quoted(policies)}")
     listed = list(policies)

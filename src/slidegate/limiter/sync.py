@@ -18,7 +18,7 @@ from ..core.decision import Decision
 from ..core.errors import ConfigurationError
 from .aio import COMMAND_DEADLINE_S, on_loop
 from .engine import Engine
-from .inspect import KeyStanding, KeyView
+from .inspect import KeyStrikes, KeyView
 from .keys import AnyKey, Limits
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class SyncLimiter:
         """Return the ban that refuses a key or address now; None if there is none."""
         return self._without_loop.command(self._limiter.banned(key))
 
-    def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
-        """Return how a key stands under ban policies; see `Limiter.standing`."""
-        return self._without_loop.command(self._limiter.standing(key, policies))
+    def strikes(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStrikes:
+        """Return how a key stands under ban policies; see `Limiter.strikes`."""
+        return self._without_loop.command(self._limiter.strikes(key, policies))
 
     def bans(self) -> list[Ban]:
         """Return the bans in force."""

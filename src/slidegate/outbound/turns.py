@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 import httpx
 
-from ..core.bans.ban_events import PAUSED_BY
+from ..core.bans.rules import PAUSED_BY
 from ..core.decision import ceil_s
 from ..core.durations import format_duration
 from ..core.errors import SlidegateError, StoreError

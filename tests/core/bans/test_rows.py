@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError
 from slidegate.core.bans.in_force import Ban
 from slidegate.core.bans.rows import Bans, from_rows, to_rows
-from slidegate.core.bans.standing import Standing, Strike
+from slidegate.core.bans.strikes import Strike, StrikeRecord
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
 WALL_US = 1_800_000_000 * SECOND_US
 EVE = Ban("user:eve", "why", "abuse", 2, 100 * SECOND_US, 100 * SECOND_US + HOUR_US, WALL_US - 7, 5)
 NET = Ban("192.0.2.0/24", "", "ann", 0, 0, None, WALL_US - 100 * SECOND_US)
-STAND = Standing(2, 90 * SECOND_US, 95 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")])
+STAND = StrikeRecord(
+    2, 90 * SECOND_US, 95 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")]
+)
 
 
 def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
@@ -28,23 +30,23 @@ def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
     return read
 
 
-def state(standing: Standing) -> tuple[object, ...]:
-    return standing.level, standing.last_us, standing.until_us, standing.strikes
+def state(record: StrikeRecord) -> tuple[object, ...]:
+    return record.level, record.last_us, record.until_us, record.strikes
 
 
 def test_what_is_written_is_read_again() -> None:
     known = from_rows(rows(), 100 * SECOND_US, WALL_US)
     assert known.bans == [EVE, NET]
-    ((policy, key, standing),) = known.standings
-    assert (policy, key, state(standing)) == ("abuse", "user:eve", state(STAND))
+    ((policy, key, record),) = known.strike_records
+    assert (policy, key, state(record)) == ("abuse", "user:eve", state(STAND))
 
 
 @pytest.mark.parametrize("now_us", [0, 5, 10**15])
 def test_time_that_passed_since_has_passed_by_whatever_clock(now_us: int) -> None:
     known = from_rows(rows(), now_us, WALL_US + 60 * SECOND_US)
     assert [ban.left_us(now_us) for ban in known.bans] == [HOUR_US - 60 * SECOND_US, None]
-    standing = known.standings[0][2]
-    moments_us = (standing.last_us, standing.until_us, *(strike.at_us for strike in standing.strikes))
+    record = known.strike_records[0][2]
+    moments_us = (record.last_us, record.until_us, *(strike.at_us for strike in record.strikes))
     assert [now_us - at_us for at_us in moments_us] == [
         70 * SECOND_US, 65 * SECOND_US, 90 * SECOND_US, 70 * SECOND_US
     ]  # fmt: skip
@@ -55,14 +57,14 @@ def test_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
     known = from_rows(rows(), 0, WALL_US - day_us)
     assert [ban.left_us(0) for ban in known.bans] == [HOUR_US, None]
     assert known.bans[0].is_over(0, WALL_US + day_us)
-    assert known.standings[0][2].last_us == -10 * SECOND_US
+    assert known.strike_records[0][2].last_us == -10 * SECOND_US
 
 
 def test_a_ban_that_is_over_by_now_is_left_out_and_its_level_is_not() -> None:
     known = from_rows(rows(), 0, WALL_US + HOUR_US)
     assert known.bans == [known.bans[0]]
     assert known.bans[0].key == "192.0.2.0/24"
-    assert known.standings[0][2].level == 2
+    assert known.strike_records[0][2].level == 2
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10 * HOUR_US))
@@ -71,7 +73,7 @@ def test_a_way_through_two_stores_is_as_long_as_the_time_it_took(first_us: int, 
     again = list(to_rows(once, first_us, WALL_US + span_us))
     twice = from_rows(again, second_us, WALL_US + span_us)
     assert [ban.left_us(second_us) for ban in twice.bans] == [ban.left_us(first_us) for ban in once.bans]
-    assert twice.standings[0][2].last_us - second_us == once.standings[0][2].last_us - first_us
+    assert twice.strike_records[0][2].last_us - second_us == once.strike_records[0][2].last_us - first_us
 
 
 BAN, STANDING = 1, 3
@@ -121,27 +123,27 @@ def test_a_row_that_cannot_be_read_is_named(place: int, field: str, value: objec
 
 @pytest.mark.parametrize("until_us", [0, 5 * SECOND_US, 90 * SECOND_US])
 def test_the_end_of_a_ban_is_written_only_where_clean_time_begins_there(until_us: int) -> None:
-    struck = Standing(1, 90 * SECOND_US, until_us, [Strike(90 * SECOND_US, 1)])
+    struck = StrikeRecord(1, 90 * SECOND_US, until_us, [Strike(90 * SECOND_US, 1)])
     written = list(to_rows(Bans([], [("abuse", "user:eve", struck)]), 100 * SECOND_US, WALL_US))
     assert written[1]["until_us"] is None
-    standing = from_rows(written, 7, WALL_US).standings[0][2]
-    assert max(standing.last_us, standing.until_us) == 7 - 10 * SECOND_US
-    assert list(to_rows(Bans([], [("abuse", "user:eve", standing)]), 7, WALL_US)) == written
+    record = from_rows(written, 7, WALL_US).strike_records[0][2]
+    assert max(record.last_us, record.until_us) == 7 - 10 * SECOND_US
+    assert list(to_rows(Bans([], [("abuse", "user:eve", record)]), 7, WALL_US)) == written
 
 
 def test_strikes_of_the_future_are_strikes_of_now() -> None:
     dated = rows()
     dated[STANDING].update(last_us=2**53, until_us=2**53, strikes=[[2**53, 1, ""], [WALL_US, 1, ""]])
-    standing = from_rows(dated, 7, WALL_US).standings[0][2]
-    assert [strike.at_us for strike in standing.strikes] == [7, 7]
-    assert standing.last_us == 7
-    assert standing.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
+    record = from_rows(dated, 7, WALL_US).strike_records[0][2]
+    assert [strike.at_us for strike in record.strikes] == [7, 7]
+    assert record.last_us == 7
+    assert record.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
 
 
 def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_level_is_clean() -> None:
     ahead = rows()
     ahead[STANDING]["until_us"] = WALL_US + HOUR_US
-    assert from_rows(ahead, 7, WALL_US).standings[0][2].until_us == 7 + HOUR_US
+    assert from_rows(ahead, 7, WALL_US).strike_records[0][2].until_us == 7 + HOUR_US
 
 
 @pytest.mark.parametrize("place", [0, BAN, STANDING])

@@ -122,8 +122,8 @@ class _Bans(BanStore):
     def find(self, guarded: Any) -> Any:
         return self._both.turn("bans", "find", guarded)
 
-    def standings(self, keys: Any) -> Any:
-        return self._both.turn("bans", "standings", keys)
+    def strike_records(self, keys: Any) -> Any:
+        return self._both.turn("bans", "strike_records", keys)
 
     def active(self) -> Any:
         return self._both.turn("bans", "active")

@@ -153,7 +153,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, cloc
     rows = [json.loads(line) for line in export(400)]
     assert store.bans.load(rows) == store.bans.count() == 400
     rows += [{**row, "standing": f"other:{number}"} for number, row in enumerate(rows[2::2])]
-    with pytest.raises(ConfigurationError, match="bans: no room for 400 more standings; raise max_bans=500"):
+    with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
         store.bans.load(rows)
 
 

@@ -563,7 +563,7 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
     "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),
     "unban": lambda store: store.bans.unban("user:ann", "me"),
-    "standings": lambda store: store.bans.standings(["user:ann"]),
+    "strike_records": lambda store: store.bans.strike_records(["user:ann"]),
     "active": lambda store: store.bans.active(),
     "history": lambda store: store.bans.history(),
     "dump": lambda store: store.bans.dump(),

@@ -282,7 +282,7 @@ def test_an_import_that_has_no_room_changes_nothing() -> None:
         small.bans.load(scene.rows())
     assert small.active() == []
     rows = [row for row in scene.rows() if "ban" not in row]
-    with pytest.raises(ConfigurationError, match="bans: no room for 11 more standings; raise max_bans=10"):
+    with pytest.raises(ConfigurationError, match="bans: no room for 11 more strike records; raise max_bans=10"):
         small.bans.load(rows)
     assert len(small.rows()) == 1
 

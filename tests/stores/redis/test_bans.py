@@ -217,7 +217,7 @@ async def test_the_strikes_of_a_key_count_once_for_each_policy(server: RedisServ
         assert heard.kinds == []
         await one.bans.strike(policies[0], "user:eve", 1, "")
         assert heard.kinds == ["strikes_dropped"]
-        _, kept = await one.bans.standings(["user:ann", "user:bob", "user:eve"])
+        _, kept = await one.bans.strike_records(["user:ann", "user:bob", "user:eve"])
         assert len(kept) == 4
         assert await one.bans.unban("user:bob", "ann")
         await one.bans.strike(policies[1], "user:dan", 1, "")

@@ -122,7 +122,7 @@ async def test_bans_of_which_a_part_was_evicted_are_gone_for_everybody_and_later
             assert [event.details for each in heard for event in each.events if event.kind == "store_reset"] == [
                 {"bans": 2}, {"bans": 2}
             ]  # fmt: skip
-            assert len((await one.bans.standings(["user:ann"]))[1]) == 1, "its strikes stand by themselves"
+            assert len((await one.bans.strike_records(["user:ann"]))[1]) == 1, "its strikes stand by themselves"
             await other.bans.ban("user:new", 3_600_000_000, "", "ann")
             assert (await hit(one, "user:new")).reason is Reason.BANNED
 

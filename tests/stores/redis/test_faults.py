@@ -212,7 +212,7 @@ async def test_strikes_on_a_connection_that_is_cut_are_counted_once(lost: str, p
     app = RateLimitMiddleware(hello, limiter=site.limiter, bans=policy)
 
     async def struck() -> int:
-        return sum(stands.strikes for stands in (await site.limiter.standing(PEER, [policy])).policies)
+        return sum(stands.strikes for stands in (await site.limiter.strikes(PEER, [policy])).policies)
 
     async with site.limiter:
         assert (await call(app, "/trap")).status == 200

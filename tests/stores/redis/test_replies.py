@@ -146,7 +146,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
             lambda: store.bans.unban("user:3", ""),
             lambda: store.bans.strike(policy, "user:4", 1, ""),
             lambda: store.bans.find(("user:5",)),
-            lambda: store.bans.standings(["user:5"]),
+            lambda: store.bans.strike_records(["user:5"]),
             store.bans.active,
             store.bans.history,
             store.bans.dump,

@@ -118,7 +118,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "ban": lambda: store.bans.ban("user:bob", None, "", "ann"),
         "find": lambda: store.bans.find(("user:bob",)),
         "unban": lambda: store.bans.unban("user:bob", "ann"),
-        "standings": lambda: store.bans.standings(["192.0.2.7"]),
+        "strike_records": lambda: store.bans.strike_records(["192.0.2.7"]),
         "active": store.bans.active,
         "history": store.bans.history,
         "dump": store.bans.dump,
@@ -490,8 +490,8 @@ async def test_strikes_that_are_not_enough_are_sent_in_time(server: RedisServer)
             await store.bans.strike(policy, "user:eve", 2, "")
         async with asyncio.timeout(BOUND_S):
             while True:
-                (standing,) = [row for row in await store.bans.dump() if "standing" in row]
-                if sum(weight for _, weight, _ in standing["strikes"]) == 10:
+                (record,) = [row for row in await store.bans.dump() if "standing" in row]
+                if sum(weight for _, weight, _ in record["strikes"]) == 10:
                     break
 
 

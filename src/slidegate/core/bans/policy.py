@@ -1,4 +1,4 @@
-"""The numbers and words of a ban policy, checked once; `standing` says how they are used."""
+"""The numbers and words of a ban policy, checked once; `strikes` says how they are used."""
 
 from __future__ import annotations
 

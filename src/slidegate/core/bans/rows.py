@@ -17,7 +17,7 @@ from ..errors import ConfigurationError, quoted
 from ..limits import MAX_WINDOW_US, check_name
 from .in_force import MAX_KEY_BYTES, Ban, ban_key, clean_reason, shown
 from .policy import MAX_EXACT
-from .standing import Standing, Strike
+from .strikes import Strike, StrikeRecord
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -27,15 +27,15 @@ _MOST: Final = 2**53
 
 
 class Bans(NamedTuple):
-    """The bans and standings that a store knows.
+    """The bans and strike records that a store knows.
 
     Attributes:
         bans: The bans in force.
-        standings: (policy, key, standing) of each key that has one.
+        strike_records: (policy, key, record) of each key that has one.
     """
 
     bans: list[Ban]
-    standings: list[tuple[str, str, Standing]]
+    strike_records: list[tuple[str, str, StrikeRecord]]
 
 
 def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
@@ -53,14 +53,14 @@ def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
             "since_us": ban.wall_us,
             "prolong_us": ban.prolong_us,
         }
-    for policy, key, standing in known.standings:
+    for policy, key, record in known.strike_records:
         yield {
             "standing": key,
             "policy": policy,
-            "rung": standing.level,
-            "last_us": standing.last_us + ahead_us,
-            "until_us": standing.until_us + ahead_us if standing.until_us > standing.last_us else None,
-            "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in standing.strikes],
+            "rung": record.level,
+            "last_us": record.last_us + ahead_us,
+            "until_us": record.until_us + ahead_us if record.until_us > record.last_us else None,
+            "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in record.strikes],
         }
 
 
@@ -82,7 +82,7 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
                 if not ban.is_over(now_us, wall_us):
                     known.bans.append(ban)
             else:
-                known.standings.append(_standing(row, behind_us, now_us))
+                known.strike_records.append(_strike_record(row, behind_us, now_us))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"bans, row {number}: cannot be read: {shown(repr(error))}") from None
     if not number:
@@ -111,7 +111,7 @@ def _ban(row: Row, behind_us: int) -> Ban:
     )
 
 
-def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing]:
+def _strike_record(row: Row, behind_us: int, now_us: int) -> tuple[str, str, StrikeRecord]:
     strikes = [
         Strike(min(_whole(at_us) + behind_us, now_us), _whole(weight, 1), _source(source))
         for at_us, weight, source in row["strikes"]
@@ -121,8 +121,8 @@ def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing
     last_us = min(_whole(row["last_us"]) + behind_us, now_us)
     # A ban in force ends later than now: its level is clean from then on. None lasts longer than this.
     until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
-    standing = Standing(_whole(row["rung"], 0), last_us, until_us, strikes)
-    return check_name(row["policy"], "policy"), _key(row["standing"]), standing
+    record = StrikeRecord(_whole(row["rung"], 0), last_us, until_us, strikes)
+    return check_name(row["policy"], "policy"), _key(row["standing"]), record
 
 
 def _whole(value: object, least: int = -_MOST) -> int:

@@ -1,7 +1,7 @@
 """The rules by which strikes, bans and unbans change the records of a store.
 
 `BanRules` decides; it reads and changes the `Records` of a store: dicts in memory, rows in a file. The rules
-of one key under one policy are in `core.bans.standing`; here they meet the bans in force, the caps and the history.
+of one key under one policy are in `core.bans.strikes`; here they meet the bans in force, the caps and the history.
 
 The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
 it at its front, two at a time, as a part of ordinary strikes; keys that were banned go round to its end, so nobody
@@ -10,21 +10,93 @@ waits behind them. Where the store is full, the front has to go: the keys that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, Protocol
 
 from ..barred import Barred
 from ..decision import Check
+from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..store import Event
-from .ban_events import PREFIX_SHARE, banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
-from .in_force import Ban, BanChange, lasts_longer, longest
+from .in_force import Ban, BanChange, lasts_longer, longest, shown
 from .policy import PREFIX_NAME, BanPolicy
-from .records import Ledger, Records
 from .rows import Bans
-from .standing import Standing
+from .strikes import Ledger, StrikeRecord
 
+MAX_HISTORY: Final = 10_000
 SAY_EVERY_US: Final = 60_000_000
+PREFIX_SHARE: Final = 10
+"""One in so many of all bans may be a prefix that a policy banned."""
+PAUSED_BY: Final = "outbound"
+"""Who makes the bans that are pauses: another server wants no requests of ours for a while."""
+
+
+class ActiveBans(Protocol):
+    """The bans in force, by key; those that are over and not let go of yet are among them. `BanList` is one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def get(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key, whether or not it is over."""
+
+    def add(self, ban: Ban) -> None:
+        """Put a ban in force, in the place of one of the same key."""
+
+    def remove(self, key: str) -> Ban | None:
+        """Take a ban out, and return it."""
+
+    def prolong(self, ban: Ban, now_us: int) -> Ban:
+        """Let a ban that requests prolong go on from now, and return it."""
+
+    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+        """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
+
+    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
+        """Return whether fewer than `most` are in force. Those that are over are forgotten as far as need be."""
+
+
+class PrefixKeys(Protocol):
+    """The keys of prefixes that policies banned; some of these bans may be over. A set of text is one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield each."""
+
+    def add(self, key: str, /) -> None:
+        """Add one."""
+
+    def intersection_update(self, keys: Iterable[str], /) -> None:
+        """Keep those of them that are among some keys."""
+
+
+class Records(Protocol):
+    """The records of a store about bans, for `core.bans.rules` to read and change."""
+
+    @property
+    def prefixes(self) -> PrefixKeys:
+        """The prefixes that policies banned."""
+
+    @property
+    def list(self) -> ActiveBans:
+        """The bans in force."""
+
+    def ledger(self, policy: str) -> Ledger | None:
+        """Return the ledger of a policy, None if there is none."""
+
+    def open_ledger(self, policy: str) -> Ledger:
+        """Return the ledger of a policy, a new one if there is none."""
+
+    def ledgers(self) -> Collection[Ledger]:
+        """Return the ledgers of all policies."""
+
+    def strike_records(self) -> int:
+        """Return how many strike records there are under all policies."""
+
+    def remember(self, change: BanChange) -> None:
+        """Add a change to the history, of which the last `MAX_HISTORY` are kept."""
 
 
 class BanRules:
@@ -78,8 +150,8 @@ class BanRules:
         ban = self._records.list.remove(key)
         forgotten = False
         for ledger in self._records.ledgers():
-            standing = ledger.standings.take(key)
-            forgotten |= standing is not None and not ledger.is_over(standing, now_us)
+            record = ledger.strikes.take(key)
+            forgotten |= record is not None and not ledger.is_over(record, now_us)
         if ban is None or ban.is_over(now_us, wall_us):
             return forgotten
         self._records.remember(BanChange("unbanned", ban, wall_us, by))
@@ -87,26 +159,26 @@ class BanRules:
         return True
 
     def load(self, known: Bans, now_us: int, wall_us: int) -> int:
-        """Take over bans and standings, and return how many bans; of two of a key the one that lasts longer stays."""
+        """Take over bans and strike records, and return how many bans. Of two of a key the longer one stays."""
         self._records.list.let_go(now_us, wall_us, len(self._records.list))
         self.check_room(known)
         self.take_over(known, now_us, wall_us)
         return len(known.bans)
 
     def take_over(self, known: Bans, now_us: int, wall_us: int) -> None:
-        """Do what `load` does for some of its bans and standings, for which there is room."""
+        """Do what `load` does for some of its bans and strike records, for which there is room."""
         bans = self._records.list
         for ban in known.bans:
             other = bans.get(ban.key)
             if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
                 self.record(ban)
-        for policy, key, standing in known.standings:
-            standings = self._records.open_ledger(policy).standings
-            before = standings.get(key)
+        for policy, key, record in known.strike_records:
+            strikes = self._records.open_ledger(policy).strikes
+            before = strikes.get(key)
             if before is None:
-                standings.put(key, standing)
-            elif before.last_us <= standing.last_us:
-                standings.keep(key, standing)
+                strikes.put(key, record)
+            elif before.last_us <= record.last_us:
+                strikes.keep(key, record)
 
     def record(self, ban: Ban) -> None:
         """Put a ban in force that was made before, here or elsewhere."""
@@ -115,15 +187,15 @@ class BanRules:
             self._records.prefixes.add(ban.key)
 
     def check_room(self, known: Bans) -> None:
-        """See that bans and standings can be taken over; bans made by hand are always recorded, and need no room.
+        """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
 
         Raises:
             ConfigurationError: There is no room.
         """
         bans = {("", ban.key) for ban in known.bans if ban.level}
-        standings = {(policy, key) for policy, key, _ in known.standings}
-        have_bans, have_standings = len(self._records.list), self._records.standings()
-        for what, new, have in (("bans", bans, have_bans), ("standings", standings, have_standings)):
+        records = {(policy, key) for policy, key, _ in known.strike_records}
+        have_bans, have_records = len(self._records.list), self._records.strike_records()
+        for what, new, have in (("bans", bans, have_bans), ("strike records", records, have_records)):
             if len(new) + have > self._most:  # where all fit, there is nothing to look up
                 new = {one for one in new if not self._knows(*one)}
             if new and len(new) + have > self._most:
@@ -133,7 +205,7 @@ class BanRules:
         if not policy:
             return self._records.list.get(key) is not None
         ledger = self._records.ledger(policy)
-        return ledger is not None and ledger.standings.get(key) is not None
+        return ledger is not None and ledger.strikes.get(key) is not None
 
     def _strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, source: str, now_us: int, wall_us: int
@@ -143,17 +215,17 @@ class BanRules:
             return None
         ledger = self._records.open_ledger(policy.name)
         ledger.follow(policy)
-        standing = ledger.standings.take(key) or self._new_standing(ledger, now_us)
+        record = ledger.strikes.take(key) or self._new_record(ledger, now_us)
         if policy.action == "ban":
-            standing.until_us = min(standing.until_us, now_us)  # none is in force: the last one ended by the wall clock
+            record.until_us = min(record.until_us, now_us)  # none is in force: the last one ended by the wall clock
         made_ban = None
-        if standing.strike(policy, now_us, weight, source) and self._may_ban(
+        if record.strike(policy, now_us, weight, source) and self._may_ban(
             policy, key, source, ledger, now_us, wall_us
         ):
-            length_us = standing.ban(policy, key, now_us)
+            length_us = record.ban(policy, key, now_us)
             ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
-            made_ban = Ban(key, reason, policy.name, standing.level, now_us, ends_us, wall_us, prolong_us)
-        ledger.standings.put(key, standing)
+            made_ban = Ban(key, reason, policy.name, record.level, now_us, ends_us, wall_us, prolong_us)
+        ledger.strikes.put(key, record)
         if made_ban is not None and policy.action == "ban":
             self._put(made_ban)
         elif made_ban is not None:
@@ -173,10 +245,10 @@ class BanRules:
     def _prolong(self, ban: Ban, now_us: int) -> Ban:
         prolonged = self._records.list.prolong(ban, now_us)
         ledger = self._records.ledger(ban.by)
-        standing = ledger.standings.get(ban.key) if ledger else None
-        if ledger is not None and standing is not None and prolonged.ends_us is not None:
-            standing.until_us = prolonged.ends_us
-            ledger.standings.keep(ban.key, standing)
+        record = ledger.strikes.get(ban.key) if ledger else None
+        if ledger is not None and record is not None and prolonged.ends_us is not None:
+            record.until_us = prolonged.ends_us
+            ledger.strikes.keep(ban.key, record)
         return prolonged
 
     def _put(self, ban: Ban) -> None:
@@ -199,32 +271,30 @@ class BanRules:
         self._say(bans_full(self._most, key, of_prefixes=is_prefix and has_room), "", now_us)
         return False
 
-    def _new_standing(self, ledger: Ledger, now_us: int) -> Standing:
-        """Make a standing, and room for it."""
-        standings = ledger.standings
+    def _new_record(self, ledger: Ledger, now_us: int) -> StrikeRecord:
+        """Make a strike record, and room for it."""
+        strikes = ledger.strikes
         for _ in range(2):
-            first = next(iter(standings.items()), None)
+            first = next(iter(strikes.items()), None)
             if first is None:
                 break
-            key, standing = first
-            is_over = ledger.is_over(standing, now_us)
-            if not standing.level and not is_over:
+            key, record = first
+            is_over = ledger.is_over(record, now_us)
+            if not record.level and not is_over:
                 break
-            standings.take(key)
+            strikes.take(key)
             if not is_over:
-                standings.put(key, standing)
-        if self._records.standings() >= self._most:
-            fronts = [
-                (other, *next(iter(other.standings.items()))) for other in self._records.ledgers() if other.standings
-            ]
-            for other, key, standing in fronts:
-                if other.is_over(standing, now_us):
-                    other.standings.take(key)
-                    return Standing()
-            largest, key, _ = max(fronts, key=lambda front: len(front[0].standings))
-            largest.standings.take(key)
+                strikes.put(key, record)
+        if self._records.strike_records() >= self._most:
+            fronts = [(other, *next(iter(other.strikes.items()))) for other in self._records.ledgers() if other.strikes]
+            for other, key, record in fronts:
+                if other.is_over(record, now_us):
+                    other.strikes.take(key)
+                    return StrikeRecord()
+            largest, key, _ = max(fronts, key=lambda front: len(front[0].strikes))
+            largest.strikes.take(key)
             self._say(strikes_dropped(self._most), "", now_us)
-        return Standing()
+        return StrikeRecord()
 
     def _say(self, event: Event, about: str, now_us: int) -> None:
         """Tell of something that may go on and on, at most once a minute."""
@@ -248,3 +318,43 @@ class Steady:
             now_us = self._latest_us
         self._latest_us = now_us
         return now_us
+
+
+def banned(ban: Ban) -> Event:
+    """Tell that a ban was made."""
+    until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
+    details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "level": ban.level, "until": ban.until}
+    told = f"paused {until}" if ban.by == PAUSED_BY else f"banned {until} by {ban.by}"
+    return Event("banned", f"{shown(ban.key)} is {told}: {ban.reason}", details)
+
+
+def unbanned(ban: Ban, by: str) -> Event:
+    """Tell that a ban was taken back."""
+    return Event("unbanned", f"{shown(ban.key)} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
+
+
+def shadow_banned(ban: Ban) -> Event:
+    """Tell of the ban that a policy would have made which only reports."""
+    length = format_duration((ban.ends_us or 0) - ban.made_us)
+    message = f"policy {ban.by!r} would have banned {shown(ban.key)} for {length}: {ban.reason}"
+    details = {"policy": ban.by, "key": ban.key, "level": ban.level, "reason": ban.reason}
+    return Event("shadow_banned", message, details)
+
+
+def bans_capped(policy: BanPolicy, key: str) -> Event:
+    """Tell that a policy has made as many bans as it may for now."""
+    message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
+    return Event("bans_capped", message, {"policy": policy.name, "key": key})
+
+
+def bans_full(max_bans: int, key: str, *, of_prefixes: bool) -> Event:
+    """Tell that an automatic ban was not recorded for want of room."""
+    room = f"room for prefixes (one in {PREFIX_SHARE})" if of_prefixes else "room"
+    message = f"no {room} is left among {max_bans} bans, so {shown(key)} stays unbanned; raise max_bans"
+    return Event("bans_full", message, {"max_bans": max_bans, "key": key})
+
+
+def strikes_dropped(max_bans: int) -> Event:
+    """Tell that the oldest strikes are forgotten for want of room."""
+    message = f"the strikes of {max_bans} keys are remembered, so the oldest are forgotten; raise max_bans"
+    return Event("strikes_dropped", message, {"max_bans": max_bans})

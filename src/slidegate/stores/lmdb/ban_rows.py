@@ -5,9 +5,9 @@
     ban_ends    clock, end, key           nothing: the index of ends, in the store's time and in Unix time
     prefixes    key                       nothing: the networks that policies banned
     history     number                    record of a change
-    standings   policy NUL key            place in the queue, then the standing as JSON
+    standings   policy NUL key            place in the queue, then the strike record as JSON
     struck      policy NUL place          key: the one that was struck longest ago comes first
-    policies    policy                    JSON: a few numbers of it, how many standings it has, the ring of its bans
+    policies    policy                    JSON: a few numbers of it, how many records it has, the ring of its bans
     meta        "bans"                    how many bans of each length of network there are, and of other keys
 
 So an address is looked up with one question for each length that is in use, and where nobody is banned with none.
@@ -36,8 +36,8 @@ from zlib import crc32
 
 from ...core.addresses import BITS
 from ...core.bans.in_force import Ban, BanChange, Guarded, network_place
-from ...core.bans.records import MAX_HISTORY, Ledger
-from ...core.bans.standing import Standing, Strike
+from ...core.bans.rules import MAX_HISTORY
+from ...core.bans.strikes import Ledger, Strike, StrikeRecord
 from ...core.decision import Check
 from ...core.limits import Limit
 from .layout import BAN_NUMBER, CENSUS, Databases
@@ -217,8 +217,8 @@ class PrefixRows:
             self._txn.delete(row_of(key), b"", self._dbs.prefixes)
 
 
-class StandingRows:
-    """The standings under one policy."""
+class StrikeQueueRows:
+    """The strike records under one policy."""
 
     def __init__(self, txn: Any, dbs: Databases, policy: str, count: int) -> None:
         self._txn = txn
@@ -230,43 +230,43 @@ class StandingRows:
     def __len__(self) -> int:
         return self._count
 
-    def items(self) -> Iterator[tuple[str, Standing]]:
-        """Yield each key and its standing; the key that was struck longest ago comes first."""
+    def items(self) -> Iterator[tuple[str, StrikeRecord]]:
+        """Yield each key and its strike record; the key that was struck longest ago comes first."""
         with self._txn.cursor(self._dbs.struck) as cursor:
             found = cursor.set_range(self._queue)
             while found and cursor.key().startswith(self._queue):
                 key = text_of(cursor.value())
-                standing = self.get(key)
-                assert standing is not None
-                yield key, standing
+                record = self.get(key)
+                assert record is not None
+                yield key, record
                 found = cursor.next()
 
-    def get(self, key: str) -> Standing | None:
-        """Return the standing of a key."""
+    def get(self, key: str) -> StrikeRecord | None:
+        """Return the strike record of a key."""
         row = self._txn.get(row_of(self._policy, key), None, self._dbs.standings)
-        return None if row is None else _read_standing(row)
+        return None if row is None else _unpack_record(row)
 
-    def put(self, key: str, standing: Standing) -> None:
-        """Record the standing of a key that has none, at the end of the queue."""
+    def put(self, key: str, record: StrikeRecord) -> None:
+        """Record the strike record of a key that has none, at the end of the queue."""
         place = _NUMBER.pack(self._next_place())
         self._txn.put(self._queue + place, key.encode("utf-8", "surrogatepass"), db=self._dbs.struck)
-        self._txn.put(row_of(self._policy, key), place + _pack_standing(standing), db=self._dbs.standings)
+        self._txn.put(row_of(self._policy, key), place + _pack_record(record), db=self._dbs.standings)
         self._count += 1
 
-    def keep(self, key: str, standing: Standing) -> None:
-        """Record a change of a standing; the key stays where it is in the queue."""
+    def keep(self, key: str, record: StrikeRecord) -> None:
+        """Record a change of a strike record; the key stays where it is in the queue."""
         row = row_of(self._policy, key)
         place = self._txn.get(row, None, self._dbs.standings)[: _NUMBER.size]
-        self._txn.put(row, place + _pack_standing(standing), db=self._dbs.standings)
+        self._txn.put(row, place + _pack_record(record), db=self._dbs.standings)
 
-    def take(self, key: str) -> Standing | None:
-        """Take the standing of a key out, and return it; None if it has none."""
+    def take(self, key: str) -> StrikeRecord | None:
+        """Take the strike record of a key out, and return it; None if it has none."""
         row = self._txn.pop(row_of(self._policy, key), self._dbs.standings)
         if row is None:
             return None
         self._txn.delete(self._queue + row[: _NUMBER.size], b"", self._dbs.struck)
         self._count -= 1
-        return _read_standing(row)
+        return _unpack_record(row)
 
     def _next_place(self) -> int:
         with self._txn.cursor(self._dbs.struck) as cursor:
@@ -278,13 +278,13 @@ class StandingRows:
 
 
 class LedgerRow(Ledger):
-    """The standings under one policy, and the window of its bans."""
+    """The strike records under one policy, and the window of its bans."""
 
-    standings: StandingRows
+    strikes: StrikeQueueRows
 
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
         known, count, made = (None, 0, "") if row is None else json.loads(row)
-        super().__init__(StandingRows(txn, dbs, name, count))
+        super().__init__(StrikeQueueRows(txn, dbs, name, count))
         self.row = row
         self.made = bytes.fromhex(made)
         if known is not None:
@@ -301,7 +301,7 @@ class LedgerRow(Ledger):
         if policy is not None:
             most = policy.most
             known = policy.after.window_us, policy.forgive_us, most.amount, most.window_us, most.resolution
-        return json.dumps([known, len(self.standings), self.made.hex()]).encode()
+        return json.dumps([known, len(self.strikes), self.made.hex()]).encode()
 
 
 class BanRecords:
@@ -341,8 +341,8 @@ class BanRecords:
             names = {text_of(row) for row in cursor.iternext(values=False)}
         return {name: self.open_ledger(name) for name in sorted(names.union(self._ledgers))}
 
-    def standings(self) -> int:
-        """Return how many standings there are under all policies."""
+    def strike_records(self) -> int:
+        """Return how many strike records there are under all policies."""
         return int(self._txn.stat(self._dbs.standings)["entries"])
 
     def remember(self, change: BanChange) -> None:
@@ -469,11 +469,11 @@ def _record(kind: int, number: int, ban: Ban, wall_us: int, by: str) -> bytes:
     return _RECORD.pack(_MARK, RECORD_VERSION, kind, number, len(body), crc32(body)) + body
 
 
-def _pack_standing(standing: Standing) -> bytes:
-    strikes = [list(strike) for strike in standing.strikes]
-    return json.dumps([standing.level, standing.last_us, standing.until_us, strikes], separators=(",", ":")).encode()
+def _pack_record(record: StrikeRecord) -> bytes:
+    strikes = [list(strike) for strike in record.strikes]
+    return json.dumps([record.level, record.last_us, record.until_us, strikes], separators=(",", ":")).encode()
 
 
-def _read_standing(row: bytes) -> Standing:
+def _unpack_record(row: bytes) -> StrikeRecord:
     level, last_us, until_us, strikes = json.loads(row[_NUMBER.size :])
-    return Standing(level, last_us, until_us, [Strike(*strike) for strike in strikes])
+    return StrikeRecord(level, last_us, until_us, [Strike(*strike) for strike in strikes])

@@ -20,8 +20,7 @@ from ...core.bans.in_force import Ban, BanChange, Guarded, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import BanRules, Steady
-from ...core.bans.standing import Standing
-from ...core.bans.standing_view import KeptStandings, kept_standings
+from ...core.bans.strikes import StoredRecords, StrikeRecord, stored_records
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.errors import StoreError
@@ -140,12 +139,12 @@ class LmdbBans(BanStore):
             time.sleep(LOAD_PAUSE_S)
         return len(known.bans)
 
-    def standings(self, keys: Sequence[str]) -> KeptStandings:
+    def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. This changes nothing."""
 
-        def look(transaction: Transaction) -> KeptStandings:
+        def look(transaction: Transaction) -> StoredRecords:
             ledgers = BanRecords(transaction.txn, transaction.dbs).by_name()
-            return self._moments()[0], kept_standings(ledgers, keys)
+            return self._moments()[0], stored_records(ledgers, keys)
 
         return self._transactions.read(look)
 
@@ -179,8 +178,8 @@ class LmdbBans(BanStore):
         yield [head]
         for bans in self._parts("bans", self._active_of):
             yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
-        for standings in self._parts("struck", self._standings_of):
-            yield list(to_rows(Bans([], list(standings)), now_us, wall_us))[1:]
+        for strike_records in self._parts("struck", self._records_of):
+            yield list(to_rows(Bans([], list(strike_records)), now_us, wall_us))[1:]
 
     def _parts(
         self, name: str, read: Callable[[BanRecords, Sequence[tuple[bytes, bytes]]], Sequence[T]]
@@ -201,17 +200,17 @@ class LmdbBans(BanStore):
         found = [record.ban for record in (read_record(packed) for _, packed in rows) if record is not None]
         return [ban for ban in found if not ban.is_over(*moments)]
 
-    def _standings_of(
+    def _records_of(
         self, records: BanRecords, rows: Sequence[tuple[bytes, bytes]]
-    ) -> Sequence[tuple[str, str, Standing]]:
-        """Return (policy, key, standing) for some rows of `struck`, without standings that are over."""
+    ) -> Sequence[tuple[str, str, StrikeRecord]]:
+        """Return (policy, key, record) for some rows of `struck`, without strike records that are over."""
         (now_us, _), found = self._moments(), []
         for row, packed in rows:
             policy, key = policy_of(row), text_of(packed)
             ledger = records.open_ledger(policy)
-            standing = ledger.standings.get(key)
-            if standing is not None and not ledger.is_over(standing, now_us):
-                found.append((policy, key, standing))
+            record = ledger.strikes.get(key)
+            if record is not None and not ledger.is_over(record, now_us):
+                found.append((policy, key, record))
         return found
 
     def _take_over(self, found: Sequence[Ban], rules: BanRules) -> int:
@@ -237,8 +236,8 @@ class LmdbBans(BanStore):
         return len(known.bans)
 
     def _load_jobs(self, known: Bans) -> Iterator[tuple[int, Job]]:
-        """Yield the jobs that take bans and standings over, each with how many bans are taken over before it."""
-        bans, standings = known
+        """Yield the jobs that take bans and strike records over, each with how many bans are taken over before it."""
+        bans, strike_records = known
         if self.count() + len(bans) > self._most:
             for _ in range(0, self.count(), LOAD_STEP):
                 yield 0, lambda transaction: self.sweep(transaction, LOAD_STEP)
@@ -247,8 +246,8 @@ class LmdbBans(BanStore):
         )
         for at in range(0, len(bans), LOAD_STEP):
             yield at, self._taking_over(Bans(bans[at : at + LOAD_STEP], []))
-        for at in range(0, len(standings), LOAD_STEP):
-            yield len(bans), self._taking_over(Bans([], standings[at : at + LOAD_STEP]))
+        for at in range(0, len(strike_records), LOAD_STEP):
+            yield len(bans), self._taking_over(Bans([], strike_records[at : at + LOAD_STEP]))
 
     def _taking_over(self, some: Bans) -> Job:
         return partial(self._work, lambda rules: rules.take_over(some, *self._moments()))

@@ -10,11 +10,9 @@ from typing import Final, TypeVar, overload
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
 from ...core.bans.policy import BanPolicy
-from ...core.bans.records import MAX_HISTORY, Ledger
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.rules import BanRules, Steady
-from ...core.bans.standing import Standing
-from ...core.bans.standing_view import KeptStandings, kept_standings
+from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
+from ...core.bans.strikes import Ledger, StoredRecords, StrikeRecord, stored_records
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.store import BanStore, Clock, Event
@@ -30,45 +28,45 @@ _LET_GO_EVERY: Final = 64
 """Demands while anybody is banned, between two looks for bans that have ended: nobody pays for those for ever."""
 
 
-class MemoryStandings:
-    """The standings under one policy.
+class MemoryStrikeQueue:
+    """The strike records under one policy.
 
-    A standing without strikes, which is that of a banned key, is held as a tuple of its numbers: Python's garbage
+    A record without strikes, which is that of a banned key, is held as a tuple of its numbers: Python's garbage
     collector leaves tuples of numbers out, however many keys are banned.
     """
 
     def __init__(self) -> None:
         # Not a plain dict, which looks for its first entry among all that were deleted.
-        self._by_key: OrderedDict[str, Standing | tuple[int, int, int]] = OrderedDict()
+        self._by_key: OrderedDict[str, StrikeRecord | tuple[int, int, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def items(self) -> Iterator[tuple[str, Standing]]:
-        """Yield each key and its standing; the key that was struck longest ago comes first."""
+    def items(self) -> Iterator[tuple[str, StrikeRecord]]:
+        """Yield each key and its strike record; the key that was struck longest ago comes first."""
         return ((key, _of_numbers(known)) for key, known in self._by_key.items())
 
-    def get(self, key: str) -> Standing | None:
-        """Return the standing of a key."""
+    def get(self, key: str) -> StrikeRecord | None:
+        """Return the strike record of a key."""
         known = self._by_key.get(key)
         return None if known is None else _of_numbers(known)
 
-    def put(self, key: str, standing: Standing) -> None:
-        """Record a standing; a new one comes to the end of the queue."""
-        self._by_key[key] = standing if standing.strikes else (standing.level, standing.last_us, standing.until_us)
+    def put(self, key: str, record: StrikeRecord) -> None:
+        """Record a strike record; a new one comes to the end of the queue."""
+        self._by_key[key] = record if record.strikes else (record.level, record.last_us, record.until_us)
 
-    def keep(self, key: str, standing: Standing) -> None:
-        """Record a change of a standing; the key stays where it is in the queue."""
-        self.put(key, standing)
+    def keep(self, key: str, record: StrikeRecord) -> None:
+        """Record a change of a strike record; the key stays where it is in the queue."""
+        self.put(key, record)
 
-    def take(self, key: str) -> Standing | None:
-        """Take a standing out."""
+    def take(self, key: str) -> StrikeRecord | None:
+        """Take a strike record out."""
         known = self._by_key.pop(key, None)
         return None if known is None else _of_numbers(known)
 
 
-def _of_numbers(known: Standing | tuple[int, int, int]) -> Standing:
-    return Standing(*known) if isinstance(known, tuple) else known
+def _of_numbers(known: StrikeRecord | tuple[int, int, int]) -> StrikeRecord:
+    return StrikeRecord(*known) if isinstance(known, tuple) else known
 
 
 def _in_force(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
@@ -98,19 +96,19 @@ class MemoryRecords:
         """Return the ledger of a policy, a new one if there is none."""
         ledger = self.by_policy.get(policy)
         if ledger is None:
-            ledger = self.by_policy[policy] = Ledger(MemoryStandings())
+            ledger = self.by_policy[policy] = Ledger(MemoryStrikeQueue())
         return ledger
 
     def ledgers(self) -> Collection[Ledger]:
         """Return the ledgers of all policies."""
         return self.by_policy.values()
 
-    def standings(self) -> int:
-        """Return how many standings there are under all policies."""
-        return sum(len(ledger.standings) for ledger in self.by_policy.values())
+    def strike_records(self) -> int:
+        """Return how many strike records there are under all policies."""
+        return sum(len(ledger.strikes) for ledger in self.by_policy.values())
 
     def forget_all(self) -> None:
-        """Forget all bans, standings and changes."""
+        """Forget all bans, strike records and changes."""
         for key in list(self.list.by_key):
             self.list.remove(key)
         self.prefixes.clear()
@@ -229,10 +227,10 @@ class MemoryBans(BanStore):
         with self._lock:
             self._records.forget_all()
 
-    def standings(self, keys: Sequence[str]) -> KeptStandings:
+    def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. Changes nothing."""
         with self._lock:
-            return self._moments()[0], kept_standings(self._records.by_policy, keys)
+            return self._moments()[0], stored_records(self._records.by_policy, keys)
 
     def active(self) -> Sequence[Ban]:
         """Return the bans in force."""
@@ -255,14 +253,14 @@ class MemoryBans(BanStore):
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         with self._lock:
             now_us, wall_us = self._moments()
-            standings = [
-                (name, key, standing)
+            strike_records = [
+                (name, key, record)
                 for name, ledger in self._records.by_policy.items()
-                for key, standing in ledger.standings.items()
-                if not ledger.is_over(standing, now_us)
+                for key, record in ledger.strikes.items()
+                if not ledger.is_over(record, now_us)
             ]
             bans = _in_force(list(self.list.by_key.values()), now_us, wall_us)
-            return list(to_rows(Bans(list(bans), standings), now_us, wall_us))
+            return list(to_rows(Bans(list(bans), strike_records), now_us, wall_us))
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""

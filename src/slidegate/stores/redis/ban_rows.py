@@ -1,4 +1,4 @@
-"""How bans, standings, policies and reports are packed for Redis; ``lua/bans.lua`` reads and writes the same."""
+"""How bans, strike records, policies and reports are packed for Redis; ``lua/bans.lua`` reads and writes the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from struct import Struct
 from time import monotonic
 from typing import Final
 
-from ...core.bans.ban_events import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
 from ...core.bans.in_force import Ban, BanChange, Guarded
 from ...core.bans.policy import BanPolicy
-from ...core.bans.standing import Standing, Strike
+from ...core.bans.rules import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
+from ...core.bans.strikes import Strike, StrikeRecord
 from ...core.store import Event
 
 _FOR_EVER: Final = -1
@@ -70,33 +70,33 @@ def unpack_change(packed: bytes) -> BanChange:
     return BanChange(_KINDS[kind], ban, wall_us, text_of(rest[:by]))  # type: ignore[arg-type]
 
 
-def pack_standing(policy: str, standing: Standing) -> bytes:
+def pack_record(policy: str, record: StrikeRecord) -> bytes:
     """Pack how a key stands under a policy that may not be known here."""
     name = bytes_of(policy)
     strikes = [
         _STRIKE.pack(strike.at_us, strike.weight, len(source)) + source
-        for strike in standing.strikes
+        for strike in record.strikes
         for source in (bytes_of(strike.source),)
     ]
-    numbers = min(standing.level, _MAX_NUMBER), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
+    numbers = min(record.level, _MAX_NUMBER), record.last_us, record.until_us, 0, 0, len(strikes), len(name)
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
 
 
-def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing, int, int]]:
-    """Read how a key stands under each policy: its name, the standing, its window and its `forgive_us`."""
+def unpack_records(packed: bytes) -> Iterator[tuple[str, StrikeRecord, int, int]]:
+    """Read how a key stands under each policy: its name, the strike record, its window and its `forgive_us`."""
     at = 0
     while at < len(packed):
         level, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
         at += _STANDING.size
         name = text_of(packed[at : at + length])
         at += length
-        standing = Standing(level, last_us, until_us)
+        record = StrikeRecord(level, last_us, until_us)
         for _ in range(many):
             at_us, weight, length = _STRIKE.unpack_from(packed, at)
             at += _STRIKE.size
-            standing.strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
+            record.strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
             at += length
-        yield name, standing, window_us, forgive_us
+        yield name, record, window_us, forgive_us
 
 
 def pack_policy(policy: BanPolicy) -> bytes:

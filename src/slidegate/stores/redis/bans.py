@@ -23,8 +23,7 @@ from weakref import WeakSet
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.standing import Standing
-from ...core.bans.standing_view import KeptStanding, KeptStandings
+from ...core.bans.strikes import StoredRecord, StoredRecords, StrikeRecord
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.errors import ConfigurationError, StoreError
@@ -39,11 +38,11 @@ from .ban_rows import (
     pack_ban,
     pack_guards,
     pack_policy,
-    pack_standing,
+    pack_record,
     text_of,
     unpack_ban,
     unpack_change,
-    unpack_standings,
+    unpack_records,
     unpack_told,
 )
 from .link import sensible
@@ -164,16 +163,16 @@ class RedisBans(BanStore):
         return bool(await self._command("unban", [bytes_of(key), bytes_of(by)], by=by)) or unsent
 
     @sensible
-    async def standings(self, keys: Sequence[str]) -> KeptStandings:
+    async def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. Changes nothing.
 
         Strikes that workers have not sent yet, those of the last 100 ms, are left out.
         """
-        now_us, *rows = await self._command("standings", [bytes_of(key) for key in keys])
+        now_us, *rows = await self._command("strike_records", [bytes_of(key) for key in keys])
         return int(now_us), [
-            KeptStanding(policy, key, standing, window_us, forgive_us)
+            StoredRecord(policy, key, record, window_us, forgive_us)
             for key, row in zip(keys, rows, strict=True)
-            for policy, standing, window_us, forgive_us in unpack_standings(row)
+            for policy, record, window_us, forgive_us in unpack_records(row)
         ]
 
     @sensible
@@ -200,7 +199,7 @@ class RedisBans(BanStore):
         async for bans in self.active_parts():
             yield self._rows(Bans(list(bans), []))[1:]
         async for part in self._scan(STANDINGS, self._batcher()):
-            yield self._rows(Bans([], _standings_in(part)))[1:]
+            yield self._rows(Bans([], _records_in(part)))[1:]
 
     def _rows(self, known: Bans) -> list[Row]:
         return list(to_rows(known, *self.cache.now_us()))
@@ -219,8 +218,8 @@ class RedisBans(BanStore):
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         bans, batcher = await self.active(), self._batcher()
-        standings = [row async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)]
-        rows = to_rows(Bans(bans, standings), *self.cache.now_us())
+        strike_records = [row async for part in self._scan(STANDINGS, batcher) for row in _records_in(part)]
+        rows = to_rows(Bans(bans, strike_records), *self.cache.now_us())
         return [row async for some in in_steps(rows) for row in some]
 
     @sensible
@@ -233,10 +232,10 @@ class RedisBans(BanStore):
         async for bans in in_steps(known.bans):
             packed = [part for ban in bans for part in (bytes_of(ban.key), pack_ban(ban))]
             await self._command("load", [len(bans), *packed])
-        async for some in in_steps(known.standings):
+        async for some in in_steps(known.strike_records):
             asked: list[bytes | int] = [0]
-            for policy, key, standing in some:
-                asked += [bytes_of(key), bytes_of(policy), pack_standing(policy, standing)]
+            for policy, key, record in some:
+                asked += [bytes_of(key), bytes_of(policy), pack_record(policy, record)]
             await self._command("load", asked)
         await self.refresh(batcher)
         return len(known.bans)
@@ -257,10 +256,10 @@ class RedisBans(BanStore):
         # Bans made by hand are always recorded, so those that are read need no room either.
         in_force = {ban.key for ban in self.cache.in_force()}
         bans = {ban.key for ban in known.bans if ban.level} - in_force
-        standings, held = {standing[:2] for standing in known.standings}, set[tuple[str, str]]()
-        if standings:
-            held = {row[:2] async for part in self._scan(STANDINGS, batcher) for row in _standings_in(part)}
-        for what, new, have in (("bans", bans, len(in_force)), ("standings", standings - held, len(held))):
+        strike_records, held = {record[:2] for record in known.strike_records}, set[tuple[str, str]]()
+        if strike_records:
+            held = {row[:2] async for part in self._scan(STANDINGS, batcher) for row in _records_in(part)}
+        for what, new, have in (("bans", bans, len(in_force)), ("strike records", strike_records - held, len(held))):
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
 
@@ -443,9 +442,9 @@ def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _standings_in(part: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, Standing]]:
-    """Return (policy, key, standing) for the fields and values of the hash of standings."""
-    return [(policy, text_of(key), standing) for key, row in part for policy, standing, _, _ in unpack_standings(row)]
+def _records_in(part: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, StrikeRecord]]:
+    """Return (policy, key, record) for the fields and values of the hash of strike records."""
+    return [(policy, text_of(key), record) for key, row in part for policy, record, _, _ in unpack_records(row)]
 
 
 def _gone_on(ban: Ban, now_us: int) -> Ban:

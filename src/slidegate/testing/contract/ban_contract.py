@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
-from ...core.bans.standing_view import PolicyStanding, policy_standing
+from ...core.bans.strikes import PolicyStrikes, policy_strikes
 from ...core.decision import Reason
 from ...core.errors import ConfigurationError
 from ..clock import FakeClock
@@ -155,14 +155,14 @@ class BansContract:
         await store.strike("user:ann", 4, scan)
         known = {"abuse": POLICY, "scan": scan}
 
-        async def stands(*keys: str) -> list[PolicyStanding | None]:
-            now_us, kept = await settle(store.raw.bans.standings(keys))
-            return [policy_standing(one, known[one.policy], now_us) for one in kept]
+        async def stands(*keys: str) -> list[PolicyStrikes | None]:
+            now_us, kept = await settle(store.raw.bans.strike_records(keys))
+            return [policy_strikes(one, known[one.policy], now_us) for one in kept]
 
         ends_us, now_us = start_us + POLICY.duration_us, start_us + SECOND_US
-        eve = PolicyStanding("abuse", "user:eve", 0, 3, 1, ends_us, ends_us + POLICY.forgive_us)
-        ann = PolicyStanding("abuse", "user:ann", 2, 3, 0, start_us, None)
-        scans = PolicyStanding("scan", "user:ann", 4, 5, 0, now_us, None)
+        eve = PolicyStrikes("abuse", "user:eve", 0, 3, 1, ends_us, ends_us + POLICY.forgive_us)
+        ann = PolicyStrikes("abuse", "user:ann", 2, 3, 0, start_us, None)
+        scans = PolicyStrikes("scan", "user:ann", 4, 5, 0, now_us, None)
         for _ in range(3):
             assert await stands("user:eve") == [eve]
             assert sorted(filter(None, await stands("user:ann", "user:eve", "user:bob"))) == [ann, eve, scans]

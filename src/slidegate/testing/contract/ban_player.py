@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ...core.addresses import parse_address
 from ...core.bans.in_force import Ban, Guarded
 from ...core.bans.policy import BanPolicy
-from ...core.bans.standing_view import KeptStanding, policy_standing
+from ...core.bans.strikes import StoredRecord, policy_strikes
 from ...core.decision import Bucket, Reason
 from ...core.limits import parse_limits
 from ...core.store import Event, Store
@@ -147,7 +147,7 @@ class BanPlayer:
     async def _unban(self, key: str) -> None:
         self.moves.append(f"an unban of {key}")
         changed = await settle(self.store.bans.unban(key, HAND))
-        # A store that does not know the policy yet may drop an empty standing whenever it likes.
+        # A store that does not know the policy yet may drop an empty record whenever it likes.
         if self.model.knows(self._ladders, key, self.now_us):
             same(changed, True)
         elif key not in self.named:
@@ -171,7 +171,7 @@ class BanPlayer:
         rows = list(await settle(self.store.bans.dump()))
         await self._compare_bans(rows)
         await self._compare_changes()
-        await self._compare_standings(rows)
+        await self._compare_records(rows)
 
     async def _compare_bans(self, rows: list[Any]) -> None:
         in_force = self.model.active(self.now_us)
@@ -192,8 +192,8 @@ class BanPlayer:
         same([one for one in told if one[0] != "shadow_banned"], [change[:2] for change in changes])
         same([key for kind, key in told if kind == "shadow_banned"], [key for _, key in self.model.reports])
 
-    async def _compare_standings(self, rows: list[Any]) -> None:
-        now_us, kept = await settle(self.store.bans.standings(sorted(self.named - {""})))
+    async def _compare_records(self, rows: list[Any]) -> None:
+        now_us, kept = await settle(self.store.bans.strike_records(sorted(self.named - {""})))
         looked = {(one.policy, one.key): one for one in kept}
         stands = {(row["policy"], row["standing"]): row for row in rows if "standing" in row}
         for policy in self._ladders:
@@ -243,9 +243,9 @@ def _told(event: Event) -> tuple[str, Any]:
     return event.kind, event.details["key"]
 
 
-def _seen(kept: KeptStanding | None, policy: BanPolicy, now_us: int) -> Stand:
+def _seen(kept: StoredRecord | None, policy: BanPolicy, now_us: int) -> Stand:
     """Read off where a key stands, as an operator sees it."""
-    stands = None if kept is None else policy_standing(kept, policy, now_us)
+    stands = None if kept is None else policy_strikes(kept, policy, now_us)
     return Stand(0, 0) if stands is None else Stand(stands.level, min(stands.strikes, policy.after.amount))
 
 

@@ -70,12 +70,12 @@ local function strike(policy, key, weight, reason, source, most)
   if ban and not is_over(ban) then
     return nil
   end
-  local found = standings_of(key)
+  local found = records_of(key)
   if not found[policy.name] then
     if make_room(most) then
       tell(DROPPED, nil, key)
     end
-    found = standings_of(key) -- another one of this key may have made room
+    found = records_of(key) -- another one of this key may have made room
   end
   local s = found[policy.name] or { level = 0, last = 0, until_at = 0, strikes = {} }
   found[policy.name] = s
@@ -103,7 +103,7 @@ local function strike(policy, key, weight, reason, source, most)
       tell(SHADOW, made, key)
     end
   end
-  keep_standings(key, found)
+  keep_records(key, found)
   return made
 end
 
@@ -122,7 +122,7 @@ function commands.strike()
     strike(policy_at(ARGV[10], 11), ARGV[9], 1, ARGV[11], key, most)
   end
   keep_time()
-  local s, missing = standings_of(key)[policy.name], policy.amount
+  local s, missing = records_of(key)[policy.name], policy.amount
   for _, counted in ipairs(s and s.strikes or {}) do
     missing = missing - counted.weight
   end
@@ -145,7 +145,7 @@ end
 function commands.unban()
   local key, by = ARGV[3], ARGV[4]
   local ban, forgotten = ban_of(key), false
-  for name, s in pairs(standings_of(key)) do
+  for name, s in pairs(records_of(key)) do
     forgotten = forgotten or over_at(s) > now
     redis.call("ZREM", KEYS[OVER], member_of(key, name))
   end
@@ -172,17 +172,17 @@ function commands.prolong()
     if ban and ban.prolong > 0 and not is_over(ban) and now + ban.prolong > ban.ends then
       ban.ends = now + ban.prolong
       record(ban)
-      local found = standings_of(ban.key)
+      local found = records_of(ban.key)
       if found[ban.by] then
         found[ban.by].until_at = ban.ends
-        keep_standings(ban.key, found)
+        keep_records(ban.key, found)
       end
     end
   end
   return ""
 end
 
--- how many bans, then key and row of each, then key, name and row of each standing
+-- how many bans, then key and row of each, then key, name and row of each strike record
 function commands.load()
   local place = 4
   for _ = 1, tonumber(ARGV[3]) do
@@ -195,14 +195,14 @@ function commands.load()
   end
   while place < #ARGV do
     local key, name, row = ARGV[place], ARGV[place + 1], ARGV[place + 2]
-    local found = standings_of(key)
+    local found = records_of(key)
     local last_strike = unpack_from("<i8", row, 5)
     if not found[name] or found[name].last <= last_strike then
       found[name] = nil
-      keep_standings(key, found)
+      keep_records(key, found)
       local others = redis.call("HGET", KEYS[STANDINGS], key) or ""
       redis.call("HSET", KEYS[STANDINGS], key, others .. row)
-      keep_standings(key, standings_of(key))
+      keep_records(key, records_of(key))
     end
     place = place + 3
   end
@@ -250,7 +250,7 @@ function commands.find()
 end
 
 -- keys. Answers with the bans' time, then how each key stands under each policy, "" where it does not
-function commands.standings()
+function commands.strike_records()
   local found = { text_of(now) }
   for place, row in ipairs(ARGV[3] and redis.call("HMGET", KEYS[STANDINGS], unpack(ARGV, 3)) or {}) do
     found[place + 1] = row or ""
@@ -277,7 +277,7 @@ function commands.clear()
 end
 
 local answer = commands[ARGV[2]]()
-if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "standings" then
+if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "strike_records" then
   note_parts()
 end
 local times = pack("<i8i8i8i8", now, wall, ahead, reset)

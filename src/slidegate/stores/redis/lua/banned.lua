@@ -29,7 +29,7 @@ local function make_banned(list)
     return ban.ends >= 0 and (now >= ban.ends or wall >= ban.wall + ban.ends - ban.made)
   end
 
-  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans/standing.py: where the
+  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans/strikes.py: where the
   -- server's does, the lead grows by as much, for all workers.
   function b.time(meta, wall, ahead, latest)
     if wall + ahead < latest then

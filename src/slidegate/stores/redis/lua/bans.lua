@@ -6,7 +6,7 @@
 --   list        a ban for each key, see banned.lua     ends       keys by the end of their ban
 --   changes     keys by the number of their last change, the latest `MOST_CHANGES`
 --   history     the latest `MOST_HISTORY` changes, newest first
---   standings   for each key, how it stands under each policy     over       these standings by when they are forgotten
+--   standings   for each key, how it stands under each policy     over       these strike records by when they are forgotten
 --   prefixes    keys that may be prefixes banned by a policy
 
 local MOST_CHANGES, MOST_HISTORY = 4096, 10000
@@ -138,7 +138,7 @@ local function is_lost(place)
   return (ends == -1 or ends > now + SURE_US) and redis.call("EXISTS", KEYS[place]) == 0
 end
 
--- Redis may evict any key, and a list of bans without their ends, or standings without theirs, would never be forgotten:
+-- Redis may evict any key, and a list of bans without their ends, or strike records without theirs, would never be forgotten:
 -- so they go together. Where bans are lost the data has another life from now on, so that all workers learn of it.
 local function notice_loss()
   if is_lost(STANDINGS) or is_lost(OVER) then
@@ -157,11 +157,11 @@ if parts then
   notice_loss()
 end
 
--- How keys stand under policies, as core/bans/standing.py. A standing is a table like `Standing`, with the `window` and
+-- How keys stand under policies, as core/bans/strikes.py. A record is a table like `StrikeRecord`, with the `window` and
 -- the `forgive` of its policy, so that it is known when there is nothing left to remember; both are 0 where it was
 -- loaded and its policy has not struck since.
 
-local function standings_of(key)
+local function records_of(key)
   local row = redis.call("HGET", KEYS[STANDINGS], key)
   local found, at = {}, 1
   while row and at <= #row do
@@ -197,12 +197,12 @@ local function over_at(s)
   return ends
 end
 
--- The member of `over` for a standing.
+-- The member of `over` for a strike record.
 local function member_of(key, name)
   return pack("<H", #name) .. name .. key
 end
 
-local function keep_standings(key, found)
+local function keep_records(key, found)
   local parts, ends = {}, 0
   for name, s in pairs(found) do
     local over = over_at(s)
@@ -227,27 +227,27 @@ local function keep_standings(key, found)
   keep(OVER, ends)
 end
 
-local function forget_standing(member)
+local function forget_record(member)
   redis.call("ZREM", KEYS[OVER], member)
   local size = unpack_from("<H", member)
   local name, key = sub(member, 3, size + 2), sub(member, size + 3)
-  local found = standings_of(key)
+  local found = records_of(key)
   if found[name] then
     found[name] = nil
-    keep_standings(key, found)
+    keep_records(key, found)
   end
 end
 
--- Make room for one more standing; tell whether one had to be forgotten that was not over.
+-- Make room for one more strike record; tell whether one had to be forgotten that was not over.
 local function make_room(most)
   local over = redis.call("ZRANGEBYSCORE", KEYS[OVER], "-inf", text_of(now), "LIMIT", 0, 2)
   for _, member in ipairs(over) do
-    forget_standing(member)
+    forget_record(member)
   end
   if redis.call("ZCARD", KEYS[OVER]) < most then
     return false
   end
-  forget_standing(redis.call("ZRANGE", KEYS[OVER], 0, 0)[1])
+  forget_record(redis.call("ZRANGE", KEYS[OVER], 0, 0)[1])
   return true
 end
 
