@@ -377,8 +377,8 @@ def test_bans_and_unbans_are_told_with_who_and_why() -> None:
     details = [dict(event.details) for event in scene.heard.events]
     assert details[0].pop("until") == scene.bans.history()[0].ban.until
     assert details == [
-        {"key": "ann", "by": "abuse", "reason": "why", "level": 1},
-        {"key": "192.0.2.0/24", "by": "eve", "reason": "by request", "level": 0, "until": None},
+        {"key": "ann", "by": "abuse", "reason": "why", "ban_level": 1},
+        {"key": "192.0.2.0/24", "by": "eve", "reason": "by request", "ban_level": 0, "until": None},
         {"key": "ann", "by": "bob", "was_by": "abuse"},
     ]
 
@@ -426,7 +426,7 @@ def test_what_a_policy_would_have_done_is_told() -> None:
         "shadow_banned",
         "policy 'abuse' would have banned ann for 10m: why",
     )
-    assert event.details == {"policy": "abuse", "key": "ann", "level": 1, "reason": "why"}
+    assert event.details == {"policy": "abuse", "key": "ann", "ban_level": 1, "reason": "why"}
 
 
 def test_a_cap_is_told_once_a_minute_for_each_policy() -> None:

@@ -136,7 +136,7 @@ export class ClientsView {
     ];
   }
 
-  // "3 of 20 strikes for scanners, level 1"
+  // "3 of 20 strikes, level 1"
   strikes(key, { policy, target, strikes, needed, level, clean_since_at: since, clean_until_at: until }) {
     const made = needed === null ? `${count(strikes)} strikes` : `${count(strikes)} of ${count(needed)} strikes`;
     const clean = until && (since > now() ? `; the level is forgiven from ${moment(since)} to ${moment(until)}` : `; clean since ${moment(since)}, forgiven at ${moment(until)}`);

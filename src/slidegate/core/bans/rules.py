@@ -323,7 +323,7 @@ class Steady:
 def banned(ban: Ban) -> Event:
     """Tell that a ban was made."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
-    details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "level": ban.level, "until": ban.until}
+    details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
     told = f"paused {until}" if ban.by == PAUSED_BY else f"banned {until} by {ban.by}"
     return Event("banned", f"{shown(ban.key)} is {told}: {ban.reason}", details)
 
@@ -337,7 +337,7 @@ def shadow_banned(ban: Ban) -> Event:
     """Tell of the ban that a policy would have made which only reports."""
     length = format_duration((ban.ends_us or 0) - ban.made_us)
     message = f"policy {ban.by!r} would have banned {shown(ban.key)} for {length}: {ban.reason}"
-    details = {"policy": ban.by, "key": ban.key, "level": ban.level, "reason": ban.reason}
+    details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
     return Event("shadow_banned", message, details)
 
 

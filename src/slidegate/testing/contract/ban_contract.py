@@ -100,7 +100,7 @@ class BansContract:
         assert (history[2].at - history[0].at).total_seconds() == 1
         assert store.heard.kinds == [kind for kind, *_ in rows]
         first = store.heard.events[0].details
-        assert (first["key"], first["by"], first["reason"], first["level"]) == ("user:eve", "abuse", "refused", 1)
+        assert (first["key"], first["by"], first["reason"], first["ban_level"]) == ("user:eve", "abuse", "refused", 1)
 
     @with_store()
     async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
