@@ -53,13 +53,13 @@ def hits(store: MemoryStore, client: str, *, allowed: bool) -> Candidate:
     bucket = Bucket("rule", parse_limits("1000000000/minute"))
     address = parse_address(client)
     assert address is not None
-    checks, guarded = ((bucket, client, 1),), (address,)
+    checks, subjects = ((bucket, client, 1),), (address,)
 
     async def run() -> float:
         passed = 0
         started_s = time.perf_counter()
         for _ in range(HITS):
-            passed += store.hit(checks, guarded).allowed
+            passed += store.hit(checks, subjects).allowed
         taken_s = time.perf_counter() - started_s
         if passed != HITS * allowed:
             raise RuntimeError(f"{passed} of {HITS} hits passed")

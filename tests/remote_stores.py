@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import BanStore, Bucket, Check, Decision, Guarded, Observer, Store
+from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Observer, Store
 from slidegate.testing import FakeClock
 
 
@@ -21,8 +21,8 @@ class RemoteBans(BanStore):
     def _answer(self, name: str, *arguments: Any) -> Any:
         return self._store.answer(getattr(self._store.inner.bans, name), *arguments)
 
-    def find(self, guarded: Sequence[Guarded]) -> Any:
-        return self._answer("find", guarded)
+    def find(self, subjects: Sequence[BanSubject]) -> Any:
+        return self._answer("find", subjects)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Any:
         return self._answer("strike", policy, key, weight, reason, prefix)
@@ -61,11 +61,11 @@ class RemoteStore(Store):
         """Return or await what the inner store answers."""
         return question(*arguments)
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Any:
-        return self.answer(partial(self.inner.hit, first_in_line=first_in_line), checks, guarded)
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False) -> Any:
+        return self.answer(partial(self.inner.hit, first_in_line=first_in_line), checks, subjects)
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Any:
-        return self.answer(self.inner.peek, checks, guarded)
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Any:
+        return self.answer(self.inner.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Any:
         return self.answer(self.inner.charge, checks)

@@ -11,8 +11,7 @@ import pytest
 
 from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow, Reason
-from slidegate.core.barred import Barred, RuleBlock
-from slidegate.core.decision import Check
+from slidegate.core.decision import BanRefusal, Check, RuleRefusal
 from slidegate.limiter.decisions import Behind, Parted, Unserved
 from slidegate.limiter.stats import Stats, Traffic
 
@@ -41,8 +40,8 @@ def summary() -> Any:
 SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (BUCKET, OF_BUCKET),
     (DECISION, OF_DECISION),
-    (Barred("a list", None, 5, (CHECK,)), OF_DECISION),
-    (RuleBlock("nobody", 404), (*OF_DECISION, "status")),
+    (BanRefusal("a list", None, 5, (CHECK,)), OF_DECISION),
+    (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
     (counted(), ("resolution", "step_us", "_ring")),

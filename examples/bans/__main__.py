@@ -49,7 +49,7 @@ def table(name: str, report: Report) -> Table:
         ("Loopback, private", f"{len(report.private):,} clients, never banned by design"),
         ("Scanners", f"{len(report.scanners):,}, {len(report.scanners & report.banned):,} of them banned"),
         ("Bans", f"{len(report.bans):,}, {networks:,} of them of networks; {len(report.banned):,} clients met one"),
-        ("Refused by bans", f"{report.barred:,} requests"),
+        ("Refused by bans", f"{report.refusal:,} requests"),
         ("Refused by limits", f"{sum(guesses.values()):,} logins of {len(guesses):,} clients; "
                               f"{sum(others.values()):,} other requests"),
         ("Never an error", f"{len(report.clean):,} clients: {len(report.clean & report.banned):,} banned, "

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from examples.demo.replay import play
-from examples.login.protection import guarded
+from examples.login.protection import subjects
 from slidegate import Limiter, MemoryStore, Networks, Reason
 from slidegate.core import Ban
 from slidegate.core.addresses import canonical_key
@@ -33,14 +33,14 @@ class Visits:
         errors: How many of them were answered with a 4xx, says the log.
         missed: The paths of those requests.
         limited: How many of its requests each rule's limit refused.
-        barred: How many of them a ban refused.
+        refusal: How many of them a ban refused.
     """
 
     requests: int = 0
     errors: int = 0
     missed: set[str] = field(default_factory=set)
     limited: Counter[str] = field(default_factory=Counter)
-    barred: int = 0
+    refusal: int = 0
 
     @property
     def is_scanner(self) -> bool:
@@ -87,12 +87,12 @@ class Report:
     def banned(self) -> set[str]:
         """Clients that a ban was made for, or that are in a banned network and came while it was."""
         named = {ban.key for ban in self.bans}
-        return {client for client, visits in self.clients.items() if visits.barred or canonical_key(client) in named}
+        return {client for client, visits in self.clients.items() if visits.refusal or canonical_key(client) in named}
 
     @property
-    def barred(self) -> int:
+    def refusal(self) -> int:
         """How many requests bans refused."""
-        return sum(visits.barred for visits in self.clients.values())
+        return sum(visits.refusal for visits in self.clients.values())
 
     def limited(self, *rules: str) -> dict[str, int]:
         """Return which clients limits of some rules refused, and how often."""
@@ -110,7 +110,7 @@ async def replay_bans(records: Iterable[AccessRecord]) -> Report:
     clock = FakeClock()
     limiter = Limiter(MemoryStore(clock=clock))
     report = Report()
-    async for record, _, _, decision in play(guarded(logged, limiter), clock, records):
+    async for record, _, _, decision in play(subjects(logged, limiter), clock, records):
         visits = report.clients.setdefault(record.client, Visits())
         visits.requests += 1
         if 400 <= record.status < 500:
@@ -118,6 +118,6 @@ async def replay_bans(records: Iterable[AccessRecord]) -> Report:
             visits.missed.add(record.path)
         if decision.reason is Reason.LIMITED and decision.binding is not None:
             visits.limited[decision.binding.rule] += 1
-        visits.barred += decision.reason is Reason.BANNED
+        visits.refusal += decision.reason is Reason.BANNED
     report.bans = [change.ban async for change in limiter.history()]
     return report

@@ -16,7 +16,7 @@ from slidegate.admin import AdminRoutes
 from slidegate.dashboard import Dashboard
 
 from .accounts import DEVICE_S, Accounts, Devices
-from .protection import guarded, is_wrong
+from .protection import is_wrong, subjects
 
 PER_ACCOUNT = "10/hour"
 """Wrong passwords for one account, from all over the world together."""
@@ -124,4 +124,4 @@ def make_app(
             Mount("/dashboard", Dashboard(limiter, token=token, read_token=read_token, client=client)),
         ]
     )
-    return guarded(site, limiter, proxies)
+    return subjects(site, limiter, proxies)

@@ -45,7 +45,7 @@ BANS = [
 ]
 
 
-def guarded(site: ASGIApp, limiter: Limiter, proxies: Sequence[str] = ()) -> RateLimitMiddleware:
+def subjects(site: ASGIApp, limiter: Limiter, proxies: Sequence[str] = ()) -> RateLimitMiddleware:
     """Put the gate in front of a site.
 
     Args:

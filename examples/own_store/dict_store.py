@@ -15,13 +15,13 @@ from typing import TypeAlias
 from slidegate import StoreError
 from slidegate.core import (
     AnyLimit,
+    BanSubject,
     Bucket,
     Check,
     Clock,
     Concurrency,
     ConfigurationError,
     Decision,
-    Guarded,
     Place,
     Snapshot,
     Store,
@@ -64,20 +64,22 @@ class DictStore(Store):
         self._limits: dict[Name, AnyLimit] = {}
         self.bans = MemoryBans(self._now_us, wall_clock=clock, tell=self.observers.tell_all, max_bans=most)
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), first_in_line: bool = False) -> Decision:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
+    ) -> Decision:
         """Charge every check or none."""
-        barred = self.bans.judge(checks, guarded, prolong=True)
-        if barred is not None:
-            return barred
+        refusal = self.bans.judge(checks, subjects, prolong=True)
+        if refusal is not None:
+            return refusal
         with self._lock:
             now_us = self._now_us()
             return decide(checks, self._find(checks, self._windows, now_us), now_us, first_in_line)
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""
-        barred = self.bans.judge(checks, guarded, prolong=False)
-        if barred is not None:
-            return barred
+        refusal = self.bans.judge(checks, subjects, prolong=False)
+        if refusal is not None:
+            return refusal
         with self._lock:
             now_us, windows = self._clock(), self._windows.copy()
             decision = decide(checks, self._find(checks, windows, now_us), now_us)

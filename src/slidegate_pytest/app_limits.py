@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from slidegate.core.bans.in_force import Ban, Guarded
+from slidegate.core.bans.ban import Ban, BanSubject
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.decision import Check, Decision, Reason
 from slidegate.limiter.engine import Engine, all_engines
@@ -39,13 +39,13 @@ def without_limits() -> Iterator[None]:
         scope[OFF] = True
         await self.app(scope, receive, send)
 
-    async def peek(self: Engine, checks: list[Check], guarded: list[Guarded]) -> Decision:
+    async def peek(self: Engine, checks: list[Check], subjects: list[BanSubject]) -> Decision:
         return Decision(True, Reason.EXEMPT)
 
     async def charge(self: Engine, checks: list[Check]) -> Decision:
         return Decision(True, Reason.EXEMPT)
 
-    async def find_ban(self: Engine, guarded: list[Guarded]) -> Ban | None:
+    async def find_ban(self: Engine, subjects: list[BanSubject]) -> Ban | None:
         return None
 
     def strike_target(self: Engine, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str) -> Ban | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import BanStore, Bucket, Check, Decision, Event, Guarded, Snapshot, Store
+from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Event, Snapshot, Store
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
@@ -25,13 +25,15 @@ class Smallest(Store):
         self.inner = MemoryStore(clock=clock)
         self.bans = MemoryBans(clock, wall_clock=clock, tell=self.observers.tell_all)
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
-        barred = self.bans.judge(checks, guarded, prolong=True)
-        return self.inner.hit(checks, first_in_line=first_in_line) if barred is None else barred
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
+    ) -> Decision:
+        refusal = self.bans.judge(checks, subjects, prolong=True)
+        return self.inner.hit(checks, first_in_line=first_in_line) if refusal is None else refusal
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        barred = self.bans.judge(checks, guarded, prolong=False)
-        return self.inner.peek(checks) if barred is None else barred
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+        refusal = self.bans.judge(checks, subjects, prolong=False)
+        return self.inner.peek(checks) if refusal is None else refusal
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         return self.inner.charge(checks)

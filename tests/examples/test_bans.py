@@ -126,7 +126,7 @@ def test_every_scanner_is_banned(name: str) -> None:
     assert len(found) >= SCANNED[name]
     assert found.keys() <= report_of(name).banned
     for client, own in found.items():
-        assert report_of(name).clients[client].barred > 0.1 * len(own), "soon enough to matter"
+        assert report_of(name).clients[client].refusal > 0.1 * len(own), "soon enough to matter"
 
 
 def test_a_network_of_scanners_is_banned_as_a_whole() -> None:
@@ -155,7 +155,7 @@ def test_the_heaviest_honest_client_is_not_touched(name: str, least: int) -> Non
     client = heaviest_honest(name)
     visits = report_of(name).clients[client]
     assert visits.requests == len(by_client(read(name))[client]) > least
-    assert (visits.barred, visits.limited.total()) == (0, 0)
+    assert (visits.refusal, visits.limited.total()) == (0, 0)
     assert client not in report_of(name).banned
 
 
@@ -168,7 +168,7 @@ def test_an_attack_whose_tries_are_answered_with_401_is_banned() -> None:
     assert {str(network_of(client)) for client in attackers} == {ban.key}
     for client in attackers:
         visits = report_of(SAMPLE).clients[client]
-        assert visits.requests - visits.barred < 20
+        assert visits.requests - visits.refusal < 20
 
 
 # The command
@@ -192,7 +192,7 @@ def test_the_printed_counts_are_those_of_the_log(name: str, capsys: pytest.Captu
     assert shown["Bans"] == [
         len(report.bans), sum(ban.by != "scanning" for ban in report.bans), len(report.banned)
     ]  # fmt: skip
-    assert shown["Refused by bans"] == [sum(visits.barred for visits in report.clients.values())]
+    assert shown["Refused by bans"] == [sum(visits.refusal for visits in report.clients.values())]
     assert shown["Refused by limits"] == [passwords, len(report.limited("login-network")), 0]
     assert shown["Never an error"] == [len(clean(name)), 0, 0]
     assert not [client for client in found if re.search(rf"(?<![\w.:]){re.escape(client)}(?![\w.:])", out)]

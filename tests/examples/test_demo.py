@@ -181,8 +181,8 @@ class Lying(MemoryStore):
 
     OFF_US = 0
 
-    def hit(self, checks: Any, guarded: Any = (), **line: Any) -> Decision:
-        decision = super().hit(checks, guarded, **line)
+    def hit(self, checks: Any, subjects: Any = (), **line: Any) -> Decision:
+        decision = super().hit(checks, subjects, **line)
         if decision.reason is not Reason.LIMITED:
             return decision
         readings = [(*seen, wait_us and wait_us + self.OFF_US) for *seen, wait_us in decision.readings]

@@ -171,7 +171,7 @@ def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
     """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
-    def later(checks: Sequence[Check], guarded: Sequence[Any] = (), **line: Any) -> asyncio.Future[Decision]:
+    def later(checks: Sequence[Check], subjects: Sequence[Any] = (), **line: Any) -> asyncio.Future[Decision]:
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
@@ -450,12 +450,12 @@ class Parts(SickStore):
     def part_of(self, checks: Sequence[Check]) -> str:
         return checks[0][1].partition(":")[0] if checks else "bans"
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = (), *, first_in_line: bool = False) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[Any] = (), *, first_in_line: bool = False) -> Decision:
         part = self.part_of(checks)
         self.parts_asked.append(part)
         if part in self.sick:
             raise self.sick[part]
-        return self.inner.hit(checks, guarded)
+        return self.inner.hit(checks, subjects)
 
 
 def parted() -> tuple[Ward, Parts]:

@@ -120,7 +120,7 @@ from slidegate.core import StoreUnavailable
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
-    async def peek(self, checks, guarded=()):
+    async def peek(self, checks, subjects=()):
         await asyncio.Event().wait()
 
 def peek():
@@ -162,7 +162,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
     asked, cancelled = threading.Event(), threading.Event()
 
     class Hanging(SlowStore):
-        async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = (), **line: Any) -> Decision:
+        async def hit(self, checks: Sequence[Any], subjects: Sequence[Any] = (), **line: Any) -> Decision:
             asked.set()
             try:
                 await asyncio.Event().wait()

@@ -271,9 +271,9 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
     released = threading.Event()
 
     class StrikeRecord(SlowStore):
-        async def peek(self, checks: Any, guarded: Any = ()) -> Any:
+        async def peek(self, checks: Any, subjects: Any = ()) -> Any:
             released.wait(LONG)
-            return self.inner.peek(checks, guarded)
+            return self.inner.peek(checks, subjects)
 
     with Limiter(StrikeRecord(), deadline="1ms").sync as limiter:
         with pytest.raises(StoreTimeout, match="stood still"):

@@ -93,8 +93,8 @@ async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
     class Eager(MemoryStore):
         """Counts no place as taken."""
 
-        def hit(self, checks, guarded=(), **line):  # type: ignore[no-untyped-def]
-            decision = super().hit(checks, guarded, **line)
+        def hit(self, checks, subjects=(), **line):  # type: ignore[no-untyped-def]
+            decision = super().hit(checks, subjects, **line)
             if decision.charge:
                 self.refund(decision)
             return decision

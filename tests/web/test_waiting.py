@@ -306,7 +306,7 @@ async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged
     assert await statuses(app, 2) == [200, 200]
     asked: list[tuple[Any, asyncio.Future[Any]]] = []
 
-    def later(checks: Any, guarded: Any = (), **line: Any) -> asyncio.Future[Any]:
+    def later(checks: Any, subjects: Any = (), **line: Any) -> asyncio.Future[Any]:
         asked.append((checks, asyncio.get_running_loop().create_future()))
         return asked[-1][1]
 

@@ -83,9 +83,9 @@ def questions(limiter: Limiter) -> list[int]:
     asked: list[int] = []
     find = limiter.store.bans.find
 
-    def counting(guarded: Sequence[Any]) -> Any:
-        asked.append(len(guarded))
-        return find(guarded)
+    def counting(subjects: Sequence[Any]) -> Any:
+        asked.append(len(subjects))
+        return find(subjects)
 
     limiter.store.bans.find = counting  # type: ignore[method-assign]
     return asked
@@ -214,10 +214,10 @@ async def test_a_look_that_fails_is_logged_and_followed_by_another(caplog: pytes
     gate = RateLimitMiddleware(listener, rules=[], limiter=limiter)
     find, failures = limiter.store.bans.find, iter(range(3))
 
-    def failing(guarded: Sequence[Any]) -> Any:
+    def failing(subjects: Sequence[Any]) -> Any:
         if next(failures, None) is not None:
             raise RuntimeError("no")
-        return find(guarded)
+        return find(subjects)
 
     limiter.store.bans.find = failing  # type: ignore[method-assign]
     idle = Connection()

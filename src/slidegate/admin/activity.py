@@ -16,10 +16,10 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final, TypedDict, TypeVar
 
-from ..core.bans.in_force import MAX_KEY_BYTES, shown
+from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import StoreError
-from ..core.logs import logger
+from ..core.logs import escaped, logger
 from ..core.statistics.hot_keys import HotKeys
 from ..core.store import Event
 from ..limiter import Limiter
@@ -301,7 +301,7 @@ class ActivityRecorder:
                 "at": _at(event),
                 "kind": event.kind,
                 "message": event.message[:1_024],
-                "details": {shown(str(name))[:64]: _text(value) for name, value in details},
+                "details": {escaped(str(name), 64): _text(value) for name, value in details},
             }
             self._events.append(logged)
 
@@ -390,4 +390,4 @@ def _key(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else shown(str(value))
+    return "" if value is None else escaped(str(value), MAX_REASON)

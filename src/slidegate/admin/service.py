@@ -19,8 +19,8 @@ import anyio
 
 from ..core import decision
 from ..core.addresses import parse_network
-from ..core.bans.in_force import Ban, ban_key, shown
-from ..core.bans.targets import hand_ban_key
+from ..core.bans.ban import MAX_REASON, Ban, ban_key
+from ..core.bans.policy import hand_ban_key
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, StoreError
 from ..core.limits import parse_duration_us
@@ -297,7 +297,7 @@ class AdminService:
             version=release(),
             python=platform.python_version(),
             compiled=not (decision.__file__ or "").endswith(".py"),
-            store=shown(repr(self._limiter.store)),
+            store=escaped(repr(self._limiter.store), MAX_REASON),
             per_process=engine.per_process,
             deadline_s=None if failover is None else failover.deadline_us / _S,
             on_error=None if failover is None else failover.on_error,

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..core import limits
-from ..core.bans.in_force import shown
+from ..core.bans.ban import MAX_REASON
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Decision, LimitState
+from ..core.logs import escaped
 from ..core.networks import Networks
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
@@ -175,8 +176,8 @@ def _key(key: object) -> str:
     if key is None:
         return "client"
     if isinstance(key, keys.Key):
-        return shown(key.identity)
-    return shown(getattr(key, "__qualname__", type(key).__qualname__))
+        return escaped(key.identity, MAX_REASON)
+    return escaped(getattr(key, "__qualname__", type(key).__qualname__), MAX_REASON)
 
 
 class Limit(View):
@@ -430,7 +431,7 @@ class Strikes(View):
                 target=one.key,
                 strikes=one.strikes,
                 needed=one.needed,
-                level=one.rung,
+                level=one.level,
                 clean_since_at=(one.clean_since_us + ahead_us) / _S,
                 clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
             )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from ..core.addresses import parse_network
-from ..core.bans.in_force import Ban
+from ..core.bans.ban import Ban
 from ..core.errors import ConfigurationError
 from .bans_import import FORMS_IN, OWN, SPAN, Import
 from .exits import NotFound

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 import click
 
 from ..core.addresses import parse_network
-from ..core.bans.in_force import clean_reason
-from ..core.bans.targets import hand_ban_key
+from ..core.bans.ban import clean_reason
+from ..core.bans.policy import hand_ban_key
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, parse_duration_us

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from ..core.bans.in_force import Ban, BanChange
+from ..core.bans.ban import Ban, BanChange
 from ..core.errors import ConfigurationError
 from ..core.views import WindowView
 from ..limiter.inspect import KeyStrikes, KeyView

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from ..core.bans.in_force import Ban
+from ..core.bans.ban import Ban
 from ..core.bans.rows import Row
 from ..core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ..core.logs import logger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import decision as _decision
 from .addresses import parse_address
-from .bans.in_force import Ban, BanChange, Guarded
+from .bans.ban import Ban, BanChange, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
 from .counter_window import CounterWindow
@@ -33,6 +33,7 @@ __all__ = [
     "Ban",
     "BanChange",
     "BanStore",
+    "BanSubject",
     "Bucket",
     "Calendar",
     "Check",
@@ -42,7 +43,6 @@ __all__ = [
     "CounterWindow",
     "Decision",
     "Event",
-    "Guarded",
     "HotKeys",
     "InvalidKey",
     "Limit",

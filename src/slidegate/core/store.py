@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from .bans.in_force import Ban, BanChange, Guarded
+from .bans.ban import Ban, BanChange, BanSubject
 from .bans.policy import BanPolicy
 from .bans.rows import Row
 from .bans.strikes import StoredRecords
@@ -116,8 +116,8 @@ class BanStore(ABC):
     """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
 
     @abstractmethod
-    def find(self, guarded: Sequence[Guarded]) -> Ban | Awaitable[Ban | None] | None:
-        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
+        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
 
     @abstractmethod
     def strike(
@@ -254,21 +254,21 @@ class Store:
 
     @abstractmethod
     def hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it.
 
-        A ban of a key of `checks`, or of one of `guarded`, refuses; nothing is charged then.
+        A ban of a key of `checks`, or of one of `subjects`, refuses; nothing is charged then.
 
         Args:
             checks: The demand.
-            guarded: Further keys, and addresses, whose bans refuse.
+            subjects: Further keys, and addresses, whose bans refuse.
             first_in_line: Whether the request is the first of those who wait, for whom units that come free are kept. A
                 store hands it on to `core.decide`.
         """
 
     @abstractmethod
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.bans.in_force import MAX_KEY_BYTES
+from ..core.bans.ban import MAX_KEY_BYTES
 from .failover import FailurePolicy, check_failure_policy
 from .limiter import Limiter, check_cost
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..core.arguments import signature_of
-from ..core.bans.in_force import Guarded
+from ..core.bans.ban import BanSubject
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
@@ -114,22 +114,22 @@ class Limited:
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
         """Take the units, after a wait in line where they come later."""
-        known, guarded = self._engine.keys.learn(key)
-        decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), guarded))
+        known, subjects = self._engine.keys.learn(key)
+        decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), subjects))
         if may_wait(decision):
             waiter = ThreadWaiter(self._without_loop.ask)
-            decision = at_once(self._engine.lines.wait(decision, guarded, waiter))
+            decision = at_once(self._engine.lines.wait(decision, subjects, waiter))
         return _unless_refused(decision)
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:
-        known, guarded = self._engine.keys.learn(key)
-        decision = await self._ask(((bucket, known, self._cost),), guarded)
+        known, subjects = self._engine.keys.learn(key)
+        decision = await self._ask(((bucket, known, self._cost),), subjects)
         if may_wait(decision):
-            decision = await self._engine.lines.wait(decision, guarded)
+            decision = await self._engine.lines.wait(decision, subjects)
         return _unless_refused(decision)
 
-    async def _ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        answer = self._engine.lines.decide(checks, guarded)
+    async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        answer = self._engine.lines.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:

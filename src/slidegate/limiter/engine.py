@@ -3,7 +3,7 @@
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
-    Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
+    Limiter.hit(key, limits)  --->  Engine.decide(checks, subjects)  --->  [Failover.hit  --->]  store.hit
     middleware: its buckets and keys  ----^                         |
                                                                     '--->  listeners, if there are any
 
@@ -19,7 +19,7 @@ from inspect import isawaitable
 from typing import ClassVar, Protocol, TypeAlias, cast
 from weakref import WeakSet
 
-from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
@@ -35,7 +35,7 @@ from .stats import Statistics
 from .waiting import WaitingLines
 from .waits import Waits
 
-AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision]
+AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision]
 """A function that charges every check or none, and never has to be awaited."""
 Listener: TypeAlias = Callable[[Decision], object]
 """Hears a decision, in the thread that asked for it. It must not raise or block."""
@@ -45,7 +45,7 @@ class Decide(Protocol):
     """A function that charges every check or none, as `Store.hit` does."""
 
     def __call__(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none."""
 
@@ -145,9 +145,9 @@ class Engine:
         count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
 
-    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Say what `decide` would answer now. Changes nothing."""
-        answer = self._backend.peek(checks, guarded)
+        answer = self._backend.peek(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
@@ -172,9 +172,9 @@ class Engine:
         if not self._counts_permits:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
 
-    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+    async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
-        answer = self._bans.find(guarded)
+        answer = self._bans.find(subjects)
         return await answer if isawaitable(answer) else answer
 
     def strike_target(
@@ -236,9 +236,9 @@ def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
     """Return a function that decides as `decide` does, and lets listeners hear the decision."""
 
     def decide_and_notify(
-        checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
-        answer = decide(checks, guarded, first_in_line=first_in_line)
+        answer = decide(checks, subjects, first_in_line=first_in_line)
         if not isinstance(answer, Decision):
             return notify_later(answer)
         for listener in listeners:
@@ -254,5 +254,5 @@ def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
     return decide_and_notify
 
 
-def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
+def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False) -> Decision:
     return Decision(True, Reason.EXEMPT)

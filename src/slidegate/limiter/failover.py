@@ -32,7 +32,7 @@ from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.charge import let_go
 from ..core.decision import Check, Decision
@@ -142,27 +142,27 @@ class Failover:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
         if self._troubled and self._is_open(checks):
-            return self.fallback("hit", checks, guarded)
+            return self.fallback("hit", checks, subjects)
         try:
             self._store.keep_deadline(self._deadline_s)
-            answer = self._store.hit(checks, guarded, first_in_line=first_in_line)
+            answer = self._store.hit(checks, subjects, first_in_line=first_in_line)
         except ConfigurationError:
             raise
         except Exception as error:
             self._fail(error, checks)
-            return self.fallback("hit", checks, guarded)
+            return self.fallback("hit", checks, subjects)
         if not isinstance(answer, Decision):
-            return self._hit_later(answer, checks, guarded)
+            return self._hit_later(answer, checks, subjects)
         if self._troubled:
             self._recover(checks)
-        return answer if self._local.made is None else self._strictly(answer, checks, guarded)
+        return answer if self._local.made is None else self._strictly(answer, checks, subjects)
 
     async def _hit_later(
-        self, answer: Awaitable[Decision], checks: Sequence[Check], guarded: Sequence[Guarded]
+        self, answer: Awaitable[Decision], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
         try:
             if self._keeps_deadline:
@@ -178,12 +178,12 @@ class Failover:
             raise
         except Exception as error:
             self._fail(error, checks)
-            return self.fallback("hit", checks, guarded)
+            return self.fallback("hit", checks, subjects)
         if self._troubled:
             self._recover(checks)
         if self._local.made is None:
             return decision
-        strict = self._strictly(decision, checks, guarded)
+        strict = self._strictly(decision, checks, subjects)
         return strict if isinstance(strict, Decision) else await strict
 
     async def _release(self, answer: Awaitable[Decision]) -> None:
@@ -199,15 +199,15 @@ class Failover:
         for part in decision.take_apart(held=True):
             await to_the_end(self.refund(part))
 
-    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now."""
-        decision = await self.ask(lambda: self._store.peek(checks, guarded), None, checks)
+        decision = await self.ask(lambda: self._store.peek(checks, subjects), None, checks)
         if decision is None:
-            return self.fallback("peek", checks, guarded)
+            return self.fallback("peek", checks, subjects)
         local = self.local
         if local is None or not decision.allowed:
             return decision
-        other = local.peek(checks, guarded)
+        other = local.peek(checks, subjects)
         return decision if other.allowed else other
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
@@ -244,11 +244,11 @@ class Failover:
         local = self._local.keep(self._clock() + policy.after.window_us)
         return self._local.keep_ban(local.bans.strike(policy, key, weight, reason, prefix))
 
-    async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return a ban that refuses one of `guarded`; only bans made here are known while the store is away."""
-        ban = await self.ask(lambda: self._store.bans.find(guarded), None)
+    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return a ban that refuses one of `subjects`; only bans made here are known while the store is away."""
+        ban = await self.ask(lambda: self._store.bans.find(subjects), None)
         local = self.local
-        return ban if ban is not None or local is None else local.bans.find(guarded)
+        return ban if ban is not None or local is None else local.bans.find(subjects)
 
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
         """Return the answer to a question, or `default` if none comes in time.
@@ -276,7 +276,7 @@ class Failover:
     # -- answers in place of the store, and beside it ----------------------------------------------------------------
 
     def fallback(
-        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
+        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
     ) -> Decision:
         """Answer in the place of the store."""
         if self.on_error != "local":
@@ -284,20 +284,20 @@ class Failover:
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
             return Unserved(self.on_error == "allow" or what == "charge", checks, max(open_us, MIN_RETRY_US))
         if what == "peek":
-            return self._local.keep().peek(checks, guarded)
+            return self._local.keep().peek(checks, subjects)
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
         local = self._local.keep(self._clock() + max(spans_us, default=0))
-        decision = local.charge(checks) if what == "charge" else local.hit(checks, guarded)
+        decision = local.charge(checks) if what == "charge" else local.hit(checks, subjects)
         return Parted(decision, [(local, decision)]) if decision.charge else decision
 
     def _strictly(
-        self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
+        self, shared: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision | Awaitable[Decision]:
         """Let a request pass only if the local store lets it pass, too."""
         local = self.local
         if local is None or not shared.allowed:
             return shared
-        own = local.hit(checks, guarded)
+        own = local.hit(checks, subjects)
         if own.allowed:
             return Parted(shared, [(self._store, shared), (local, own)])
         self._local.keep_ban(own.ban)  # it may have been prolonged

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from weakref import ref
 
 from ..core.addresses import BITS, format_network, parse_network, prefix_length
-from ..core.bans.in_force import Guarded
+from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import PolicyStrikes, policy_strikes
 from ..core.decision import Bucket
@@ -145,7 +145,9 @@ class KeyStrikes(NamedTuple):
     """How many further ones there are: 0 unless there are more than 200."""
 
 
-async def strikes_of(bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]) -> KeyStrikes:
+async def strikes_of(
+    bans: BanStore, key: str, guards: Sequence[BanSubject], policies: Iterable[BanPolicy]
+) -> KeyStrikes:
     """Return how a key stands.
 
     Args:
@@ -171,7 +173,7 @@ async def strikes_of(bans: BanStore, key: str, guards: Sequence[Guarded], polici
     return KeyStrikes(key, now_us, time_ns() // 1_000, shown, len(found) - len(shown))
 
 
-def networks_around(key: str, guards: Sequence[Guarded] = ()) -> list[str]:
+def networks_around(key: str, guards: Sequence[BanSubject] = ()) -> list[str]:
     """Return the keys of the networks that hold an address or network, itself first; none for any other key.
 
     Args:

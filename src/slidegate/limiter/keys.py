@@ -14,13 +14,13 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from ..core.addresses import canonical_key, parse_address, parse_network
-from ..core.bans.in_force import MAX_KEY_BYTES, Guarded
+from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.decision import Check
 from ..core.errors import ConfigurationError, InvalidKey, is_utf8, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 
-Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
+Known: TypeAlias = tuple[str, tuple[BanSubject, ...]]
 """The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
 
 
@@ -32,15 +32,15 @@ class KeyOf:
     Args:
         shown: The kind of the value.
         spell: Returns the key.
-        guarded: The address whose bans refuse it as well, if it is of one.
+        subjects: The address whose bans refuse it as well, if it is of one.
     """
 
-    __slots__ = ("_shown", "guarded", "spell")
+    __slots__ = ("_shown", "spell", "subjects")
 
-    def __init__(self, shown: str, spell: Callable[[Keys], str], guarded: tuple[Guarded, ...] = ()) -> None:
+    def __init__(self, shown: str, spell: Callable[[Keys], str], subjects: tuple[BanSubject, ...] = ()) -> None:
         self._shown = shown
         self.spell = spell
-        self.guarded = guarded
+        self.subjects = subjects
 
     def __repr__(self) -> str:
         return f"<key {self._shown} of a value>"
@@ -52,7 +52,7 @@ AnyKey: TypeAlias = str | KeyOf
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter take them."""
 
-Question: TypeAlias = tuple[tuple[Check], tuple[Guarded, ...]]
+Question: TypeAlias = tuple[tuple[Check], tuple[BanSubject, ...]]
 """A demand of one check, and the address of its key, if it is one."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
@@ -85,7 +85,7 @@ class Keys:
             InvalidKey: `key` is not text, or empty.
         """
         if isinstance(key, KeyOf):
-            return key.spell(self), key.guarded
+            return key.spell(self), key.subjects
         if not isinstance(key, str) or not key:
             raise InvalidKey(f"key: expected {_EXPECTED}, not {quoted(key)}", _EXPECTED)
         if (found := self.known.get(key)) is not None:
@@ -119,7 +119,7 @@ def _keyed(secret: object) -> blake2b:
     return blake2b(key=encoded, digest_size=16)
 
 
-def _guards(key: str) -> tuple[Guarded, ...]:
+def _guards(key: str) -> tuple[BanSubject, ...]:
     address = parse_address(key)
     if address is None and "/" in key:
         try:

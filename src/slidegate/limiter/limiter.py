@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..core.arguments import names_checked
-from ..core.bans.in_force import Ban, BanChange, Guarded, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy
-from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
+from ..core.bans.ban import Ban, BanChange, BanSubject, ban_key, clean_reason
+from ..core.bans.policy import BanPolicy, NetworkSet, ban_target, hand_ban_key
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
@@ -170,46 +169,46 @@ class Limiter:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
         try:
-            checks, guarded = self._questions[rule][limits][key]
+            checks, subjects = self._questions[rule][limits][key]
         except (KeyError, TypeError):
-            checks, guarded = self._question(key, limits, rule)
+            checks, subjects = self._question(key, limits, rule)
         if cost is not ONE_UNIT:
             ((bucket, text, _),) = checks
             checks = ((bucket, text, check_cost(cost)),)
         decide = self.engine.decide_at_once
         if decide is not None:
-            return decide(checks, guarded)
-        answer = self.engine.decide(checks, guarded)
+            return decide(checks, subjects)
+        answer = self.engine.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
-    async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
         It never waits: the `wait_us` of a `Bucket` is for middlewares and `limited`.
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
-            guarded: Further keys whose bans refuse, besides those of the checks; or addresses, as `parse_address` reads
-                them, so that bans of their networks refuse as well.
+            subjects: Further keys whose bans refuse, besides those of the checks; or addresses, as `parse_address`
+                reads them, so that bans of their networks refuse as well.
 
         Raises:
             ConfigurationError: A cost is not a whole number, 0 or more.
         """
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.engine.decide(tuple(checks), guarded)
+        answer = self.engine.decide(tuple(checks), subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        checks, guarded = self._question(key, limits, rule)
-        return await self.engine.peek(_with_cost(checks, check_cost(cost)), guarded)
+        checks, subjects = self._question(key, limits, rule)
+        return await self.engine.peek(_with_cost(checks, check_cost(cost)), subjects)
 
-    async def peek_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
         for _, _, cost in checks:
             check_cost(cost)
-        return await self.engine.peek(tuple(checks), guarded)
+        return await self.engine.peek(tuple(checks), subjects)
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
@@ -593,8 +592,8 @@ class Limiter:
         except TypeError:
             again = False
         bucket = self._bucket(rule, limits)
-        text, guarded = self.engine.keys.learn(key)
-        question = ((bucket, text, ONE_UNIT),), guarded
+        text, subjects = self.engine.keys.learn(key)
+        question = ((bucket, text, ONE_UNIT),), subjects
         if again:
             if self._remembered >= MEMO_SIZE:
                 self._questions.clear()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from ..core.bans.in_force import shown
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import Clock, Event
@@ -61,7 +60,7 @@ class NearLimits:
                 if spent and spent >= self._share * limit.amount - _NEARLY:
                     left_us = PLACES_AGAIN_US if bucket.held else newest_us + limit.span_us - decision.now_us
                     if self._is_news((bucket.rule, place, key), left_us):
-                        message = f"{shown(key)} has spent {spent} of {limit.said} under {bucket.label!r}"
+                        message = f"{key} has spent {spent} of {limit.said} under {bucket.label!r}"
                         of = {"key": key, "rule": bucket.label, "limit": str(limit)}
                         self._emit(Event("near_limit", message, {**of, "spent": spent, "amount": limit.amount}))
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from ..core.bans.in_force import Ban
+from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
-from ..core.bans.in_force import Guarded
+from ..core.bans.ban import BanSubject
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import AnyLimit, Limit
@@ -179,7 +179,7 @@ class WaitingLines:
         self._process = os.getpid()
         self.lines: dict[Name, Line] = {}
 
-    def decide(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
+    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Charge every check or none, unless others wait in line before a request: then nothing is asked yet.
 
         Where refusals are charged the line is the way of all that may wait, or each would be charged as refused before
@@ -189,7 +189,7 @@ class WaitingLines:
             bucket = check[0]
             if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
                 return Behind(check, checks)
-        return self._engine.decide(checks, guarded)
+        return self._engine.decide(checks, subjects)
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Call those who wait for what some checks had charged: it was handed back."""
@@ -246,23 +246,27 @@ class WaitingLines:
             if line is not None:
                 line.waiters[0].call()
 
-    async def wait(self, refused: Decision, guarded: Sequence[Guarded] = (), waiter: Waiter | None = None) -> Decision:
+    async def wait(
+        self, refused: Decision, subjects: Sequence[BanSubject] = (), waiter: Waiter | None = None
+    ) -> Decision:
         """Wait in line, as long as the rules of a request allow.
 
         Args:
             refused: The refusal of the request, or its `Behind`.
-            guarded: Further keys whose bans refuse.
+            subjects: Further keys whose bans refuse.
             waiter: How it waits; by default in the event loop that runs.
 
         Returns:
             What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
         """
-        request = _Request(self, self._engine, refused, guarded, LoopWaiter() if waiter is None else waiter)
+        request = _Request(self, self._engine, refused, subjects, LoopWaiter() if waiter is None else waiter)
         return await request.wait()
 
-    async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, first_in_line: bool = True) -> Decision:
+    async def ask(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, first_in_line: bool = True
+    ) -> Decision:
         """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
-        answer = self._engine.decide(checks, guarded, first_in_line=first_in_line)
+        answer = self._engine.decide(checks, subjects, first_in_line=first_in_line)
         return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
@@ -292,13 +296,13 @@ class _Request:
         lines: WaitingLines,
         engine: Engine,
         refused: Decision,
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
         waiter: Waiter,
     ) -> None:
         self._lines = lines
         self._engine = engine
         self._demand = refused.checks
-        self._guarded = guarded
+        self._subjects = subjects
         self._waiter = waiter
         self._last: Decision | None = None if isinstance(refused, Behind) else refused
         self._name, self._most, self._bound_us = _place(refused)
@@ -370,11 +374,11 @@ class _Request:
             self._counted = self._counts.enter_context(self._engine.waits.one())
 
     async def _ask(self, *, first_in_line: bool = True) -> Decision:
-        ask = self._lines.ask(self._demand, self._guarded, first_in_line=first_in_line)
+        ask = self._lines.ask(self._demand, self._subjects, first_in_line=first_in_line)
         return await self._waiter.answer(ask)
 
     async def _peek(self) -> Decision:
-        return await self._waiter.answer(self._engine.peek(self._demand, self._guarded))
+        return await self._waiter.answer(self._engine.peek(self._demand, self._subjects))
 
     async def _end(self, decision: Decision) -> Decision:
         """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""

@@ -80,8 +80,8 @@ class Units:
     async def take(self, key: str) -> Decision:
         """Charge a unit if there is room, for the first of a line. A task that is cancelled meanwhile pays nothing."""
         engine = self._limiter.engine
-        known, guarded = engine.keys.learn(key)
-        return await engine.lines.ask(((self._bucket, known, 1),), guarded)
+        known, subjects = engine.keys.learn(key)
+        return await engine.lines.ask(((self._bucket, known, 1),), subjects)
 
     async def move(self, key: str, decision: Decision) -> Decision:
         """Charge a unit now instead of when it was charged before; return the new charge."""

@@ -18,9 +18,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address
-from ..core.bans.in_force import Ban, Guarded, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy
-from ..core.bans.targets import WIDEST, ban_target, range_target
+from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
+from ..core.bans.policy import WIDEST, BanPolicy, ban_target, range_target
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter import Limiter
@@ -127,9 +126,9 @@ class BanSignals:
             else:
                 self._named.setdefault(signal, []).append(Signal(policy, whole, signal))
 
-    def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
+    def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
-        client: Guarded = client_key if address is None else address
+        client: BanSubject = client_key if address is None else address
         if not self._keys:
             return (client,)
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]

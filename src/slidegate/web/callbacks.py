@@ -18,7 +18,6 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ..core.bans.in_force import shown
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
@@ -201,7 +200,7 @@ class ShadowRules:
         elif not seen.allowed:
             if self._figures:
                 self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
-            message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
+            message = f"rule {bound.rule.label!r} would have refused {check[1]}"
             self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
     async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:

@@ -18,8 +18,7 @@ from starlette.types import Scope
 
 from ..core.addresses import IPV6_PREFIX
 from ..core.arguments import check_flag
-from ..core.bans.policy import BanPolicy
-from ..core.bans.targets import ban_target
+from ..core.bans.policy import BanPolicy, ban_target
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import AnyLimit
 from ..core.store import Store

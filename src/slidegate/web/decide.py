@@ -13,9 +13,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address
-from ..core.bans.in_force import Guarded
-from ..core.barred import Barred, RuleBlock
-from ..core.decision import Check, Decision, Reason
+from ..core.bans.ban import BanSubject
+from ..core.decision import BanRefusal, Check, Decision, Reason, RuleRefusal
 from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
@@ -31,7 +30,7 @@ from .scope_keys import is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
-_GONE: Final = Barred(GONE)
+_GONE: Final = BanRefusal(GONE)
 
 
 class Client:
@@ -44,14 +43,14 @@ class Client:
         checks: What is charged for each of its requests, where that is the same for all.
     """
 
-    __slots__ = ("address", "checks", "guarded", "key", "verdict")
+    __slots__ = ("address", "checks", "key", "subjects", "verdict")
 
     def __init__(
         self, key: str, address: Address | None, verdict: Decision | None, checks: Sequence[Check] | None
     ) -> None:
         self.key = key
         self.address = address
-        self.guarded: Sequence[Guarded] = (key,) if address is None else (address,)
+        self.subjects: Sequence[BanSubject] = (key,) if address is None else (address,)
         self.verdict = verdict
         self.checks = checks
 
@@ -118,16 +117,16 @@ class Decider:
             return _ALLOWLISTED
         if client.verdict is not None:
             return client.verdict
-        guarded = client.guarded
+        subjects = client.subjects
         if client.checks is not None and not before and scope.get("method") != "OPTIONS":
-            return self._engine.decide(client.checks, guarded)
+            return self._engine.decide(client.checks, subjects)
         if self._signals.keyed:
-            guarded = self._signals.guarded(scope, client.key, client.address)
+            subjects = self._signals.subjects(scope, client.key, client.address)
         selection = self._rules.select(scope)
         entry.exempt = selection.exempt or is_preflight(scope)
         if selection.open or selection.shadows or before or self._signals.on_request:
-            return self._by_rules(selection, scope, before, entry, client.key, guarded)
-        return self._ask(selection, scope, client.key, guarded)
+            return self._by_rules(selection, scope, before, entry, client.key, subjects)
+        return self._ask(selection, scope, client.key, subjects)
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
@@ -150,7 +149,7 @@ class Decider:
             verdict = _ALLOWLISTED
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
-            verdict = None if name is None else Barred(name)
+            verdict = None if name is None else BanRefusal(name)
         return Client(key, address, verdict, self._same_checks(key))
 
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
@@ -171,7 +170,7 @@ class Decider:
         before: Sequence[Entry],
         entry: Entry,
         client_key: str,
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
@@ -183,8 +182,8 @@ class Decider:
         if before:
             selection = self._without(selection, before)
         if signals or selection.shadows:
-            return await self._watched(signals, selection, scope, client_key, guarded)
-        answer = self._ask(selection, scope, client_key, guarded)
+            return await self._watched(signals, selection, scope, client_key, subjects)
+        answer = self._ask(selection, scope, client_key, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     def _without(self, selection: Selection, before: Sequence[Entry]) -> Selection:
@@ -200,26 +199,26 @@ class Decider:
         return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), shadows=shadows)
 
     def _ask(
-        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, client_key: str, subjects: Sequence[BanSubject]
     ) -> Decision | Awaitable[Decision]:
         """Put one question to the limiter about all rules that may refuse."""
         limiting = selection.limiting
         if not limiting:
             blocked = selection.blocked
-            return self._uncounted(guarded, _EXEMPT if blocked is None else RuleBlock(blocked.label, blocked.status))
+            return self._uncounted(subjects, _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status))
         if not selection.plain:
-            return self._ask_functions(selection, scope, client_key, guarded)
+            return self._ask_functions(selection, scope, client_key, subjects)
         limiter = self._limiter
         checks = [
             (bound.bucket, client_key if bound.key is None else bound.key.find(scope, limiter, client_key), bound.cost)
             for bound in limiting
         ]
         decide = self._lines.decide if self._rules.waits else self._engine.decide
-        return decide(checks, guarded)
+        return decide(checks, subjects)
 
-    def _uncounted(self, guarded: Sequence[Guarded], otherwise: Decision) -> Decision | Awaitable[Decision]:
+    def _uncounted(self, subjects: Sequence[BanSubject], otherwise: Decision) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
-        answer = self._engine.decide((), guarded)
+        answer = self._engine.decide((), subjects)
         if isinstance(answer, Decision):
             return otherwise if answer.allowed else answer
         return self._uncounted_later(answer, otherwise)
@@ -229,24 +228,24 @@ class Decider:
         return otherwise if decision.allowed else decision
 
     async def _ask_functions(
-        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, client_key: str, subjects: Sequence[BanSubject]
     ) -> Decision:
         """Put the question with the help of the user's functions."""
         checks: list[Check] = []
         for bound in selection.limiting:
             checks += await self._calls.checks(bound, scope, self._limiter, client_key)
-        decision = await self._hit(checks, guarded)
+        decision = await self._hit(checks, subjects)
         self.note_units(decision)
         return decision if checks or not decision.allowed else _EXEMPT
 
-    async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    async def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
-            answer = self._lines.decide(checks, guarded)
+            answer = self._lines.decide(checks, subjects)
             return answer if isinstance(answer, Decision) else await answer
-        decision = await self._limiter.hit_all((), guarded)
-        return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
+        decision = await self._limiter.hit_all((), subjects)
+        return BanRefusal(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
 
     def note_units(self, decision: Decision) -> None:
         """Count the units that functions have asked for, beyond those that each request of the rule costs."""
@@ -262,7 +261,7 @@ class Decider:
         selection: Selection,
         scope: Scope,
         client_key: str,
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
     ) -> Decision:
         """Strike for the signals of the request, which may ban it at once; decide; and let the rules look on that
         never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
@@ -271,7 +270,7 @@ class Decider:
                 await self._signals.strike(signal, scope)
         except StoreError:
             return self._engine.unanswered()
-        answer = self._ask(selection, scope, client_key, guarded)
+        answer = self._ask(selection, scope, client_key, subjects)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.shadows if decision.reason is not Reason.BANNED else ():
             if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
@@ -281,22 +280,22 @@ class Decider:
     def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | Awaitable[Decision | None]:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client = self.client(request.scope)
-        client_key, guarded = client.key, client.guarded
+        client_key, subjects = client.key, client.subjects
         if self._signals.keyed:
-            guarded = self._signals.guarded(request.scope, client_key, client.address)
+            subjects = self._signals.subjects(request.scope, client_key, client.address)
         if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit":
-            return self._engine.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
-        return self._decide_there(bound, request, client_key, guarded)
+            return self._engine.decide((bound.check(request.scope, self._limiter, client_key),), subjects)
+        return self._decide_there(bound, request, client_key, subjects)
 
     async def _decide_there(
-        self, bound: BoundRule, request: HTTPConnection, client_key: str, guarded: Sequence[Guarded]
+        self, bound: BoundRule, request: HTTPConnection, client_key: str, subjects: Sequence[BanSubject]
     ) -> Decision | None:
         """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
         if bound.rule.action != "limit":
             await self._shadows.look(bound, request.scope, client_key, request)
             return None
         if bound.plain:
-            answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
+            answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), subjects)
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             if bound.rule.concurrency is not None:
@@ -304,8 +303,8 @@ class Decider:
             checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
             if not checks:
                 return None
-            decision = await self._hit(checks, guarded)
+            decision = await self._hit(checks, subjects)
         if bound.rule.wait_us and may_wait(decision):
-            decision = await turn_at_endpoint(request, decision, self._limiter, guarded)
+            decision = await turn_at_endpoint(request, decision, self._limiter, subjects)
         self.note_units(decision)
         return decision

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..core.bans.in_force import Guarded
+from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
@@ -64,7 +64,7 @@ class ClientLeft(SlidegateError, ClientDisconnect):
 
 
 async def turn_at_endpoint(
-    request: HTTPConnection, decision: Decision, limiter: Limiter, guarded: Sequence[Guarded]
+    request: HTTPConnection, decision: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
 ) -> Decision:
     """Wait in line, and return the last decision.
 
@@ -77,7 +77,7 @@ async def turn_at_endpoint(
     channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
     entry = limits.add(decision)
     limits.waited = True
-    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, subjects))
     if last is None:
         raise ClientLeft(request.scope)
     limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once

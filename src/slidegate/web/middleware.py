@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.arguments import check_flag, expect, names_checked
-from ..core.bans.in_force import Guarded
+from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
@@ -341,10 +341,10 @@ class RateLimitMiddleware(Breakable):
 
     async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, entry: Entry) -> bool:
         """Wait in line, and note what came of it; return whether the client is still there."""
-        guarded = self._guarded(scope)
+        subjects = self._subjects(scope)
         request.waited = True
         lines, refused = self.limiter.engine.lines, entry.decision
-        decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, guarded))
+        decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, subjects))
         if decision is None:
             return False
         entry.decision, request.waited = decision, decision.allowed
@@ -375,22 +375,22 @@ class RateLimitMiddleware(Breakable):
             outer = [other.middleware.signals for other in request.entries[: request.entries.index(entry)]]
             await self._signals.answered(status, scope, outer)
 
-    def _guarded(self, scope: Scope) -> Sequence[Guarded]:
+    def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
-        return self._signals.guarded(scope, *self._client.locate(scope))
+        return self._signals.subjects(scope, *self._client.locate(scope))
 
     def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
-        guarded = self._guarded(scope)
+        subjects = self._subjects(scope)
 
         async def banned() -> bool:
-            return await self.limiter.engine.find_ban(guarded) is not None
+            return await self.limiter.engine.find_ban(subjects) is not None
 
         async def struck() -> None:
             if not allowlisted(request.entries):  # by a middleware further in
                 await strike_refused(scope, request)
 
-        return GuardedWebSocket(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
+        return GuardedWebSocket(request.read_ahead(receive), send, subjects, banned, struck, self._sockets.add)
 
     async def _fail(
         self,

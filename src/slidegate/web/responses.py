@@ -18,11 +18,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
-from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
-from ..core.barred import RuleBlock
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, Reason, ceil_s
+from ..core.decision import Decision, Reason, RuleRefusal, ceil_s
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -111,7 +109,7 @@ class RefusalResponses:
                 return reduced_capacity("cannot count requests now", decision.retry_after_us or 0)
             case Reason.NOBODY:
                 return _for_nobody(decision.by)
-        if isinstance(decision, RuleBlock):
+        if isinstance(decision, RuleRefusal):
             return _blocked(decision.status, decision.by)
         return _listed()
 
@@ -205,7 +203,7 @@ class RefusalEvents:
         rule, by = "", refusal.by
         if state is not None:
             rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.rule == state.rule), state.rule)
-        elif isinstance(refusal, RuleBlock) or refusal.reason is Reason.NOBODY:
+        elif isinstance(refusal, RuleRefusal) or refusal.reason is Reason.NOBODY:
             rule, by = by, ""
         method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
@@ -221,7 +219,7 @@ class RefusalEvents:
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
             "status": status,
         }
-        self._tell(Event("refused", f"{shown(key)} was refused: {why}, {method} on {route}", details))
+        self._tell(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
 
 
 def refused_by(decision: Decision) -> str:

@@ -21,8 +21,7 @@ from starlette.routing import PARAM_REGEX, Mount
 from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.barred import RuleBlock
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket, Decision, Reason, RuleRefusal
 from ..core.memo import remember
 from ..core.statistics.metrics import OVERFLOW
 from ..core.statistics.series import Outcome, Series
@@ -168,7 +167,7 @@ class RequestStats:
         labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
             labels = (refusal.checks[0][0].label,)
-        elif refusal.reason is Reason.NOBODY or isinstance(refusal, RuleBlock):
+        elif refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal):
             labels = (refusal.by,)
         elif refusal.readings:
             violated = {state.rule for state in refusal.violated}

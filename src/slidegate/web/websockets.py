@@ -23,7 +23,7 @@ import anyio
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import names_checked
-from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.ban import Ban, BanSubject
 from ..core.decide import Place, decide, enter_periods
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
@@ -207,7 +207,7 @@ class Counted:
     async def _wait(self, refused: Decision) -> Decision:
         """Wait for room, and return what the counts say then."""
         if self._limiter is not None and may_wait(refused):
-            return await self._limiter.engine.lines.wait(refused, self._socket.guarded)
+            return await self._limiter.engine.lines.wait(refused, self._socket.subjects)
         await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
         return _BANNED if await self._socket.banned() else await self._hit()
 
@@ -222,7 +222,7 @@ class GuardedWebSocket:
     Args:
         receive: The server's channel, which is read ahead while a message waits.
         send: The server's channel.
-        guarded: The keys and addresses whose bans end it.
+        subjects: The keys and addresses whose bans end it.
         banned: Tells whether a ban refuses the client now.
         struck: Called for each message that a limit refused.
         accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
@@ -236,14 +236,14 @@ class GuardedWebSocket:
         self,
         receive: Ahead,
         send: Send,
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
         banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
         accepted: Callable[[GuardedWebSocket], bool],
     ) -> None:
         self._receive = receive
         self._send = send
-        self.guarded = guarded
+        self.subjects = subjects
         self.banned = banned
         self.struck = struck
         self._accepted = accepted
@@ -339,7 +339,7 @@ class OpenWebSockets:
         find: Returns a ban that refuses one of some keys and addresses.
     """
 
-    def __init__(self, find: Callable[[Sequence[Guarded]], Awaitable[Ban | None]]) -> None:
+    def __init__(self, find: Callable[[Sequence[BanSubject]], Awaitable[Ban | None]]) -> None:
         self._find = find
         self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -390,7 +390,7 @@ class OpenWebSockets:
             await asyncio.sleep(0)
 
     async def _close_banned(self, loop: asyncio.AbstractEventLoop, sockets: Sequence[GuardedWebSocket]) -> None:
-        if await self._find([guarded for socket in sockets for guarded in socket.guarded]) is None:
+        if await self._find([subjects for socket in sockets for subjects in socket.subjects]) is None:
             return
         if len(sockets) == 1:
             # A client may take its time over the close, and others are not to wait for that.

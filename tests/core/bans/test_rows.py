@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError
-from slidegate.core.bans.in_force import Ban
+from slidegate.core.bans.ban import Ban
 from slidegate.core.bans.rows import Bans, from_rows, to_rows
 from slidegate.core.bans.strikes import Strike, StrikeRecord
 

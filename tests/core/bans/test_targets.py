@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slidegate.core import Networks
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.bans.targets import ban_target
+from slidegate.core.bans.policy import BanPolicy, ban_target
 
 PLAIN = BanPolicy()
 PREFIXES = BanPolicy(prefix_after="4/1h")

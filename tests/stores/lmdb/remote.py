@@ -64,11 +64,11 @@ class TwoProcesses(Store):
             return getattr(target, name)(*given)
         return self._remote.call(place, self.path, self._clock.now_us, name, *map(_with_charge, given))
 
-    def hit(self, checks: Any, guarded: Any = (), *, first_in_line: bool = False) -> Any:
-        return self._restored(self.turn("store", "hit", checks, guarded), checks)
+    def hit(self, checks: Any, subjects: Any = (), *, first_in_line: bool = False) -> Any:
+        return self._restored(self.turn("store", "hit", checks, subjects), checks)
 
-    def peek(self, checks: Any, guarded: Any = ()) -> Any:
-        return self._restored(self.turn("store", "peek", checks, guarded), checks)
+    def peek(self, checks: Any, subjects: Any = ()) -> Any:
+        return self._restored(self.turn("store", "peek", checks, subjects), checks)
 
     def charge(self, checks: Any) -> Any:
         return self._restored(self.turn("store", "charge", checks), checks)
@@ -119,8 +119,8 @@ class _Bans(BanStore):
     def load(self, rows: Any) -> Any:
         return self._here.load(rows)
 
-    def find(self, guarded: Any) -> Any:
-        return self._both.turn("bans", "find", guarded)
+    def find(self, subjects: Any) -> Any:
+        return self._both.turn("bans", "find", subjects)
 
     def strike_records(self, keys: Any) -> Any:
         return self._both.turn("bans", "strike_records", keys)

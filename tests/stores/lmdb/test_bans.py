@@ -15,7 +15,7 @@ import pytest
 from slidegate import BanPolicy, ConfigurationError, Limiter
 from slidegate.core import Bucket, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network
-from slidegate.core.bans.in_force import Guarded
+from slidegate.core.bans.ban import BanSubject
 from slidegate.core.errors import StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
@@ -182,16 +182,16 @@ def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(
                 clock.advance("700ms")
                 hit(store, "free")
         banned = {key: end_us for key, end_us in banned.items() if end_us is None or end_us > clock()}
-        for guarded in (*addresses, *(f"user:{number}" for number in range(4))):
-            holds = [key for key in banned if bans(key, guarded)]
-            found = store.bans.find([guarded])
-            assert (found is not None) == bool(holds), (guarded, holds, found)
+        for subjects in (*addresses, *(f"user:{number}" for number in range(4))):
+            holds = [key for key in banned if bans(key, subjects)]
+            found = store.bans.find([subjects])
+            assert (found is not None) == bool(holds), (subjects, holds, found)
             assert found is None or found.key in holds
         assert {ban.key for ban in store.bans.active()} == set(banned)
 
 
-def bans(key: str, guarded: Guarded) -> bool:
-    if isinstance(guarded, str) or key.startswith("user:"):
-        return key == guarded
+def bans(key: str, subjects: BanSubject) -> bool:
+    if isinstance(subjects, str) or key.startswith("user:"):
+        return key == subjects
     version, first, last = parse_network(key)
-    return version == guarded[0] and first <= guarded[1] <= last
+    return version == subjects[0] and first <= subjects[1] <= last

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter
 from slidegate.core.addresses import Address, format_network, parse_address
-from slidegate.core.bans.in_force import Guarded, ban_key
+from slidegate.core.bans.ban import BanSubject, ban_key
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
@@ -31,8 +31,8 @@ PLENTY = bucket("1000000/minute")
 PLAIN = bucket("5/hour")
 
 
-async def hit(store: RedisStore, key: str, *guarded: Guarded) -> Decision:
-    return await settle(store.hit(((PLENTY, key, 1),), guarded))
+async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
+    return await settle(store.hit(((PLENTY, key, 1),), subjects))
 
 
 def address(text: str) -> Address:
@@ -82,7 +82,7 @@ def test_a_worker_that_knows_nothing_is_told_by_which_ban_a_request_is_refused(
                 await one.bans.unban(key, "ann")
             for guard in [*(found for found, _ in drawn), *others, *keys]:
                 expected = await one.bans.find((guard,))
-                assert expected == one.bans.cache.list.find((guard,), *one.bans.cache.now_us())
+                assert expected == one.bans.cache.active_bans.find((guard,), *one.bans.cache.now_us())
                 answer = await hit(other, "user:ann", guard)
                 assert answer.ban == expected
                 assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slidegate import BanPolicy
 from slidegate.core.addresses import parse_address
-from slidegate.core.bans.in_force import Ban, ban_key
+from slidegate.core.bans.ban import Ban, ban_key
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.limits import Limit
 from slidegate.stores.memory.store import MemoryStore

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..errors import ConfigurationError, quoted
 from ..limits import MAX_WINDOW_US, check_name
-from .in_force import MAX_KEY_BYTES, Ban, ban_key, clean_reason, shown
+from ..logs import escaped
+from .ban import MAX_KEY_BYTES, MAX_REASON, Ban, ban_key, clean_reason
 from .policy import MAX_EXACT
 from .strikes import Strike, StrikeRecord
 
@@ -84,7 +85,9 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
             else:
                 known.strike_records.append(_strike_record(row, behind_us, now_us))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"bans, row {number}: cannot be read: {shown(repr(error))}") from None
+            raise ConfigurationError(
+                f"bans, row {number}: cannot be read: {escaped(repr(error), MAX_REASON)}"
+            ) from None
     if not number:
         raise ConfigurationError("bans: there is nothing to read, not even the row that an export begins with")
     return known

@@ -1,6 +1,6 @@
-"""The rules by which strikes, bans and unbans change the records of a store.
+"""The rules by which strikes, bans and unbans change what a store remembers.
 
-`BanRules` decides; it reads and changes the `Records` of a store: dicts in memory, rows in a file. The rules
+`BanRules` decides; it reads and changes the `BanStorage` of a store: dicts in memory, rows in a file. The rules
 of one key under one policy are in `core.bans.strikes`; here they meet the bans in force, the caps and the history.
 
 The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from ..barred import Barred
-from ..decision import Check
+from ..decision import BanRefusal, Check
 from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..store import Event
-from .in_force import Ban, BanChange, lasts_longer, longest, shown
+from .ban import Ban, BanChange, lasts_longer, longest
 from .policy import PREFIX_NAME, BanPolicy
 from .rows import Bans
-from .strikes import Ledger, StrikeRecord
+from .strikes import PolicyState, StrikeRecord
 
 MAX_HISTORY: Final = 10_000
 SAY_EVERY_US: Final = 60_000_000
@@ -31,8 +30,8 @@ PAUSED_BY: Final = "outbound"
 """Who makes the bans that are pauses: another server wants no requests of ours for a while."""
 
 
-class ActiveBans(Protocol):
-    """The bans in force, by key; those that are over and not let go of yet are among them. `BanList` is one."""
+class StoredBans(Protocol):
+    """Bans by key, those that are over and not removed yet among them. `StoredBans` is one in memory."""
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -49,7 +48,7 @@ class ActiveBans(Protocol):
     def prolong(self, ban: Ban, now_us: int) -> Ban:
         """Let a ban that requests prolong go on from now, and return it."""
 
-    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+    def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
         """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
 
     def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
@@ -72,25 +71,25 @@ class PrefixKeys(Protocol):
         """Keep those of them that are among some keys."""
 
 
-class Records(Protocol):
-    """The records of a store about bans, for `core.bans.rules` to read and change."""
+class BanStorage(Protocol):
+    """What a store remembers about bans, for `BanRules` to read and change."""
 
     @property
     def prefixes(self) -> PrefixKeys:
         """The prefixes that policies banned."""
 
     @property
-    def list(self) -> ActiveBans:
+    def active_bans(self) -> StoredBans:
         """The bans in force."""
 
-    def ledger(self, policy: str) -> Ledger | None:
-        """Return the ledger of a policy, None if there is none."""
+    def state(self, policy: str) -> PolicyState | None:
+        """Return the state of a policy, None if there is none."""
 
-    def open_ledger(self, policy: str) -> Ledger:
-        """Return the ledger of a policy, a new one if there is none."""
+    def open_state(self, policy: str) -> PolicyState:
+        """Return the state of a policy, a new one if there is none."""
 
-    def ledgers(self) -> Collection[Ledger]:
-        """Return the ledgers of all policies."""
+    def states(self) -> Collection[PolicyState]:
+        """Return the states of all policies."""
 
     def strike_records(self) -> int:
         """Return how many strike records there are under all policies."""
@@ -100,10 +99,10 @@ class Records(Protocol):
 
 
 class BanRules:
-    """The rules, at work on the records of a store. The store holds its lock, or a transaction, around each call.
+    """The rules, at work on the storage of a store. The store holds its lock, or a transaction, around each call.
 
     Args:
-        records: What the store remembers.
+        storage: What the store remembers.
         most: How many bans, and the strikes of how many keys, to hold.
         next_us: When each event that may go on and on can be told again, where others come after these rules.
 
@@ -111,27 +110,27 @@ class BanRules:
         events: The events that the store has not told yet; it takes them from here.
     """
 
-    def __init__(self, records: Records, most: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
-        self._records = records
+    def __init__(self, storage: BanStorage, most: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
+        self._storage = storage
         self._most = most
         self._next_us: dict[tuple[str, str], int] = {} if next_us is None else next_us
         self.events: list[Event] = []
 
     def judge(
         self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
-    ) -> Barred | None:
+    ) -> BanRefusal | None:
         """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
         bans = [ban for ban in bans if not ban.is_over(now_us, wall_us)]
         if prolong:
             bans = [self._prolong(ban, now_us) if ban.prolong_us else ban for ban in bans]
         ban = longest(bans)
-        return None if ban is None else Barred(ban.by, ban, now_us, checks)
+        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str, now_us: int, wall_us: int
     ) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
-        self._records.list.let_go(now_us, wall_us)
+        self._storage.active_bans.remove_expired(now_us, wall_us)
         ban = self._strike(policy, key, weight, reason, "", now_us, wall_us)
         if ban is not None and prefix and policy.prefix is not None:
             why = f"{policy.prefix.after} of its addresses were banned"
@@ -140,40 +139,40 @@ class BanRules:
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int, wall_us: int) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        self._records.list.let_go(now_us, wall_us)
+        self._storage.active_bans.remove_expired(now_us, wall_us)
         ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, wall_us)
         self._put(ban)
         return ban
 
     def unban(self, key: str, by: str, now_us: int, wall_us: int) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        ban = self._records.list.remove(key)
+        ban = self._storage.active_bans.remove(key)
         forgotten = False
-        for ledger in self._records.ledgers():
-            record = ledger.strikes.take(key)
-            forgotten |= record is not None and not ledger.is_over(record, now_us)
+        for state in self._storage.states():
+            record = state.strikes.take(key)
+            forgotten |= record is not None and not state.is_over(record, now_us)
         if ban is None or ban.is_over(now_us, wall_us):
             return forgotten
-        self._records.remember(BanChange("unbanned", ban, wall_us, by))
+        self._storage.remember(BanChange("unbanned", ban, wall_us, by))
         self.events.append(unbanned(ban, by))
         return True
 
     def load(self, known: Bans, now_us: int, wall_us: int) -> int:
         """Take over bans and strike records, and return how many bans. Of two of a key the longer one stays."""
-        self._records.list.let_go(now_us, wall_us, len(self._records.list))
+        self._storage.active_bans.remove_expired(now_us, wall_us, len(self._storage.active_bans))
         self.check_room(known)
         self.take_over(known, now_us, wall_us)
         return len(known.bans)
 
     def take_over(self, known: Bans, now_us: int, wall_us: int) -> None:
         """Do what `load` does for some of its bans and strike records, for which there is room."""
-        bans = self._records.list
+        bans = self._storage.active_bans
         for ban in known.bans:
             other = bans.get(ban.key)
             if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
                 self.record(ban)
         for policy, key, record in known.strike_records:
-            strikes = self._records.open_ledger(policy).strikes
+            strikes = self._storage.open_state(policy).strikes
             before = strikes.get(key)
             if before is None:
                 strikes.put(key, record)
@@ -182,9 +181,9 @@ class BanRules:
 
     def record(self, ban: Ban) -> None:
         """Put a ban in force that was made before, here or elsewhere."""
-        self._records.list.add(ban)
+        self._storage.active_bans.add(ban)
         if ban.level and ban.by.endswith(PREFIX_NAME):
-            self._records.prefixes.add(ban.key)
+            self._storage.prefixes.add(ban.key)
 
     def check_room(self, known: Bans) -> None:
         """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
@@ -194,7 +193,7 @@ class BanRules:
         """
         bans = {("", ban.key) for ban in known.bans if ban.level}
         records = {(policy, key) for policy, key, _ in known.strike_records}
-        have_bans, have_records = len(self._records.list), self._records.strike_records()
+        have_bans, have_records = len(self._storage.active_bans), self._storage.strike_records()
         for what, new, have in (("bans", bans, have_bans), ("strike records", records, have_records)):
             if len(new) + have > self._most:  # where all fit, there is nothing to look up
                 new = {one for one in new if not self._knows(*one)}
@@ -203,62 +202,60 @@ class BanRules:
 
     def _knows(self, policy: str, key: str) -> bool:
         if not policy:
-            return self._records.list.get(key) is not None
-        ledger = self._records.ledger(policy)
-        return ledger is not None and ledger.strikes.get(key) is not None
+            return self._storage.active_bans.get(key) is not None
+        state = self._storage.state(policy)
+        return state is not None and state.strikes.get(key) is not None
 
     def _strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, source: str, now_us: int, wall_us: int
     ) -> Ban | None:
-        ban = self._records.list.get(key)
+        ban = self._storage.active_bans.get(key)
         if ban is not None and not ban.is_over(now_us, wall_us):
             return None
-        ledger = self._records.open_ledger(policy.name)
-        ledger.follow(policy)
-        record = ledger.strikes.take(key) or self._new_record(ledger, now_us)
+        state = self._storage.open_state(policy.name)
+        state.follow(policy)
+        record = state.strikes.take(key) or self._new_record(state, now_us)
         if policy.action == "ban":
             record.until_us = min(record.until_us, now_us)  # none is in force: the last one ended by the wall clock
         made_ban = None
-        if record.strike(policy, now_us, weight, source) and self._may_ban(
-            policy, key, source, ledger, now_us, wall_us
-        ):
+        if record.strike(policy, now_us, weight, source) and self._may_ban(policy, key, source, state, now_us, wall_us):
             length_us = record.ban(policy, key, now_us)
             ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
             made_ban = Ban(key, reason, policy.name, record.level, now_us, ends_us, wall_us, prolong_us)
-        ledger.strikes.put(key, record)
+        state.strikes.put(key, record)
         if made_ban is not None and policy.action == "ban":
             self._put(made_ban)
         elif made_ban is not None:
             self.events.append(shadow_banned(made_ban))
         return made_ban
 
-    def _may_ban(self, policy: BanPolicy, key: str, source: str, ledger: Ledger, now_us: int, wall_us: int) -> bool:
+    def _may_ban(self, policy: BanPolicy, key: str, source: str, state: PolicyState, now_us: int, wall_us: int) -> bool:
         """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
         if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
             return False
-        ledger.made, (_, _, _, wait_us) = policy.most.spend(ledger.made, now_us, 1)
+        state.made, (_, _, _, wait_us) = policy.most.spend(state.made, now_us, 1)
         if wait_us:
             self._say(bans_capped(policy, key), policy.name, now_us)
             return False
         return True
 
     def _prolong(self, ban: Ban, now_us: int) -> Ban:
-        prolonged = self._records.list.prolong(ban, now_us)
-        ledger = self._records.ledger(ban.by)
-        record = ledger.strikes.get(ban.key) if ledger else None
-        if ledger is not None and record is not None and prolonged.ends_us is not None:
+        prolonged = self._storage.active_bans.prolong(ban, now_us)
+        state = self._storage.state(ban.by)
+        record = state.strikes.get(ban.key) if state else None
+        if state is not None and record is not None and prolonged.ends_us is not None:
             record.until_us = prolonged.ends_us
-            ledger.strikes.keep(ban.key, record)
+            state.strikes.keep(ban.key, record)
         return prolonged
 
     def _put(self, ban: Ban) -> None:
         self.record(ban)
-        self._records.remember(BanChange("banned", ban, ban.wall_us, ban.by))
+        self._storage.remember(BanChange("banned", ban, ban.wall_us, ban.by))
         self.events.append(banned(ban))
 
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
-        bans, prefixes = self._records.list, self._records.prefixes
+        bans, prefixes = self._storage.active_bans, self._storage.prefixes
         bans.remove(key)  # the ban that it has is over, and the new one takes its place
         has_room = bans.has_room(self._most, now_us, wall_us)
         share = self._most // PREFIX_SHARE
@@ -271,22 +268,22 @@ class BanRules:
         self._say(bans_full(self._most, key, of_prefixes=is_prefix and has_room), "", now_us)
         return False
 
-    def _new_record(self, ledger: Ledger, now_us: int) -> StrikeRecord:
+    def _new_record(self, state: PolicyState, now_us: int) -> StrikeRecord:
         """Make a strike record, and room for it."""
-        strikes = ledger.strikes
+        strikes = state.strikes
         for _ in range(2):
             first = next(iter(strikes.items()), None)
             if first is None:
                 break
             key, record = first
-            is_over = ledger.is_over(record, now_us)
+            is_over = state.is_over(record, now_us)
             if not record.level and not is_over:
                 break
             strikes.take(key)
             if not is_over:
                 strikes.put(key, record)
-        if self._records.strike_records() >= self._most:
-            fronts = [(other, *next(iter(other.strikes.items()))) for other in self._records.ledgers() if other.strikes]
+        if self._storage.strike_records() >= self._most:
+            fronts = [(other, *next(iter(other.strikes.items()))) for other in self._storage.states() if other.strikes]
             for other, key, record in fronts:
                 if other.is_over(record, now_us):
                     other.strikes.take(key)
@@ -325,32 +322,32 @@ def banned(ban: Ban) -> Event:
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
     told = f"paused {until}" if ban.by == PAUSED_BY else f"banned {until} by {ban.by}"
-    return Event("banned", f"{shown(ban.key)} is {told}: {ban.reason}", details)
+    return Event("banned", f"{ban.key} is {told}: {ban.reason}", details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
     """Tell that a ban was taken back."""
-    return Event("unbanned", f"{shown(ban.key)} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
+    return Event("unbanned", f"{ban.key} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
 
 
 def shadow_banned(ban: Ban) -> Event:
     """Tell of the ban that a policy would have made which only reports."""
     length = format_duration((ban.ends_us or 0) - ban.made_us)
-    message = f"policy {ban.by!r} would have banned {shown(ban.key)} for {length}: {ban.reason}"
+    message = f"policy {ban.by!r} would have banned {ban.key} for {length}: {ban.reason}"
     details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
     return Event("shadow_banned", message, details)
 
 
 def bans_capped(policy: BanPolicy, key: str) -> Event:
     """Tell that a policy has made as many bans as it may for now."""
-    message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
+    message = f"policy {policy.name!r} has made {policy.most} bans; {key} stays unbanned for now"
     return Event("bans_capped", message, {"policy": policy.name, "key": key})
 
 
 def bans_full(max_bans: int, key: str, *, of_prefixes: bool) -> Event:
     """Tell that an automatic ban was not recorded for want of room."""
     room = f"room for prefixes (one in {PREFIX_SHARE})" if of_prefixes else "room"
-    message = f"no {room} is left among {max_bans} bans, so {shown(key)} stays unbanned; raise max_bans"
+    message = f"no {room} is left among {max_bans} bans, so {key} stays unbanned; raise max_bans"
     return Event("bans_full", message, {"max_bans": max_bans, "key": key})
 
 

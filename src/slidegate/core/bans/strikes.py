@@ -134,8 +134,8 @@ class StrikeQueue(Protocol):
         """Take the strike record of a key out, and return it; None if it has none."""
 
 
-class Ledger:
-    """The records of one policy.
+class PolicyState:
+    """What is remembered under one policy.
 
     Attributes:
         policy: The policy; None until its first strike, where its strike records were loaded.
@@ -195,19 +195,19 @@ class PolicyStrikes(NamedTuple):
     """When clean time will have taken the last level; None where there is none, or the policy is not known."""
 
 
-def stored_records(ledgers: Mapping[str, Ledger], keys: Iterable[str]) -> list[StoredRecord]:
+def stored_records(states: Mapping[str, PolicyState], keys: Iterable[str]) -> list[StoredRecord]:
     """Return the strike records of some keys under each policy.
 
     Args:
-        ledgers: The records of each policy, by its name.
+        states: What is remembered under each policy, by its name.
         keys: The keys.
     """
     asked, found = list(keys), []
-    for name, ledger in ledgers.items():
-        policy = ledger.policy
+    for name, state in states.items():
+        policy = state.policy
         window_us, forgive_us = (0, 0) if policy is None else (policy.after.window_us, policy.forgive_us)
         for key in asked:
-            record = ledger.strikes.get(key)
+            record = state.strikes.get(key)
             if record is not None:
                 found.append(StoredRecord(name, key, record.copy(), window_us, forgive_us))
     return found

@@ -35,9 +35,9 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ...core.addresses import BITS
-from ...core.bans.in_force import Ban, BanChange, Guarded, network_place
+from ...core.bans.ban import Ban, BanChange, BanSubject, network_place
 from ...core.bans.rules import MAX_HISTORY
-from ...core.bans.strikes import Ledger, Strike, StrikeRecord
+from ...core.bans.strikes import PolicyState, Strike, StrikeRecord
 from ...core.decision import Check
 from ...core.limits import Limit
 from .layout import BAN_NUMBER, CENSUS, Databases
@@ -127,7 +127,7 @@ class BanRows:
         self._write(row, prolonged)
         return prolonged
 
-    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+    def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
         """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
         left = False
         for clock, moment_us in zip(_CLOCKS, (now_us, wall_us), strict=True):
@@ -148,7 +148,7 @@ class BanRows:
 
     def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
         """Return whether fewer than `most` bans are in force. Those that are over are deleted as far as need be."""
-        while len(self) >= most and self.let_go(now_us, wall_us, _SWEEP_STEP):
+        while len(self) >= most and self.remove_expired(now_us, wall_us, _SWEEP_STEP):
             pass
         return len(self) < most
 
@@ -277,7 +277,7 @@ class StrikeQueueRows:
         return 0
 
 
-class LedgerRow(Ledger):
+class PolicyStateRow(PolicyState):
     """The strike records under one policy, and the window of its bans."""
 
     strikes: StrikeQueueRows
@@ -304,42 +304,42 @@ class LedgerRow(Ledger):
         return json.dumps([known, len(self.strikes), self.made.hex()]).encode()
 
 
-class BanRecords:
-    """All records of bans in one transaction; what was changed of ledgers is written by `save`."""
+class LmdbBanStorage:
+    """All that is remembered about bans, in one transaction; changed states of policies are written by `save`."""
 
     def __init__(self, txn: Any, dbs: Databases) -> None:
         self._txn = txn
         self._dbs = dbs
-        self._ledgers: dict[str, LedgerRow] = {}
-        self.list = BanRows(txn, dbs)
+        self._states: dict[str, PolicyStateRow] = {}
+        self.active_bans = BanRows(txn, dbs)
         self.prefixes = PrefixRows(txn, dbs)
 
-    def ledger(self, policy: str) -> LedgerRow | None:
-        """Return the ledger of a policy; None if there is none."""
-        found = self._ledgers.get(policy)
+    def state(self, policy: str) -> PolicyStateRow | None:
+        """Return the state of a policy; None if there is none."""
+        found = self._states.get(policy)
         if found is None:
             row = self._txn.get(row_of(policy), None, self._dbs.policies)
             if row is None:
                 return None
-            found = self._ledgers[policy] = LedgerRow(self._txn, self._dbs, policy, row)
+            found = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, row)
         return found
 
-    def open_ledger(self, policy: str) -> LedgerRow:
-        """Return the ledger of a policy; make one if there is none."""
-        found = self.ledger(policy)
+    def open_state(self, policy: str) -> PolicyStateRow:
+        """Return the state of a policy; make one if there is none."""
+        found = self.state(policy)
         if found is None:
-            found = self._ledgers[policy] = LedgerRow(self._txn, self._dbs, policy, None)
+            found = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, None)
         return found
 
-    def ledgers(self) -> list[LedgerRow]:
-        """Return the ledgers of all policies."""
+    def states(self) -> list[PolicyStateRow]:
+        """Return the states of all policies."""
         return list(self.by_name().values())
 
-    def by_name(self) -> dict[str, LedgerRow]:
-        """Return the ledger of each policy, by its name."""
+    def by_name(self) -> dict[str, PolicyStateRow]:
+        """Return the state of each policy, by its name."""
         with self._txn.cursor(self._dbs.policies) as cursor:
             names = {text_of(row) for row in cursor.iternext(values=False)}
-        return {name: self.open_ledger(name) for name in sorted(names.union(self._ledgers))}
+        return {name: self.open_state(name) for name in sorted(names.union(self._states))}
 
     def strike_records(self) -> int:
         """Return how many strike records there are under all policies."""
@@ -347,22 +347,24 @@ class BanRecords:
 
     def remember(self, change: BanChange) -> None:
         """Add a change to the history."""
-        self.list.remember(change)
+        self.active_bans.remember(change)
 
     def save(self) -> None:
-        """Write the ledgers that have changed."""
-        for name, ledger in self._ledgers.items():
-            packed = ledger.packed()
-            if packed != ledger.row:
+        """Write the states that have changed."""
+        for name, state in self._states.items():
+            packed = state.packed()
+            if packed != state.row:
                 self._txn.put(row_of(name), packed, db=self._dbs.policies)
 
 
-def bans_of(txn: Any, dbs: Databases, census: bytes, checks: Sequence[Check], guarded: Sequence[Guarded]) -> list[Ban]:
+def bans_of(
+    txn: Any, dbs: Databases, census: bytes, checks: Sequence[Check], subjects: Sequence[BanSubject]
+) -> list[Ban]:
     """Return the bans of a demand, also those that are over, one perhaps more than once."""
     get, networks = txn.get, dbs.networks
     has_names, lengths = _read_census(census)
     rows = [row_of(key) for _, key, _ in checks if has_names or "/" in key]
-    for one in guarded:
+    for one in subjects:
         if isinstance(one, str):
             rows.append(row_of(one))
             continue

@@ -16,18 +16,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeVar
 
-from ...core.bans.in_force import Ban, BanChange, Guarded, longest
+from ...core.bans.ban import Ban, BanChange, BanSubject, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import BanRules, Steady
 from ...core.bans.strikes import StoredRecords, StrikeRecord, stored_records
-from ...core.barred import Barred
-from ...core.decision import Check
+from ...core.decision import BanRefusal, Check
 from ...core.errors import StoreError
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
-from .ban_rows import BanRecords, bans_of, part, policy_of, read_record, salvage, text_of
+from .ban_rows import LmdbBanStorage, bans_of, part, policy_of, read_record, salvage, text_of
 from .batching import PAUSE_S, Batcher, Job
 from .layout import CENSUS
 from .transaction import Transactions
@@ -68,32 +67,32 @@ class LmdbBans(BanStore):
     # -- for the store ------------------------------------------------------------------------------------------------
 
     def judge(
-        self, transaction: Transaction, checks: Sequence[Check], guarded: Sequence[Guarded]
-    ) -> tuple[Barred | None, bool]:
+        self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> tuple[BanRefusal | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
         if census is None:
             return None, False
-        bans = bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
+        bans = bans_of(transaction.txn, transaction.dbs, census, checks, subjects)
         if not bans:
             return None, False
         moments = self._moments()
-        rules = BanRules(BanRecords(transaction.txn, transaction.dbs), self._most)
-        barred = rules.judge(bans, checks, *moments, prolong=False)
-        return barred, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
+        rules = BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._most)
+        refusal = rules.judge(bans, checks, *moments, prolong=False)
+        return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
-    def prolong(self, barred: Barred, guarded: Sequence[Guarded], transaction: Transaction) -> Barred:
+    def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
-        bans = self._bans_of(barred.checks, guarded, transaction)
+        bans = self._bans_of(refusal.checks, subjects, transaction)
         moments = self._moments()
-        prolonged = self._work(lambda rules: rules.judge(bans, barred.checks, *moments, prolong=True), transaction)
-        return barred if prolonged is None else prolonged
+        prolonged = self._work(lambda rules: rules.judge(bans, refusal.checks, *moments, prolong=True), transaction)
+        return refusal if prolonged is None else prolonged
 
     def sweep(self, transaction: Transaction, most: int) -> bool:
         """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
         if transaction.txn.get(CENSUS, None, transaction.dbs.meta) is None:
             return False
-        return BanRecords(transaction.txn, transaction.dbs).list.let_go(*self._moments(), most)
+        return LmdbBanStorage(transaction.txn, transaction.dbs).active_bans.remove_expired(*self._moments(), most)
 
     def rescue(self, path: Path, transaction: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
@@ -105,9 +104,9 @@ class LmdbBans(BanStore):
 
     # -- for everybody ------------------------------------------------------------------------------------------------
 
-    def find(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. This changes nothing."""
-        bans, moments = self._transactions.read(partial(self._bans_of, (), guarded)), self._moments()
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
+        bans, moments = self._transactions.read(partial(self._bans_of, (), subjects)), self._moments()
         return longest(ban for ban in bans if not ban.is_over(*moments))
 
     def strike(
@@ -143,14 +142,16 @@ class LmdbBans(BanStore):
         """Return how each of some keys stands under each policy. This changes nothing."""
 
         def look(transaction: Transaction) -> StoredRecords:
-            ledgers = BanRecords(transaction.txn, transaction.dbs).by_name()
-            return self._moments()[0], stored_records(ledgers, keys)
+            states = LmdbBanStorage(transaction.txn, transaction.dbs).by_name()
+            return self._moments()[0], stored_records(states, keys)
 
         return self._transactions.read(look)
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
-        return self._transactions.read(lambda transaction: len(BanRecords(transaction.txn, transaction.dbs).list))
+        return self._transactions.read(
+            lambda transaction: len(LmdbBanStorage(transaction.txn, transaction.dbs).active_bans)
+        )
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
@@ -182,7 +183,7 @@ class LmdbBans(BanStore):
             yield list(to_rows(Bans([], list(strike_records)), now_us, wall_us))[1:]
 
     def _parts(
-        self, name: str, read: Callable[[BanRecords, Sequence[tuple[bytes, bytes]]], Sequence[T]]
+        self, name: str, read: Callable[[LmdbBanStorage, Sequence[tuple[bytes, bytes]]], Sequence[T]]
     ) -> Iterator[Sequence[T]]:
         """Yield the rows of a database as `read` reads them, a part at a time, each in a transaction of its own."""
         row: bytes | None = b""
@@ -190,26 +191,26 @@ class LmdbBans(BanStore):
 
             def look(transaction: Transaction, first: bytes = row) -> tuple[Sequence[T], bytes | None]:
                 rows, following = part(transaction.txn, getattr(transaction.dbs, name), first)
-                return read(BanRecords(transaction.txn, transaction.dbs), rows), following
+                return read(LmdbBanStorage(transaction.txn, transaction.dbs), rows), following
 
             found, row = self._transactions.read(look)
             yield found
 
-    def _active_of(self, records: BanRecords, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
+    def _active_of(self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
         moments = self._moments()
         found = [record.ban for record in (read_record(packed) for _, packed in rows) if record is not None]
         return [ban for ban in found if not ban.is_over(*moments)]
 
     def _records_of(
-        self, records: BanRecords, rows: Sequence[tuple[bytes, bytes]]
+        self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[str, str, StrikeRecord]]:
         """Return (policy, key, record) for some rows of `struck`, without strike records that are over."""
         (now_us, _), found = self._moments(), []
         for row, packed in rows:
             policy, key = policy_of(row), text_of(packed)
-            ledger = records.open_ledger(policy)
-            record = ledger.strikes.get(key)
-            if record is not None and not ledger.is_over(record, now_us):
+            state = storage.open_state(policy)
+            record = state.strikes.get(key)
+            if record is not None and not state.is_over(record, now_us):
                 found.append((policy, key, record))
         return found
 
@@ -242,7 +243,7 @@ class LmdbBans(BanStore):
             for _ in range(0, self.count(), LOAD_STEP):
                 yield 0, lambda transaction: self.sweep(transaction, LOAD_STEP)
         self._transactions.read(
-            lambda transaction: BanRules(BanRecords(transaction.txn, transaction.dbs), self._most).check_room(known)
+            lambda transaction: BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._most).check_room(known)
         )
         for at in range(0, len(bans), LOAD_STEP):
             yield at, self._taking_over(Bans(bans[at : at + LOAD_STEP], []))
@@ -252,18 +253,18 @@ class LmdbBans(BanStore):
     def _taking_over(self, some: Bans) -> Job:
         return partial(self._work, lambda rules: rules.take_over(some, *self._moments()))
 
-    def _bans_of(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> list[Ban]:
+    def _bans_of(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> list[Ban]:
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-        return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
+        return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, subjects)
 
     def _write(self, do: Callable[[BanRules], T]) -> T | Awaitable[T]:
         return self._batcher.run(partial(self._work, do))
 
     def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
-        records = BanRecords(transaction.txn, transaction.dbs)
-        rules = BanRules(records, self._most, self._next_us)
+        storage = LmdbBanStorage(transaction.txn, transaction.dbs)
+        rules = BanRules(storage, self._most, self._next_us)
         answer = do(rules)
-        records.save()
+        storage.save()
         transaction.events += rules.events
         return answer
 
@@ -273,7 +274,7 @@ class LmdbBans(BanStore):
             return self._steady.at(self._clock()), self._wall()
 
 
-def _changes_of(records: BanRecords, rows: Sequence[tuple[bytes, bytes]]) -> list[BanChange]:
+def _changes_of(storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> list[BanChange]:
     return [record.change() for record in (read_record(packed) for _, packed in rows) if record is not None]
 
 

@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
-from ...core.bans.in_force import Guarded
+from ...core.bans.ban import BanSubject
 from ...core.charge import Permit
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
@@ -185,11 +185,11 @@ class LmdbStore(Store):
         return not self._batcher.in_thread
 
     def hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
         checks = tuple(checks)
-        refusal = partial(self._refusal, checks, guarded, first_in_line)
+        refusal = partial(self._refusal, checks, subjects, first_in_line)
         if checks in self._refused:
             if (refused := refusal()) is not None:
                 return refused
@@ -197,11 +197,11 @@ class LmdbStore(Store):
         for bucket, _, _ in checks:
             if bucket.held:
                 self._renewer.start()
-        return self._batcher.run(partial(self._hit, checks, guarded, first_in_line), refusal)
+        return self._batcher.run(partial(self._hit, checks, subjects, first_in_line), refusal)
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
-        return self._transactions.read(partial(self._peek, checks, guarded))
+        return self._transactions.read(partial(self._peek, checks, subjects))
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and return the decision."""
@@ -239,13 +239,13 @@ class LmdbStore(Store):
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
 
     def _hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, transaction: Transaction
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool, transaction: Transaction
     ) -> Decision:
-        barred, prolongs = self.bans.judge(transaction, checks, guarded)
-        if barred is not None and prolongs:
-            return self.bans.prolong(barred, guarded, transaction)
-        if barred is not None:
-            decision: Decision = barred
+        refusal, prolongs = self.bans.judge(transaction, checks, subjects)
+        if refusal is not None and prolongs:
+            return self.bans.prolong(refusal, subjects, transaction)
+        if refusal is not None:
+            decision: Decision = refusal
         else:
             found = transaction.find(checks, takes=True)
             decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
@@ -254,7 +254,7 @@ class LmdbStore(Store):
         remember(self._refused, checks, None)
         return decision
 
-    def _refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool) -> Decision | None:
+    def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool) -> Decision | None:
         """Return the refusal of a demand, found by reading alone, which waits for nobody.
 
         None if it is not refused, or if its refusal changes something: a count, the end of a ban, what is kept for
@@ -262,9 +262,9 @@ class LmdbStore(Store):
         """
 
         def look(transaction: Transaction) -> Decision | None:
-            barred, prolongs = self.bans.judge(transaction, checks, guarded)
-            if barred is not None:
-                return None if prolongs else barred
+            refusal, prolongs = self.bans.judge(transaction, checks, subjects)
+            if refusal is not None:
+                return None if prolongs else refusal
             decision = decide(checks, transaction.find(checks), transaction.now_us, first_in_line=first_in_line)
             return None if decision.allowed or transaction.changed() else decision
 
@@ -272,10 +272,10 @@ class LmdbStore(Store):
             return self._transactions.read(look, patience_s=0)
         return None
 
-    def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> Decision:
-        barred, _ = self.bans.judge(transaction, checks, guarded)
-        if barred is not None:
-            return barred
+    def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
+        refusal, _ = self.bans.judge(transaction, checks, subjects)
+        if refusal is not None:
+            return refusal
         decision = decide(checks, transaction.find(checks), transaction.now_us)
         decision.charge = ()
         return decision

@@ -8,13 +8,13 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final, TypeVar, overload
 
-from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
+from ...core.bans.active import ActiveBans, Held, held
+from ...core.bans.ban import Ban, BanChange, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
-from ...core.bans.strikes import Ledger, StoredRecords, StrikeRecord, stored_records
-from ...core.barred import Barred
-from ...core.decision import Check
+from ...core.bans.strikes import PolicyState, StoredRecords, StrikeRecord, stored_records
+from ...core.decision import BanRefusal, Check
 from ...core.store import BanStore, Clock, Event
 from ..forks import hold_over_fork
 from ..system_clock import system_us
@@ -69,7 +69,7 @@ def _of_numbers(known: StrikeRecord | tuple[int, int, int]) -> StrikeRecord:
     return StrikeRecord(*known) if isinstance(known, tuple) else known
 
 
-def _in_force(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
+def _active(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
     return Listed([row for row in rows if not _is_over(row, now_us, wall_us)])
 
 
@@ -79,38 +79,38 @@ def _is_over(row: Held, now_us: int, wall_us: int) -> bool:
     return ends_us is not None and (now_us >= ends_us or wall_us >= began_us + ends_us - made_us)
 
 
-class MemoryRecords:
-    """The records of a memory store about bans."""
+class MemoryBanStorage:
+    """What a memory store remembers about bans."""
 
     def __init__(self) -> None:
-        self.list = BanList()
+        self.active_bans = ActiveBans()
         self.prefixes: set[str] = set()
-        self.by_policy: dict[str, Ledger] = {}
+        self.by_policy: dict[str, PolicyState] = {}
         self._history: deque[tuple[str, int, str, Held]] = deque(maxlen=MAX_HISTORY)
 
-    def ledger(self, policy: str) -> Ledger | None:
-        """Return the ledger of a policy, None if there is none."""
+    def state(self, policy: str) -> PolicyState | None:
+        """Return the state of a policy, None if there is none."""
         return self.by_policy.get(policy)
 
-    def open_ledger(self, policy: str) -> Ledger:
-        """Return the ledger of a policy, a new one if there is none."""
-        ledger = self.by_policy.get(policy)
-        if ledger is None:
-            ledger = self.by_policy[policy] = Ledger(MemoryStrikeQueue())
-        return ledger
+    def open_state(self, policy: str) -> PolicyState:
+        """Return the state of a policy, a new one if there is none."""
+        state = self.by_policy.get(policy)
+        if state is None:
+            state = self.by_policy[policy] = PolicyState(MemoryStrikeQueue())
+        return state
 
-    def ledgers(self) -> Collection[Ledger]:
-        """Return the ledgers of all policies."""
+    def states(self) -> Collection[PolicyState]:
+        """Return the states of all policies."""
         return self.by_policy.values()
 
     def strike_records(self) -> int:
         """Return how many strike records there are under all policies."""
-        return sum(len(ledger.strikes) for ledger in self.by_policy.values())
+        return sum(len(state.strikes) for state in self.by_policy.values())
 
     def forget_all(self) -> None:
         """Forget all bans, strike records and changes."""
-        for key in list(self.list.by_key):
-            self.list.remove(key)
+        for key in list(self.active_bans.by_key):
+            self.active_bans.remove(key)
         self.prefixes.clear()
         self.by_policy.clear()
         self._history.clear()
@@ -174,38 +174,38 @@ class MemoryBans(BanStore):
         self._wall = wall_clock or system_us
         self._tell = tell
         self._steady = Steady()
-        self._records = MemoryRecords()
-        self._rules = BanRules(self._records, max_bans)
-        self.list = self._records.list
+        self._storage = MemoryBanStorage()
+        self._rules = BanRules(self._storage, max_bans)
+        self.active_bans = self._storage.active_bans
         self._judged = 0
 
-    def find(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
         with self._lock:
-            return self.list.find(guarded, *self._moments())
+            return self.active_bans.find(subjects, *self._moments())
 
-    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], prolong: bool) -> Barred | None:
+    def judge(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
         """Return the refusal of a demand by a ban, if there is one.
 
         Args:
             checks: The demand; bans of its keys refuse it.
-            guarded: Further keys, and addresses, whose bans refuse it.
+            subjects: Further keys, and addresses, whose bans refuse it.
             prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
         """
         if prolong:  # a look changes nothing
             self._judged += 1
             if not self._judged % _LET_GO_EVERY:
                 with self._lock:
-                    self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
-        by_key = self.list.by_key
+                    self.active_bans.remove_expired(*self._moments(), most=_LET_GO_EVERY)
+        by_key = self.active_bans.by_key
         for _, key, _ in checks:
             if key in by_key:
                 break
         else:
-            if not guarded or not self.list.names_any(guarded):
+            if not subjects or not self.active_bans.matches_any(subjects):
                 return None  # most requests end here, and take no lock
         with self._lock:
-            bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
+            bans = self.active_bans.matching((*subjects, *[key for _, key, _ in checks]))
             return self._rules.judge(bans, checks, *self._moments(), prolong=prolong) if bans else None
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
@@ -225,29 +225,29 @@ class MemoryBans(BanStore):
     def forget_all(self) -> None:
         """Forget all bans, strikes and levels, and the history, as a new store would. Observers are not told."""
         with self._lock:
-            self._records.forget_all()
+            self._storage.forget_all()
 
     def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. Changes nothing."""
         with self._lock:
-            return self._moments()[0], stored_records(self._records.by_policy, keys)
+            return self._moments()[0], stored_records(self._storage.by_policy, keys)
 
     def active(self) -> Sequence[Ban]:
         """Return the bans in force."""
         with self._lock:
-            rows, moments = list(self.list.by_key.values()), self._moments()
-        return _in_force(rows, *moments)
+            rows, moments = list(self.active_bans.by_key.values()), self._moments()
+        return _active(rows, *moments)
 
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
         with self._lock:
-            self.list.let_go(*self._moments(), most=_COUNTED)
-            return len(self.list)
+            self.active_bans.remove_expired(*self._moments(), most=_COUNTED)
+            return len(self.active_bans)
 
     def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""
         with self._lock:
-            return self._records.history()
+            return self._storage.history()
 
     def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
@@ -255,11 +255,11 @@ class MemoryBans(BanStore):
             now_us, wall_us = self._moments()
             strike_records = [
                 (name, key, record)
-                for name, ledger in self._records.by_policy.items()
-                for key, record in ledger.strikes.items()
-                if not ledger.is_over(record, now_us)
+                for name, state in self._storage.by_policy.items()
+                for key, record in state.strikes.items()
+                if not state.is_over(record, now_us)
             ]
-            bans = _in_force(list(self.list.by_key.values()), now_us, wall_us)
+            bans = _active(list(self.active_bans.by_key.values()), now_us, wall_us)
             return list(to_rows(Bans(list(bans), strike_records), now_us, wall_us))
 
     def load(self, rows: Sequence[Row]) -> int:

@@ -24,7 +24,7 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...core.bans.in_force import Guarded
+from ...core.bans.ban import BanSubject
 from ...core.concurrency import Concurrency, taken
 from ...core.decide import Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
@@ -129,7 +129,7 @@ class MemoryStore(Store):
         self.bans = MemoryBans(
             self._now_us, wall_clock=wall_clock or clock, tell=self.observers.tell_all, max_bans=most_bans
         )
-        self._banned = self.bans.list.by_key
+        self._banned = self.bans.active_bans.by_key
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -143,10 +143,12 @@ class MemoryStore(Store):
         """The clock that was given to this store; None for the monotonic clock."""
         return self._clock
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), first_in_line: bool = False) -> Decision:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
+    ) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
-        if self._banned and (barred := self.bans.judge(checks, guarded, True)) is not None:
-            return barred
+        if self._banned and (refusal := self.bans.judge(checks, subjects, True)) is not None:
+            return refusal
         if len(checks) == 1:
             lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
@@ -161,11 +163,11 @@ class MemoryStore(Store):
             self._tidy(now_us)
         return decision
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        barred = self.bans.judge(checks, guarded, prolong=False)
-        if barred is not None:
-            return barred
+        refusal = self.bans.judge(checks, subjects, prolong=False)
+        if refusal is not None:
+            return refusal
         now_us, places = self._imagined(checks)
         decision = decide(checks, places, now_us)
         decision.charge = ()

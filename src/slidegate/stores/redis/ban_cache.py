@@ -11,9 +11,9 @@ from threading import Lock
 from time import monotonic
 from typing import Final
 
-from ...core.bans.in_force import Ban, BanList, Guarded, longest
-from ...core.barred import Barred
-from ...core.decision import Check
+from ...core.bans.active import ActiveBans
+from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.decision import BanRefusal, Check
 from ...core.store import Clock
 from ..forks import hold_over_fork
 from .ban_rows import text_of, unpack_ban
@@ -50,7 +50,7 @@ class BanCache:
         self._forget()
 
     def _forget(self) -> None:
-        self.list = BanList()
+        self.active_bans = ActiveBans()
         self.number = self.latest = b""
         self.known_s = NEVER_S
         self.reset_us = -1
@@ -60,8 +60,8 @@ class BanCache:
     def forget(self) -> int:
         """Forget everything, because Redis has lost its data; return how many bans were in force."""
         with self._lock:
-            self.list.let_go(*self._time.now_us(), most=len(self.list))
-            known = len(self.list)
+            self.active_bans.remove_expired(*self._time.now_us(), most=len(self.active_bans))
+            known = len(self.active_bans)
             self._forget()
         return known
 
@@ -81,66 +81,66 @@ class BanCache:
         """Return whether the list was complete lately."""
         return monotonic() - self.known_s < TRUST_S
 
-    def put(self, rows: Iterable[tuple[bytes, bytes]], into: BanList | None = None) -> None:
+    def put(self, rows: Iterable[tuple[bytes, bytes]], into: ActiveBans | None = None) -> None:
         """Bring the list up to date, or another one: rows are keys and their bans, empty where a key has none."""
         with self._lock:
-            bans = self.list if into is None else into
+            bans = self.active_bans if into is None else into
             for key, row in rows:
                 if key:  # under the empty one Redis holds no ban
                     bans.remove(text_of(key))
                     if row:
                         bans.add(unpack_ban(key, row))
 
-    def hold(self, bans: BanList, number: bytes, asked_s: float) -> None:
+    def hold(self, bans: ActiveBans, number: bytes, asked_s: float) -> None:
         """Hold a list that was complete at a moment."""
-        self.list, self.number, self.latest = bans, number, number
+        self.active_bans, self.number, self.latest = bans, number, number
         self.known_s = max(self.known_s, asked_s)
 
     def in_force(self) -> Iterator[Ban]:
         """Yield the bans that are in force now."""
         with self._lock:
-            rows, times = list(self.list.by_key.values()), self._time.now_us()
+            rows, times = list(self.active_bans.by_key.values()), self._time.now_us()
         yield from (ban for ban in (Ban(*row) for row in rows) if not ban.is_over(*times))
 
     def count(self) -> int:
         """Return how many bans are in force."""
         with self._lock:
-            self.list.let_go(*self._time.now_us(), most=MAX_ENDED_AT_ONCE)
-            return len(self.list)
+            self.active_bans.remove_expired(*self._time.now_us(), most=MAX_ENDED_AT_ONCE)
+            return len(self.active_bans)
 
-    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
+    def judge(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal of a demand by the bans that are held, if there is one."""
-        if not self.list.by_key:
+        if not self.active_bans.by_key:
             return None
         with self._lock:
             now_us, wall_us = self._time.now_us()
-            self.list.let_go(now_us, wall_us)
-            ban = longest(self.list.in_force(guards_of(checks, guarded), now_us, wall_us))
-            return None if ban is None else Barred(ban.by, ban, now_us, checks)
+            self.active_bans.remove_expired(now_us, wall_us)
+            ban = longest(self.active_bans.active(guards_of(checks, subjects), now_us, wall_us))
+            return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    def prolonged_by(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> list[Ban]:
+    def prolonged_by(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
         """Return the bans that a demand prolongs."""
         with self._lock:
-            asked = guards_of(checks, guarded)
-            return [ban for ban in self.list.in_force(asked, *self._time.now_us()) if ban.prolong_us]
+            asked = guards_of(checks, subjects)
+            return [ban for ban in self.active_bans.active(asked, *self._time.now_us()) if ban.prolong_us]
 
     def prolong(self, bans: Iterable[Ban]) -> list[str]:
         """Let bans go on from now; return the keys that Redis has to prolong: each ten times a second at most."""
         now_s, due = monotonic(), []
         with self._lock:
             now_us, _ = self._time.now_us()
-            if len(self._prolonged_s) > len(self.list) + SPARE:
+            if len(self._prolonged_s) > len(self.active_bans) + SPARE:
                 self._prolonged_s.clear()
             for ban in bans:
                 if self._clock is not None or now_s >= self._prolonged_s.get(ban.key, 0.0):
                     due.append(ban.key)
                     self._prolonged_s[ban.key] = now_s + PROLONG_EVERY_S
-                held = self.list.get(ban.key)
+                held = self.active_bans.get(ban.key)
                 if held is not None:
-                    self.list.prolong(held, now_us)
+                    self.active_bans.prolong(held, now_us)
         return due
 
 
-def guards_of(checks: Sequence[Check], guarded: Sequence[Guarded]) -> tuple[Guarded, ...]:
+def guards_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:
     """Return the keys and addresses whose bans refuse a demand."""
-    return *guarded, *(key for _, key, _ in checks)
+    return *subjects, *(key for _, key, _ in checks)

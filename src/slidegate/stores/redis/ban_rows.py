@@ -7,7 +7,7 @@ from struct import Struct
 from time import monotonic
 from typing import Final
 
-from ...core.bans.in_force import Ban, BanChange, Guarded
+from ...core.bans.ban import Ban, BanChange, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rules import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
 from ...core.bans.strikes import Strike, StrikeRecord
@@ -130,10 +130,10 @@ def made_name(policy: BanPolicy) -> str:
     return f"made:{policy.name}:{most.window_us}:{most.resolution}"
 
 
-def pack_guards(guarded: Sequence[Guarded]) -> bytes:
+def pack_guards(subjects: Sequence[BanSubject]) -> bytes:
     """Pack the keys and addresses whose bans refuse a request."""
-    parts = [_MANY.pack(len(guarded))]
-    for guard in guarded:
+    parts = [_MANY.pack(len(subjects))]
+    for guard in subjects:
         if isinstance(guard, str):
             kind, packed = _KEY, bytes_of(guard)
         else:

@@ -20,12 +20,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
-from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
+from ...core.bans.active import ActiveBans
+from ...core.bans.ban import Ban, BanChange, BanSubject, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.strikes import StoredRecord, StoredRecords, StrikeRecord
-from ...core.barred import Barred
-from ...core.decision import Check
+from ...core.decision import BanRefusal, Check
 from ...core.errors import ConfigurationError, StoreError
 from ...core.store import BanStore, Clock, Event
 from .ban_cache import NEVER_S, BanCache
@@ -118,9 +118,9 @@ class RedisBans(BanStore):
     # -- commands of users ------------------------------------------------------------------------------------------
 
     @sensible
-    async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
-        (found,) = await self._command("find", [pack_guards(guarded)])
+    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        (found,) = await self._command("find", [pack_guards(subjects)])
         return longest(unpack_told(found)[1])
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
@@ -245,7 +245,7 @@ class RedisBans(BanStore):
         """Forget all bans, strikes, levels and changes."""
         self._sums.clear()
         await self._command("clear", [])
-        self.cache.list = BanList()
+        self.cache.active_bans = ActiveBans()
 
     @sensible
     async def reset_windows(self) -> None:
@@ -265,21 +265,21 @@ class RedisBans(BanStore):
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
-    def at_once(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
+    def at_once(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal by a ban that is held, or None where Redis has to be asked."""
         cache = self.cache
-        barred = cache.judge(checks, guarded)
-        if barred is None or not cache.is_trusted():
+        refusal = cache.judge(checks, subjects)
+        if refusal is None or not cache.is_trusted():
             return None
-        bans = cache.prolonged_by(checks, guarded)
+        bans = cache.prolonged_by(checks, subjects)
         if not bans:
-            return barred
+            return refusal
         if self._clock is not None:
             return None
         self._prolong(bans)
-        return cache.judge(checks, guarded)
+        return cache.judge(checks, subjects)
 
-    def refused(self, told: bytes, checks: Sequence[Check], *, prolong: bool) -> Barred | None:
+    def refused(self, told: bytes, checks: Sequence[Check], *, prolong: bool) -> BanRefusal | None:
         """Return the refusal of a demand by bans that Redis has found, None where it found none.
 
         Args:
@@ -292,7 +292,7 @@ class RedisBans(BanStore):
             self._prolong(going_on)
             bans = [_gone_on(ban, now_us) for ban in bans]
         ban = longest(bans)
-        return None if ban is None else Barred(ban.by, ban, now_us, checks)
+        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     @sensible
     async def look(self, batcher: Batcher, guards: Sequence[bytes]) -> list[bytes]:
@@ -357,15 +357,15 @@ class RedisBans(BanStore):
             StoreError: Redis does not answer.
         """
         cache, life = self.cache, self._life
-        bans, number = cache.list, cache.number
+        bans, number = cache.active_bans, cache.number
         for _ in range(MAX_PARTS):
             asked_s = monotonic()
             found, _, last = await self._run(batcher, "since", [number])
             if life and life != self._life:  # an answer about lost bans is not true
-                life, bans, number = self._life, cache.list, cache.number
+                life, bans, number = self._life, cache.active_bans, cache.number
                 continue
             if found == 0:
-                bans, number = BanList(), last
+                bans, number = ActiveBans(), last
                 async for part in self._scan(LIST, batcher):
                     cache.put(part, bans)
             else:
@@ -374,7 +374,7 @@ class RedisBans(BanStore):
             if not last or (found and found[1]):
                 cache.hold(bans, number, asked_s)
                 return
-            if bans is cache.list:
+            if bans is cache.active_bans:
                 cache.number = number  # the rest is for the next time
 
     async def _refresh_in_time(self, batcher: Batcher) -> None:

@@ -242,7 +242,7 @@ class ClusterBatcher(ClusterNodes):
                     found = [request.refused(each) for request, each in zip(requests, told, strict=True)]
             except (StoreError, TimeoutError):
                 self._waits_for_news = False  # until the bans could be read
-        for request, barred in zip(requests, found, strict=True):
-            if barred is not None and not request.future.done():
-                request.future.set_result(barred)
+        for request, refused in zip(requests, found, strict=True):
+            if refused is not None and not request.future.done():
+                request.future.set_result(refused)
         self._group(requests)

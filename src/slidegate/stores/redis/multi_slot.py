@@ -12,16 +12,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from ...core.bans.in_force import Guarded
-from ...core.barred import Barred
+from ...core.bans.ban import BanSubject
 from ...core.charge import Charge, Permit
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import BanRefusal, Bucket, Check, Decision, Reason
 from ...core.ring import NEVER, WindowState
 from .script import CHARGE, GLANCE, HIT, LOOK, note_of
 
 TRIES: Final = 3
 
-Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[Guarded]], "asyncio.Future[Decision]"]
+Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[BanSubject]], "asyncio.Future[Decision]"]
 HandBack: TypeAlias = Callable[[Decision], object]
 
 
@@ -40,20 +39,20 @@ class MultiSlot:
         self._hand_back = hand_back
         self._groups = group_by_key(checks)
 
-    async def decide(self, what: int, guarded: Sequence[Guarded]) -> Decision:
+    async def decide(self, what: int, subjects: Sequence[BanSubject]) -> Decision:
         """Return the answer to the whole demand.
 
         Raises:
             StoreError: A part got none; nothing stays charged, as far as Redis can be reached.
         """
         if what == CHARGE:
-            return self._whole(await self._ask_all(CHARGE, guarded), True)
+            return self._whole(await self._ask_all(CHARGE, subjects), True)
         parts: list[Decision] = []
         for _ in range(TRIES):
-            parts = await self._ask_all(LOOK if what == HIT else GLANCE, guarded)
+            parts = await self._ask_all(LOOK if what == HIT else GLANCE, subjects)
             if any(part.reason is not Reason.OK for part in parts):
                 break
-            parts = await self._ask_all(what, guarded)
+            parts = await self._ask_all(what, subjects)
             if all(part.allowed for part in parts):
                 return self._whole(parts, what == HIT)
             for part in parts:
@@ -62,22 +61,22 @@ class MultiSlot:
         else:
             return self._whole(parts, False)
         if what == HIT and all(part.reason is not Reason.TOO_LARGE for part in parts):
-            parts = await self._count_denied(parts, guarded)
+            parts = await self._count_denied(parts, subjects)
         return self._whole(parts, False)
 
-    async def _count_denied(self, parts: list[Decision], guarded: Sequence[Guarded]) -> list[Decision]:
+    async def _count_denied(self, parts: list[Decision], subjects: Sequence[BanSubject]) -> list[Decision]:
         """Charge a refusal where that counts, and look again."""
         denied = [(plain(bucket), key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
-        if not denied or any(isinstance(part, Barred) for part in parts):
+        if not denied or any(isinstance(part, BanRefusal) for part in parts):
             return parts
         await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
-        return await self._ask_all(LOOK, guarded)
+        return await self._ask_all(LOOK, subjects)
 
-    async def _ask_all(self, what: int, guarded: Sequence[Guarded]) -> list[Decision]:
+    async def _ask_all(self, what: int, subjects: Sequence[BanSubject]) -> list[Decision]:
         futures = []
         for group in self._groups:
             checks = [(plain(self._checks[at][0]), *self._checks[at][1:]) for at in group]
-            futures.append(self._ask(what, checks, guarded))
+            futures.append(self._ask(what, checks, subjects))
         try:
             await asyncio.wait(futures)  # and not `gather`: a request that is given up on its way may be charged
             return [future.result() for future in futures]
@@ -92,8 +91,8 @@ class MultiSlot:
 
     def _whole(self, parts: Sequence[Decision], charged: bool) -> Decision:
         for part in parts:
-            if isinstance(part, Barred):
-                return Barred(part.by, part.ban, part.now_us, self._checks)
+            if isinstance(part, BanRefusal):
+                return BanRefusal(part.by, part.ban, part.now_us, self._checks)
         now_us = parts[0].now_us
         readings: dict[int, list[WindowState]] = {}
         notes: dict[int, list[Any]] = {}

@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...core.bans.in_force import Guarded
-from ...core.barred import Barred
-from ...core.decision import Bucket, Check, Decision
+from ...core.bans.ban import BanSubject
+from ...core.decision import BanRefusal, Bucket, Check, Decision
 from ...core.views import Snapshot
 from .ban_cache import guards_of
 from .ban_rows import UNGUARDED, pack_guards
@@ -84,11 +83,11 @@ class Request(ABC):
         """Return the keys and addresses whose bans refuse it, packed."""
         return UNGUARDED
 
-    def held(self) -> Barred | None:
+    def held(self) -> BanRefusal | None:
         """Return the answer where the bans that are held here refuse it, else None."""
         return None
 
-    def refused(self, told: bytes) -> Barred | None:
+    def refused(self, told: bytes) -> BanRefusal | None:
         """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
         return None
 
@@ -96,7 +95,7 @@ class Request(ABC):
 class Demand(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "guarded", "what")
+    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "subjects", "what")
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Demand(Request):
         tools: Tools,
         what: int,
         checks: Sequence[Check],
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
         judged: bytes | None,
         *,
         first_in_line: bool = False,
@@ -114,7 +113,7 @@ class Demand(Request):
         self.what = what
         self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
-        self.guarded = guarded
+        self.subjects = subjects
         self._hand_backs = tools.refusals.hand_backs
         self._asked_us = tools.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
@@ -130,9 +129,9 @@ class Demand(Request):
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
         """See `Request`."""
         if answer[0] == BANNED:
-            barred = self.refused(answer[1:])
-            assert barred is not None, "Redis says that a request is banned, and not by which ban"
-            return barred
+            refusal = self.refused(answer[1:])
+            assert refusal is not None, "Redis says that a request is banned, and not by which ban"
+            return refusal
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self._asked_us is not None and decision.charge:
             self._tools.renewals.hold(decision, self._asked_us)
@@ -159,13 +158,13 @@ class Demand(Request):
 
     def guards(self) -> bytes:
         """See `Request`."""
-        return UNGUARDED if self.judged is None else pack_guards(guards_of(self.checks, self.guarded))
+        return UNGUARDED if self.judged is None else pack_guards(guards_of(self.checks, self.subjects))
 
-    def held(self) -> Barred | None:
+    def held(self) -> BanRefusal | None:
         """See `Request`."""
-        return self._tools.bans.cache.judge(self.checks, self.guarded)
+        return self._tools.bans.cache.judge(self.checks, self.subjects)
 
-    def refused(self, told: bytes) -> Barred | None:
+    def refused(self, told: bytes) -> BanRefusal | None:
         """See `Request`."""
         return self._tools.bans.refused(told, self.checks, prolong=self.what in (HIT, LOOK))
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.bans.in_force import Guarded
+from ...core.bans.ban import BanSubject
 from ...core.charge import let_go
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
@@ -165,28 +165,28 @@ class RedisStore(Store):
         return batcher.part_of(key for _, key, _ in checks) if isinstance(batcher, ClusterBatcher) else None
 
     def hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         bans, refusals = self.bans, self._tools.refusals
         judged = bans.cache.number
-        if bans.cache.list.by_key and bans.cache.judge(checks, guarded) is not None:
-            barred = bans.at_once(checks, guarded)
-            if barred is not None:
-                return barred
+        if bans.cache.active_bans.by_key and bans.cache.judge(checks, subjects) is not None:
+            refusal = bans.at_once(checks, subjects)
+            if refusal is not None:
+                return refusal
             judged = UNSEEN
         elif refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
-            return self._demand(HIT, checks, guarded, judged, first_in_line=first_in_line)
-        return self._ask(HIT, checks, guarded, judged, first_in_line=first_in_line)
+            return self._demand(HIT, checks, subjects, judged, first_in_line=first_in_line)
+        return self._ask(HIT, checks, subjects, judged, first_in_line=first_in_line)
 
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
         judged = self.bans.cache.number
-        if self.bans.cache.judge(checks, guarded) is not None:
+        if self.bans.cache.judge(checks, subjects) is not None:
             judged = UNSEEN
-        return self._demand(PEEK, checks, guarded, judged)
+        return self._demand(PEEK, checks, subjects, judged)
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left."""
@@ -289,21 +289,21 @@ class RedisStore(Store):
         self,
         what: int,
         checks: Sequence[Check],
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
         judged: bytes | None,
         *,
         first_in_line: bool = False,
     ) -> Awaitable[Decision]:
         ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
         if self._is_multi_slot(checks):
-            return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, guarded)
-        return ask(what, checks, guarded)
+            return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, subjects)
+        return ask(what, checks, subjects)
 
     def _ask(
         self,
         what: int,
         checks: Sequence[Check],
-        guarded: Sequence[Guarded],
+        subjects: Sequence[BanSubject],
         judged: bytes | None,
         *,
         first_in_line: bool = False,
@@ -314,7 +314,7 @@ class RedisStore(Store):
         if tools.refusals.known and what in (HIT, CHARGE):
             tools.refusals.forget(checks)  # they may be other ones when this has been answered
         request = Demand(
-            batcher.loop.create_future(), tools, what, checks, guarded, judged, first_in_line=first_in_line
+            batcher.loop.create_future(), tools, what, checks, subjects, judged, first_in_line=first_in_line
         )
         batcher.add(request)
         return request.future

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...core.bans.in_force import Ban
+from ...core.bans.ban import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.memo import MEMO_SIZE

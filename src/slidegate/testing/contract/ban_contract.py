@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ...core.bans.in_force import Ban
+from ...core.bans.ban import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.bans.strikes import PolicyStrikes, policy_strikes
 from ...core.decision import Reason

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from ...core.addresses import parse_address
-from ...core.bans.in_force import Ban, Guarded
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.strikes import StoredRecord, policy_strikes
 from ...core.decision import Bucket, Reason
@@ -118,10 +118,10 @@ class BanPlayer:
         self.moves.append(f"a {'peek' if peeks else 'hit'} of {address}")
         ask = self.store.peek if peeks else self.store.hit
         parsed = parse_address(address)
-        guarded: tuple[Guarded, ...] = () if parsed is None else (parsed,)
+        subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
         expected = (self.model.peek if peeks else self.model.hit)(address, self.now_us)
-        decision = await settle(ask(((self._bucket, key, 0),), guarded))
-        found = await settle(self.store.bans.find((*guarded, key)))
+        decision = await settle(ask(((self._bucket, key, 0),), subjects))
+        found = await settle(self.store.bans.find((*subjects, key)))
         same(decision.allowed, not expected)
         if not expected:
             same((decision.reason, decision.ban, found), (Reason.OK, None, None))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ...core.addresses import parse_address
-from ...core.bans.in_force import Ban, Guarded
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket, Decision
 from ...core.limits import parse_limits
@@ -65,8 +65,8 @@ class StoreHarness:
     async def request(self, client: str, cost: int = 1) -> Decision:
         """Send a request of an address or key, which only bans refuse."""
         parsed = parse_address(client)
-        guarded: tuple[Guarded, ...] = () if parsed is None else (parsed,)
-        return await settle(self.raw.hit(((bucket("100/400d"), client, cost),), guarded))
+        subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
+        return await settle(self.raw.hit(((bucket("100/400d"), client, cost),), subjects))
 
     async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY, prefix: str = "") -> Ban | None:
         """Strike a key several times, and return the ban that the last strike made."""

@@ -1,0 +1,153 @@
+"""A ban, its key in one spelling, and whom it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ..addresses import BITS, Address, canonical_key, parse_network, prefix_length
+from ..errors import ConfigurationError, InvalidKey, is_utf8, quoted
+from ..logs import escaped
+
+BanSubject: TypeAlias = str | Address
+"""A key whose ban refuses a request, or an address that may lie in a banned network."""
+
+MAX_REASON: Final = 256
+"""How many characters of a reason, and of a key in a message, are shown."""
+MAX_KEY_BYTES: Final = 64
+"""How long a key in a store may be; longer ones come as digests."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_ADDRESS: Final = 64
+_LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
+
+
+class Ban(NamedTuple):
+    """A key that is refused until a moment.
+
+    Attributes:
+        key: An address or network in its one spelling, or any other key.
+        reason: Why, for the operator: at most 256 printable characters. Clients never see it.
+        by: The policy or the person that made it.
+        level: Its number in a row of bans, from 1; 0 for one made by hand.
+        made_us: When it began, in the store's time.
+        ends_us: When it ends, in the store's time; None for never.
+        wall_us: When it began, in Unix time.
+        prolong_us: How long it goes on after a request while banned; 0 if requests do not prolong it.
+    """
+
+    key: str
+    reason: str
+    by: str
+    level: int
+    made_us: int
+    ends_us: int | None
+    wall_us: int
+    prolong_us: int = 0
+
+    @property
+    def since(self) -> datetime:
+        """When it began (UTC)."""
+        return _moment(self.wall_us)
+
+    @property
+    def until(self) -> datetime | None:
+        """When it ends (UTC); None for never."""
+        return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
+
+    def left_us(self, now_us: int) -> int | None:
+        """Return how long it still lasts at a moment of the store's time; None for ever."""
+        return None if self.ends_us is None else max(self.ends_us - now_us, 0)
+
+    def is_over(self, now_us: int, wall_us: int) -> bool:
+        """Tell whether it has ended by either clock: one that stood still while the machine did must not prolong it."""
+        if self.ends_us is None:
+            return False
+        return now_us >= self.ends_us or wall_us >= self.wall_us + self.ends_us - self.made_us
+
+
+class BanChange(NamedTuple):
+    """An entry of the history of bans.
+
+    Attributes:
+        kind: ``"banned"`` or ``"unbanned"``.
+        ban: The ban that was made, or taken back.
+        wall_us: When, in Unix time.
+        by: The policy or the person that did it.
+    """
+
+    kind: Literal["banned", "unbanned"]
+    ban: Ban
+    wall_us: int
+    by: str
+
+    @property
+    def at(self) -> datetime:
+        """When it happened (UTC)."""
+        return _moment(self.wall_us)
+
+
+def lasts_longer(ban: Ban, than: Ban) -> bool:
+    """Tell whether one ban ends later than another, in one store's time."""
+    if ban.ends_us is None or than.ends_us is None:
+        return ban.ends_us is None and than.ends_us is not None
+    return ban.ends_us > than.ends_us
+
+
+def longest(bans: Iterable[Ban]) -> Ban | None:
+    """Return the ban that ends last, the first of several; None if there is none."""
+    found: Ban | None = None
+    for ban in bans:
+        if found is None or lasts_longer(ban, found):
+            found = ban
+    return found
+
+
+def ban_key(key: object) -> str:
+    """Return the one spelling of the key of a ban: an address or network, or any other key.
+
+    Raises:
+        InvalidKey: It is empty or no text, or has half of a character, which JSON cannot hold; it looks like an address
+            and is none; or it is every address there is.
+    """
+    example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
+    expected = f"an address, a network or a key, {example}"
+    if not isinstance(key, str) or not key or not is_utf8(key):
+        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
+    known = canonical_key(key)
+    place = network_place(known)
+    if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
+        raise InvalidKey(
+            f'ban: {quoted(key)} is no address or network; write {example}, and "key:{key}" if it is a key', expected
+        )
+    if place is not None and place[1] == 0:
+        raise InvalidKey(
+            f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
+        )
+    return known
+
+
+def network_place(key: str) -> tuple[int, int, bytes] | None:
+    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network; else None."""
+    try:
+        version, first, last = parse_network(key)
+    except ConfigurationError:
+        return None
+    prefix = prefix_length(version, first, last)
+    return version, prefix, (first >> (BITS[version] - prefix)).to_bytes(16, "big")
+
+
+def clean_reason(reason: object) -> str:
+    """Return a reason of at most 256 printable characters; others are escaped, as in Python.
+
+    Raises:
+        ConfigurationError: It is no text.
+    """
+    if not isinstance(reason, str):
+        raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
+    return escaped(reason, MAX_REASON)
+
+
+def _moment(wall_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=wall_us)
