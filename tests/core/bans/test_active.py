@@ -122,7 +122,7 @@ def test_a_reason_is_short_and_printable() -> None:
     assert clean_reason("a\nb\x00\x1b[31m\u202e") == "a\\nb\\x00\\x1b[31m\\u202e"
     long = clean_reason("\x00\n" * 5_000)
     assert (len(long), long[-1], long.isprintable()) == (256, "\u2026", True)
-    assert clean_reason("x" * 10_240) == "x" * 256
+    assert clean_reason("x" * 10_240) == "x" * 255 + "\u2026"
     assert clean_reason("\ud800") == "\\ud800"
 
 
