@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from .checking import Damaged
 from .host_clock import boot_id, boot_us, offset_us, wall_us, written
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
@@ -28,6 +29,12 @@ CENSUS: Final = b"bans"
 """Under it stands how many bans of each kind there are; nothing where nobody is banned."""
 BAN_NUMBER: Final = b"ban_number"
 """Under it stands the number of the last change of bans."""
+
+WINDOW: Final = b"w"
+CELL: Final = b"c"
+PLACE: Final = b"p"
+"""What a row is of that has an entry in `ends`."""
+DUE: Final = Struct(">q")
 
 
 class Databases(NamedTuple):
@@ -46,12 +53,16 @@ class Databases(NamedTuple):
     struck: Any
     policies: Any
     places: Any
-    workers: Any
     figures: Any
     cell_key: bytes
 
 
 NAMES: Final = Databases._fields[:-1]
+
+
+def due_row(due_us: int, row: bytes) -> bytes:
+    """Return the entry of a row in `ends`, the index of when to look at rows again."""
+    return DUE.pack(due_us) + row
 
 
 def load(path: Path, environment: Any) -> tuple[Databases, int]:

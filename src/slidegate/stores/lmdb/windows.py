@@ -4,15 +4,15 @@ A window's row is found by its key, a byte that no text contains, and a digest o
 
     windows   key 0xff digest(rule, window, resolution)    version, life, then the window as the core makes it
     cells     number of the cell, digest                   the same, for keys that share a cell
-    ends      when to look again, row                      nothing for a window, a byte for a cell
+    ends      when to look again, row                      what the row is of: a window, a cell, or permits
 
 So all windows of a client lie side by side, mostly on one page, and `Transaction.reset` finds them.
 
 A row of another version is no window: nobody reads it, and the next hit of its key overwrites it. The life
 is how long a unit counts at most, and 0 for the count of a quota: for those who do not know the limit of a row.
 
-`ends` is the index by time. A window gets an entry there when it is first written, and hits do not move the entry. When
-its time comes, the window is looked at; if it is still in use, the entry is written again for its new expiry.
+`ends` is the index by time. A row gets an entry there when it is first written, and hits do not move the entry. When
+its time comes, the row is looked at; if it is still in use, the entry is written again for its new expiry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
-from .layout import RESET, Databases
+from .layout import CELL, DUE, PLACE, RESET, WINDOW, Databases, due_row
 from .permits import PermitRows
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ ROW_VERSION: Final = 3
 HEAD: Final = Struct("=Bq")
 HEAD_BYTES: Final = HEAD.size
 
-_DUE: Final = Struct(">q")
 _CELL: Final = Struct(">H")
 _MOMENT: Final = Struct("=q")
 _BETWEEN: Final = b"\xff"
@@ -162,7 +161,7 @@ class Transaction:
             self.txn.put(row, head + window, db=self.dbs.cells if shared else self.dbs.windows)
             if is_new:
                 due_us = _expires_us(head + window, self.now_us, self._process.unix_us)
-                self.txn.put(_DUE.pack(due_us) + row, b"c" if shared else b"", db=self.dbs.ends)
+                self._look_later(CELL if shared else WINDOW, row, due_us)
         if self.permits is not None:
             self.permits.save()
 
@@ -194,6 +193,9 @@ class Transaction:
         found = any(self.txn.stat(database)["entries"] for database in databases[:2])
         for database in databases:
             self.txn.drop(database, delete=False)
+        with self.txn.cursor(self.dbs.places) as places:
+            for row in places.iternext(values=False):
+                self._look_later(PLACE, bytes(row), self.now_us)
         self.txn.put(RESET, _MOMENT.pack(self.now_us), db=self.dbs.meta)
         return found
 
@@ -206,12 +208,12 @@ class Transaction:
         """Look at no more than `most` windows whose time has come, and delete the empty ones."""
         with self.txn.cursor(self.dbs.ends) as ends:
             for _ in range(most):
-                if not ends.first() or _DUE.unpack_from(ends.key())[0] > self.now_us:
+                if not ends.first() or DUE.unpack_from(ends.key())[0] > self.now_us:
                     self.is_swept = True
                     return
-                row, cell = ends.key()[_DUE.size :], ends.value()
+                row, kind = ends.key()[DUE.size :], ends.value()
                 ends.delete()
-                self.evictions += self._look_at(row, cell)
+                self._look_at(row, kind)
 
     def _load(
         self,
@@ -248,21 +250,27 @@ class Transaction:
         self._held += 1
         return True
 
-    def _look_at(self, row: bytes, cell: bytes) -> bool:
-        """Delete a window that is empty and was not asked for just now; return whether that was a key's own window."""
-        dbi = self.dbs.cells if cell else self.dbs.windows
-        stored = self.txn.get(row, None, dbi)
+    def _look_later(self, kind: bytes, row: bytes, due_us: int) -> None:
+        self.txn.put(due_row(due_us, row), kind, db=self.dbs.ends)
+
+    def _look_at(self, row: bytes, kind: bytes) -> None:
+        """Delete a row that holds nothing any more, and was not asked for just now."""
+        database = {WINDOW: self.dbs.windows, CELL: self.dbs.cells, PLACE: self.dbs.places}[kind]
+        stored = self.txn.get(row, None, database)
         if stored is None:
-            return False  # everything was reset
-        if stored[0] == ROW_VERSION:
+            return
+        due_us = 0
+        if kind == PLACE:
+            due_us = self.permit_rows().ends_us(row)
+        elif stored[0] == ROW_VERSION:
             due_us = _expires_us(stored, self.now_us, self._process.unix_us)
             if row in self.windows:  # a key that was told to wait would else find what others spent in its cell
                 due_us = max(due_us, self.now_us + HEAD.unpack_from(stored)[1])
-            if due_us > self.now_us:
-                self.txn.put(_DUE.pack(due_us) + row, cell, db=self.dbs.ends)
-                return False
-        self.txn.delete(row, b"", dbi)
-        return not cell
+        if due_us > self.now_us:
+            self._look_later(kind, row, due_us)
+            return
+        self.txn.delete(row, b"", database)
+        self.evictions += kind == WINDOW
 
 
 def _row_of(key: str, digest: bytes) -> bytes:
