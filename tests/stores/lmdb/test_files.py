@@ -150,7 +150,8 @@ def test_another_layout_ends_the_start_and_is_left_alone(
     rewrite_version(place, version)
     before = (place / "data.mdb").read_bytes()
     error = StoreUnavailable if read_only else ConfigurationError
-    with pytest.raises(error, match=f"layout version {version}, and this slidegate reads {SCHEMA_VERSION}; .*{way_out}"):
+    message = f"layout version {version}, and this slidegate reads {SCHEMA_VERSION}; .*{way_out}"
+    with pytest.raises(error, match=message):
         LmdbStore(place, read_only=read_only, **SMALL)
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb"]
     assert (place / "data.mdb").read_bytes() == before
