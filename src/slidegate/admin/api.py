@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Unpack, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -13,10 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
-from ..web.client_ip import ClientAddress
 from ..web.matching import route_path
 from . import parameters
-from .auth import Authenticator, AuthFunction, Identity
+from .auth import Access, Identity
 from .guard import AdminGuard
 from .messages import AdminError, Problem, json_response, unless_known
 from .parameters import InvalidParameters
@@ -46,24 +44,34 @@ _OF_ALL: Final = (401, 403, 421, 422, 429, 503)
 _OF_CHANGES: Final = (400, 408, 413, 415)
 
 
-class AdminApi:
-    """Serves the operations of one limiter to users whom a guard has let in.
+class AdminRoutes(AdminGuard):
+    """The admin API: an ASGI application with which operators see figures, clients and rules, and ban, unban and reset.
+
+    Mount it in FastAPI or Starlette: ``app.mount("/admin", AdminRoutes(limiter, token=...))``. Its description is at
+    ``openapi.json`` below that. Requests carry ``Authorization: Bearer TOKEN``.
 
     Args:
-        service: Answers them.
-        prefix: What the paths of requests begin with, below the mount.
+        limiter: The limiter whose middlewares and clients it shows.
+        access: Who may use it: `token` may look and change, and `read_token` only look, each 16 to 512 characters, or
+            several of them; or, instead of tokens, `auth`, a function of the request, sync or async, that returns None
+            for a stranger, ``"read"``, ``"full"``, or ``User("full", "ann")``. `hosts` are the names under which it may
+            be asked, with a port or for any port, such as ``["ops.example.org"]``: by default any, and then the Origin
+            of a browser must equal the Host. `client` finds the address of a user, behind proxies too.
+
+    Raises:
+        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
     """
 
-    def __init__(self, service: AdminService, prefix: str = "") -> None:
-        self._service = service
-        self._prefix = prefix
+    def __init__(self, limiter: Limiter, **access: Unpack[Access]) -> None:
+        super().__init__(limiter, access)
+        self.service = AdminService(limiter)
 
     async def handle(self, request: Request, by: Identity, body: Any) -> Response:
-        """Answer one request; see `Handle`."""
-        path = route_path(request.scope).removeprefix(self._prefix)
+        """See `AdminGuard.handle`."""
+        path = route_path(request.scope).removeprefix(self.prefix)
         method = "GET" if request.method == "HEAD" else request.method
         if path == DOCUMENT and method == "GET":
-            return JSONResponse(document(request.scope.get("root_path", "") + self._prefix))
+            return JSONResponse(document(request.scope.get("root_path", "") + self.prefix))
         operations = _BY_PATH.get(path)
         if operations is None:
             hint = closest(path, [*_BY_PATH, DOCUMENT])
@@ -89,43 +97,9 @@ class AdminApi:
             values = body
         elif body is not None:
             raise InvalidParameters(("body", "expected the values in the query, and no body"))
-        answer = await operation.do(self._service, parameters.read(_MODELS[operation.do]["asked"], values), by)
+        answer = await operation.do(self.service, parameters.read(_MODELS[operation.do]["asked"], values), by)
         response = json_response(answer.model_dump_json(), operation.status)
         return unless_known(request, response) if operation.method == "GET" else response
-
-
-class AdminRoutes(AdminGuard):
-    """The admin API: an ASGI application with which operators see figures, clients and rules, and ban, unban and reset.
-
-    Mount it in FastAPI or Starlette: ``app.mount("/admin", AdminRoutes(limiter, token=...))``. Its description is at
-    ``openapi.json`` below that. Requests carry ``Authorization: Bearer TOKEN``.
-
-    Args:
-        limiter: The limiter whose middlewares and clients it shows.
-        token: The token whose owner may look and change, 16 to 512 characters; or several tokens.
-        read_token: The token whose owner may look; or several.
-        auth: Instead of tokens, a function, sync or async, of the request (which has no body here) that returns None
-            for a stranger, ``"read"``, ``"full"``, or ``User("full", "ann")``.
-        hosts: The names under which it may be asked, with a port or for any port: ``["ops.example.org"]``.
-        client: How the address of a client is found, behind proxies too, for the limit on wrong tokens.
-
-    Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
-    """
-
-    def __init__(
-        self,
-        limiter: Limiter,
-        *,
-        token: str | Iterable[str] | None = None,
-        read_token: str | Iterable[str] | None = None,
-        auth: AuthFunction | None = None,
-        hosts: Iterable[str] = (),
-        client: ClientAddress | None = None,
-    ) -> None:
-        authenticator = Authenticator(limiter, "AdminRoutes", token, read_token, auth, client)
-        self.limiter = limiter
-        super().__init__("AdminRoutes", authenticator, hosts, AdminApi(AdminService(limiter)).handle)
 
 
 def _has_body(operation: Operation) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b, sha256
 from inspect import isawaitable
 from threading import get_ident
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import anyio
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from starlette.types import Scope
 from ..core.addresses import Address
 from ..core.arguments import check_takes
 from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import parse_limits
 from ..core.logs import escaped, logger
 from ..core.memo import remember
@@ -67,6 +67,16 @@ class User(NamedTuple):
 AuthAnswer: TypeAlias = User | Role | None
 AuthFunction: TypeAlias = Callable[[Request], AuthAnswer | Awaitable[AuthAnswer]]
 """Says who sends a request, which has no body here: None for a stranger."""
+
+
+class Access(TypedDict, total=False):
+    """Who may use an operators' tool, and under which names it is asked; `AdminRoutes` describes the options."""
+
+    token: str | Iterable[str] | None
+    read_token: str | Iterable[str] | None
+    auth: AuthFunction | None
+    hosts: Iterable[str]
+    client: ClientAddress | None
 
 
 class Identity(NamedTuple):
@@ -121,11 +131,8 @@ class Authenticator:
 
     Args:
         limiter: Its store holds the counts of wrong tokens; its bans keep strangers out.
-        what: The name of the tool, for error messages.
-        token: The token whose owner may look and change; or several tokens.
-        read_token: The token whose owner may look; or several.
-        auth: Instead of tokens, the application's function.
-        client: How the address of a client is found; by default it is the peer.
+        tool: The name of the tool, for error messages.
+        access: Who may use it.
 
     Attributes:
         tokens: The tokens; none where `auth` says who may come in.
@@ -134,34 +141,31 @@ class Authenticator:
         ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
     """
 
-    def __init__(
-        self,
-        limiter: Limiter,
-        what: str,
-        token: str | Iterable[str] | None,
-        read_token: str | Iterable[str] | None,
-        auth: AuthFunction | None,
-        client: ClientAddress | None,
-    ) -> None:
+    def __init__(self, limiter: Limiter, tool: str, access: Access) -> None:
+        unknown = next((name for name in access if name not in Access.__annotations__), None)
+        if unknown is not None:
+            hint = closest(unknown, Access.__annotations__)
+            raise TypeError(f"{tool}() got an unexpected keyword argument {unknown!r}{hint}")
+        auth, client = access.get("auth"), access.get("client")
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(
-                f"{what}: expected a Limiter, for example {what}(limiter, ...), not {quoted(limiter)}"
+                f"{tool}: expected a Limiter, for example {tool}(limiter, ...), not {quoted(limiter)}"
             )
         if client is not None and not isinstance(client, ClientAddress):
-            raise ConfigurationError(f"{what}: client: expected client_ip(...), not {quoted(client)}")
-        self.tokens = _read_tokens(what, token, read_token)
+            raise ConfigurationError(f"{tool}: client: expected client_ip(...), not {quoted(client)}")
+        self.tokens = _read_tokens(tool, access.get("token"), access.get("read_token"))
         if auth is None and not self.tokens:
             raise ConfigurationError(
-                f"{what}: it does not start without a token, so that no stranger gets in; write {what}(limiter, "
+                f"{tool}: it does not start without a token, so that no stranger gets in; write {tool}(limiter, "
                 f'token=os.environ["SLIDEGATE_TOKEN"]) with the output of {MAKE_ONE}, or auth=function'
             )
         if auth is not None and (self.tokens or not callable(auth)):
             raise ConfigurationError(
-                f'{what}: auth: expected a function of the request that returns None, "read" or "full", and no tokens '
+                f'{tool}: auth: expected a function of the request that returns None, "read" or "full", and no tokens '
                 f"beside it, not {quoted(auth)}"
             )
         if auth is not None:
-            check_takes(f"{what}: auth", auth, "request")
+            check_takes(f"{tool}: auth", auth, "request")
         self._limiter = limiter
         self._auth = auth
         self._client = client if client is not None else client_ip()
@@ -349,30 +353,30 @@ def _wrong_token() -> AdminError:
     return AdminError(401, "login", detail, {"www-authenticate": "Bearer"})
 
 
-def _read_tokens(what: str, token: object, read_token: object) -> tuple[Token, ...]:
-    full, read = _read(what, "token", token), _read(what, "read_token", read_token)
+def _read_tokens(tool: str, token: object, read_token: object) -> tuple[Token, ...]:
+    full, read = _read(tool, "token", token), _read(tool, "read_token", read_token)
     if len({*full, *read}) < len(full) + len(read):
-        raise ConfigurationError(f"{what}: a token is given twice; make one for each, {MAKE_ONE}")
+        raise ConfigurationError(f"{tool}: a token is given twice; make one for each, {MAKE_ONE}")
     if len(full) + len(read) > MAX_TOKENS:
-        raise ConfigurationError(f"{what}: expected at most {MAX_TOKENS} tokens, not {len(full) + len(read)}")
+        raise ConfigurationError(f"{tool}: expected at most {MAX_TOKENS} tokens, not {len(full) + len(read)}")
     return (*(Token(text, "full") for text in full), *(Token(text, "read") for text in read))
 
 
-def _read(what: str, option: str, given: object) -> Sequence[str]:
+def _read(tool: str, option: str, given: object) -> Sequence[str]:
     if given is None:
         return ()
     if not isinstance(given, (str, Iterable)) or isinstance(given, (bytes, bytearray)):
-        raise ConfigurationError(f"{what}: {option}: expected text, for example from {MAKE_ONE}")
+        raise ConfigurationError(f"{tool}: {option}: expected text, for example from {MAKE_ONE}")
     texts = [given] if isinstance(given, str) else list(given)
     for text in texts:
         # A text that cannot be a token may be a secret all the same, so no message repeats it.
         if not isinstance(text, str) or not text.isascii() or not text.isprintable() or " " in text:
             raise ConfigurationError(
-                f"{what}: {option}: expected printable ASCII without spaces, for example from {MAKE_ONE}"
+                f"{tool}: {option}: expected printable ASCII without spaces, for example from {MAKE_ONE}"
             )
         if not MIN_TOKEN <= len(text) <= MAX_TOKEN:
             raise ConfigurationError(
-                f"{what}: {option}: expected {MIN_TOKEN} to {MAX_TOKEN} characters, for example from {MAKE_ONE}, "
+                f"{tool}: {option}: expected {MIN_TOKEN} to {MAX_TOKEN} characters, for example from {MAKE_ONE}, "
                 f"not {len(text)}"
             )
     return texts

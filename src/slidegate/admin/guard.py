@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,10 +25,11 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
+from ..limiter import Limiter
 from ..web.matching import route_path
 from ..web.responses import refuse_websocket
 from ..web.route_checks import AdminApp
-from .auth import Authenticator, Identity
+from .auth import Access, Authenticator, Identity
 from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ MAX_LOGIN: Final = 4_096
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,255})(?::(?P<port>[0-9]{1,5}))?")
 _MAX_HOST: Final = 261
 _PORTS: Final = {"http": "80", "https": "443"}
-
-Handle = Callable[[Request, Identity, Any], Awaitable[Response]]
-"""Answers a request of a user: takes the request, who sends it, and the JSON of its body."""
 
 
 class File(NamedTuple):
@@ -57,38 +55,42 @@ class File(NamedTuple):
 
 
 class AdminGuard(AdminApp):
-    """An ASGI application that guards an operators' tool.
+    """An ASGI application that guards an operators' tool; the tool is a subclass.
 
     Args:
-        what: The name of the tool, for error messages.
+        limiter: The limiter that it is about.
+        access: Who may use it.
+
+    Attributes:
+        limiter: The limiter.
         authenticator: Says who sends a request.
-        hosts: The names under which the tool may be asked.
-        handle: Answers requests of users.
+        prefix: The path below which the tool lies; all other paths are unknown.
         sessions: The sessions of browsers, at ``{prefix}/session``; None where there are none.
         files: Public files by their exact paths below the mount. Nothing else is read, whatever a path says.
-        prefix: The path below which the tool lies; all other paths are unknown.
 
     Raises:
-        ConfigurationError: A host cannot be one.
+        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
     """
 
-    def __init__(
-        self,
-        what: str,
-        authenticator: Authenticator,
-        hosts: Iterable[str],
-        handle: Handle,
-        *,
-        sessions: SessionRoutes | None = None,
-        files: Mapping[str, File] | None = None,
-        prefix: str = "",
-    ) -> None:
-        self._authenticator = authenticator
-        self._hosts = AllowedHosts(what, hosts)
-        self._handle = handle
-        self._sessions = sessions
-        self._files = dict(files or {})
-        self._prefix = prefix
+    prefix: str = ""
+    sessions: SessionRoutes | None = None
+    files: Mapping[str, File] = {}
+
+    def __init__(self, limiter: Limiter, access: Access) -> None:
+        tool = type(self).__name__
+        self.limiter = limiter
+        self.authenticator = Authenticator(limiter, tool, access)
+        self._hosts = AllowedHosts(tool, access.get("hosts", ()))
+
+    async def handle(self, request: Request, by: Identity, body: Any) -> Response:
+        """Answer a request of a user.
+
+        Args:
+            request: The request.
+            by: Who sends it.
+            body: The JSON of its body.
+        """
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -114,29 +116,29 @@ class AdminGuard(AdminApp):
         if host is None:
             raise AdminError(421, "host", "This tool is not asked under this name.")
         path = route_path(request.scope) or "/"
-        file = self._files.get(path)
+        file = self.files.get(path)
         if self._hosts.is_foreign(request, host, page=file is not None):
             raise AdminError(403, "origin", "The request comes from a page of another place.")
         if file is not None:
             return await self._serve(file, request)
-        if self._prefix and path != self._prefix and not path.startswith(f"{self._prefix}/"):
+        if self.prefix and path != self.prefix and not path.startswith(f"{self.prefix}/"):
             raise AdminError(404, "unknown", "There is nothing here.")
-        if self._sessions is not None and path == f"{self._prefix}/session":
-            return await self._session(self._sessions, request, host)
+        if self.sessions is not None and path == f"{self.prefix}/session":
+            return await self._session(self.sessions, request, host)
         identity = await self._identify(request)
         body = await self._read_change(request, host, identity) if request.method not in ("GET", "HEAD") else None
-        return await self._handle(request, identity, body)
+        return await self.handle(request, identity, body)
 
     async def _serve(self, file: File, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
             raise AdminError(405, "method", "This is a file: GET or HEAD it.", {"allow": "GET, HEAD"})
-        if self._sessions is None or await self._sessions.find(request) is None:
-            await self._authenticator.keep_banned_out(request)
+        if self.sessions is None or await self.sessions.find(request) is None:
+            await self.authenticator.keep_banned_out(request)
         return Response(file.body, headers={"content-type": file.media_type})
 
     async def _session(self, sessions: SessionRoutes, request: Request, host: Host) -> Response:
         if request.method == "POST":
-            await self._authenticator.keep_banned_out(request)
+            await self.authenticator.keep_banned_out(request)
             return await sessions.log_in(request, await self._read_change(request, host, None))
         if request.method in ("GET", "HEAD"):
             identity = await self._identify(request)
@@ -154,12 +156,12 @@ class AdminGuard(AdminApp):
         Raises:
             AdminError: Nobody who is known.
         """
-        identity = await self._authenticator.authenticate(request)
+        identity = await self.authenticator.authenticate(request)
         if identity is not None:
             return identity
-        found = None if self._sessions is None else await self._sessions.find(request)
+        found = None if self.sessions is None else await self.sessions.find(request)
         if found is None:
-            await self._authenticator.keep_banned_out(request)
+            await self.authenticator.keep_banned_out(request)
             raise AdminError(401, "login", "Log in first.", {"www-authenticate": "Bearer"})
         return found[1]
 

@@ -117,16 +117,11 @@ class AdminService:
     @operation("GET", "/clients")
     async def get_clients(self, asked: parameters.ClientsQuery, by: Identity) -> views.Clients:
         """The busiest clients, and how near they are to their limits."""
-        busy = (await self._activity.all_workers()).clients
-        page: Page[views.BusyClient]
         if asked.sort == "nearness":
-            page = Page(asked.limit, asked.cursor, [0.0, ""])
-            for client in await self._nearest(busy[:MAX_COMPARED]):
-                share = client.nearest.share if client.nearest is not None else float(client.banned)
-                page.add([-share, client.key], client)
+            page = await self._by_nearness(asked.limit, asked.cursor)
             return views.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
         some: Page[ClientActivity] = Page(asked.limit, asked.cursor, [0, ""])
-        for one in busy:
+        for one in (await self._activity.all_workers()).clients:
             times = one["refused"] if asked.sort == "refused" else one["requests"]
             if times:
                 some.add([-times, one["key"]], one)
@@ -313,6 +308,18 @@ class AdminService:
         )
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    async def nearest_clients(self, limit: int) -> list[views.BusyClient]:
+        """Return the clients that are nearest to a limit."""
+        return (await self._by_nearness(limit, None)).entries()
+
+    async def _by_nearness(self, limit: int, cursor: str | None) -> Page[views.BusyClient]:
+        page: Page[views.BusyClient] = Page(limit, cursor, [0.0, ""])
+        busy = (await self._activity.all_workers()).clients
+        for client in await self._nearest(busy[:MAX_COMPARED]):
+            share = client.nearest.share if client.nearest is not None else float(client.banned)
+            page.add([-share, client.key], client)
+        return page
 
     async def _nearest(self, clients: list[ClientActivity]) -> list[views.BusyClient]:
         """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""

@@ -128,6 +128,7 @@ class History(View):
     passed: list[int]
     refused: list[int]
     banned: list[int]
+    blocked: list[int]
     shadow_refused: list[int]
     p50_ms: list[float | None]
     p95_ms: list[float | None]
@@ -143,6 +144,7 @@ class History(View):
             passed=[point.passed for point in points],
             refused=[point.refused for point in points],
             banned=[point.banned for point in points],
+            blocked=[point.blocked for point in points],
             shadow_refused=[point.shadow_refused for point in points],
             p50_ms=[_milliseconds(point.p50_us) for point in points],
             p95_ms=[_milliseconds(point.p95_us) for point in points],

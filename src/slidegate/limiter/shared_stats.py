@@ -41,7 +41,7 @@ from ..core.statistics.series import KEPT
 from ..core.statistics.slices import Slice
 from ..core.store import SharedStats, StatsRow
 from .aio import let_others_run, within
-from .stats import AllStats, Chart, Parts, SeriesName, Span, Statistics, Worker, chart_of, stats_of
+from .stats import AllStats, Chart, Parts, RecentStats, SeriesName, Span, Statistics, Worker
 
 INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
@@ -297,17 +297,17 @@ class AllWorkers:
 
     async def stats(self, window: str | float | timedelta) -> AllStats:
         """Return the stats of a window; see `Limiter.stats_all`."""
-        span = Span.of(window)
-        parts, _, start_us = await self._parts(span)
-        found = stats_of(parts, start_us, span)
-        others = sorted((await self._others()).values(), key=lambda worker: worker.name)
-        return AllStats(found.rules, found.routes, found.total, (self._here(), *others))
+        recent = await self.recent(window)
+        return AllStats(*recent.stats(), await self.workers())
 
     async def chart(self, window: str | float | timedelta, rule: str | None, route: str | None) -> Chart:
         """Return the stats of a window step by step; see `Limiter.chart_all`."""
-        span = Span.of(window)
-        parts, first, start_us = await self._parts(span)
-        return chart_of(parts, first, start_us, span, rule, route)
+        return (await self.recent(window)).chart(rule, route)
+
+    async def workers(self) -> tuple[Worker, ...]:
+        """Return the workers that are alive, this one first."""
+        others = sorted((await self._others()).values(), key=lambda worker: worker.name)
+        return (self._here(), *others)
 
     async def sections(self, name: str) -> list[Section]:
         """Return a section of each worker that is alive, this one first."""
@@ -321,12 +321,12 @@ class AllWorkers:
                     found.append(Section(workers[worker], read))
         return found
 
-    async def _parts(self, span: Span) -> tuple[Parts, int, int]:
-        """Return the slices of all workers by their numbers in the store, the first number, and when that began."""
-        now_us = self._statistics.now_us()
+    async def recent(self, window: str | float | timedelta) -> RecentStats:
+        """Return the slices of all workers, by their numbers in the store."""
+        span, now_us = Span.of(window), self._statistics.now_us()
         if self._store is None:
             first = span.first(now_us)
-            return await self._own(span, first), first, first * span.step_us
+            return RecentStats(span, first, first * span.step_us, await self._own(span, first))
         self._publisher.start()
         store_us = await within(self._store.time())
         first = span.first(store_us)
@@ -348,7 +348,7 @@ class AllWorkers:
                     add(name, number, some)
             if not place % SERIES_AT_ONCE:
                 await let_others_run()
-        return parts, first, first * span.step_us + now_us - store_us
+        return RecentStats(span, first, first * span.step_us + now_us - store_us, parts)
 
     async def _own(self, span: Span, first: int) -> Parts:
         """Return the slices of this worker. Other tasks go on between two series."""

@@ -10,7 +10,7 @@ several processes fit each other, and no step of the system's clock moves one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from threading import Lock
 from time import monotonic_ns, time_ns
@@ -31,7 +31,7 @@ UNROUTED: Final = "(no route)"
 """The route of requests that match no route."""
 NO_ROUTE_AT_ALL: Final = ""
 """The route of a series that counts something about a rule beside its requests, such as refusals by its shadow."""
-_CHARTED: Final = ("pass", "block", "banned", "shadow_refused")
+_CHARTED: Final = ("pass", "block", "banned", "blocked", "shadow_refused")
 _NS_PER_US: Final = 1_000
 
 
@@ -142,6 +142,7 @@ class Point(NamedTuple):
     passed: int
     refused: int
     banned: int
+    blocked: int
     shadow_refused: int
     p50_us: float | None
     p95_us: float | None
@@ -198,38 +199,64 @@ Parts: TypeAlias = dict[SeriesName, dict[int, Slice]]
 """The slices of each series, by their numbers."""
 
 
-def stats_of(parts: Parts, start_us: int, span: Span) -> Stats:
-    """Return the stats of all slices together, by rule and by route."""
-    sums = {name: _sum(slices.values()) for name, slices in parts.items()}
-    rules = sorted({rule for rules, _, _ in sums for rule in rules})
-    routes = sorted({route for _, route, _ in sums} - {NO_ROUTE_AT_ALL})
+class RecentStats(NamedTuple):
+    """What is remembered of a window: the stats and charts of everything, a rule or a route are sums of it.
 
-    def together(chosen: Iterable[SeriesName], rule: str | None = None) -> Traffic:
-        whole, units = Slice(), 0
-        for name in chosen:
-            counted, costs = name[0], name[2]
-            some = sums[name]
-            whole.add(some)
-            each = sum(costs) if rule is None else costs[counted.index(rule)]
-            units += some.events.get("pass", 0) * each + some.events.get("extra_units", 0)
-        whole.events = {event: times for event, times in whole.events.items() if times and event != "extra_units"}
-        return Traffic(whole.summary(start_us, span.step_us * span.steps), units)
+    Attributes:
+        span: The window in steps.
+        first: The number of its first step.
+        start_us: When that began, in microseconds of Unix time.
+        parts: The slices of each series.
+    """
 
-    return Stats(
-        {rule: together((name for name in sums if rule in name[0]), rule) for rule in rules},
-        {route: together(name for name in sums if name[1] == route) for route in routes},
-        together(sums),
-    )
+    span: Span
+    first: int
+    start_us: int
+    parts: Parts
 
+    def stats(self) -> Stats:
+        """Return the stats of the whole window, by rule and by route."""
+        sums = {name: _sum(slices.values()) for name, slices in self.parts.items()}
+        rules = sorted({rule for rules, _, _ in sums for rule in rules})
+        routes = sorted({route for _, route, _ in sums} - {NO_ROUTE_AT_ALL})
 
-def chart_of(parts: Parts, first: int, start_us: int, span: Span, rule: str | None, route: str | None) -> Chart:
-    """Return the stats step by step, of everything or of one rule or route."""
-    steps = [Slice() for _ in range(span.steps)]
-    for (rules, to, _), slices in parts.items():
-        if (rule is None or rule in rules) and (route is None or route == to):
-            for number, some in slices.items():
-                steps[number - first].add(some)
-    return Chart(start_us, span.step_us, tuple(_point(step) for step in steps))
+        def together(chosen: Iterable[SeriesName], rule: str | None = None) -> Traffic:
+            whole, units = Slice(), 0
+            for name in chosen:
+                counted, costs = name[0], name[2]
+                some = sums[name]
+                whole.add(some)
+                each = sum(costs) if rule is None else costs[counted.index(rule)]
+                units += some.events.get("pass", 0) * each + some.events.get("extra_units", 0)
+            whole.events = {event: times for event, times in whole.events.items() if times and event != "extra_units"}
+            return Traffic(whole.summary(self.start_us, self.span.step_us * self.span.steps), units)
+
+        return Stats(
+            {rule: together((name for name in sums if rule in name[0]), rule) for rule in rules},
+            {route: together(name for name in sums if name[1] == route) for route in routes},
+            together(sums),
+        )
+
+    def chart(self, rule: str | None = None, route: str | None = None) -> Chart:
+        """Return the stats step by step, of everything or of one rule or route."""
+        steps = [Slice() for _ in range(self.span.steps)]
+        for step, some in self._slices(rule, route):
+            steps[step].add(some)
+        return Chart(self.start_us, self.span.step_us, tuple(map(_point, steps)))
+
+    def counts(self, event: str, rule: str | None = None, route: str | None = None) -> list[int]:
+        """Return how often an event happened in each step."""
+        counts = [0] * self.span.steps
+        for step, some in self._slices(rule, route):
+            counts[step] += some.events.get(event, 0)
+        return counts
+
+    def _slices(self, rule: str | None, route: str | None) -> Iterator[tuple[int, Slice]]:
+        """Yield (step, slice) of each series under a rule or of a route."""
+        for (rules, to, _), slices in self.parts.items():
+            if (rule is None or rule in rules) and (route is None or route == to):
+                for number, some in slices.items():
+                    yield number - self.first, some
 
 
 def _sum(slices: Iterable[Slice]) -> Slice:
@@ -240,8 +267,8 @@ def _sum(slices: Iterable[Slice]) -> Slice:
 
 
 def _point(step: Slice) -> Point:
-    passed, refused, banned, shadow_refused = (step.events.get(event, 0) for event in _CHARTED)
-    return Point(passed, refused, banned, shadow_refused, step.rt.quantile(0.5), step.rt.quantile(0.95))
+    passed, refused, banned, blocked, shadow_refused = (step.events.get(event, 0) for event in _CHARTED)
+    return Point(passed, refused, banned, blocked, shadow_refused, step.rt.quantile(0.5), step.rt.quantile(0.95))
 
 
 class Statistics:
@@ -288,9 +315,7 @@ class Statistics:
         Raises:
             ConfigurationError: The window is longer than is remembered.
         """
-        span = Span.of(window)
-        first = span.first(self.now_us())
-        return stats_of(self.parts(span, first), first * span.step_us, span)
+        return self._recent(window).stats()
 
     def chart(self, window: str | float | timedelta, rule: str | None = None, route: str | None = None) -> Chart:
         """Return the stats of the last `window` step by step.
@@ -298,14 +323,14 @@ class Statistics:
         Raises:
             ConfigurationError: The window is longer than is remembered.
         """
+        return self._recent(window).chart(rule, route)
+
+    def _recent(self, window: str | float | timedelta) -> RecentStats:
         span = Span.of(window)
         first = span.first(self.now_us())
-        return chart_of(self.parts(span, first), first, first * span.step_us, span, rule, route)
-
-    def parts(self, span: Span, first: int) -> Parts:
-        """Return the slices of each series from the first one on."""
         read = {series.name: series.read(span.step_us, first, span.steps) for series in self.listed()}
-        return {name: slices for name, slices in read.items() if slices}
+        parts = {name: slices for name, slices in read.items() if slices}
+        return RecentStats(span, first, first * span.step_us, parts)
 
     def listed(self) -> list[Series]:
         """Return all series."""

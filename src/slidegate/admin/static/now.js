@@ -14,7 +14,7 @@ export class NowView {
     this.ranged = true;
     this.requests = new Chart({
       title: "Requests a second", heap: true, text: rate,
-      series: [{ key: "passed", label: "Passed" }, { key: "refused", label: "Limited or listed" }, { key: "banned", label: "By bans" }],
+      series: [{ key: "passed", label: "Passed" }, { key: "refused", label: "Limited" }, { key: "banned", label: "By bans" }, { key: "blocked", label: "By lists" }],
     });
     this.times = new Chart({
       title: "Time to the last byte, in ms", text: milliseconds,
@@ -64,10 +64,11 @@ export class NowView {
     const done = Object.fromEntries(Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -1) : values]));
     const ends = done.passed.map((_, place) => history.start_at + (place + 1) * history.step_s);
     done.late = ends.filter((end) => end > reported).length;
-    const each = (values) => values.map((value) => value / history.step_s);
-    // Refusals by bans are refusals too; drawn above each other they must not count twice.
-    const refused = done.refused.map((value, place) => Math.max(0, value - done.banned[place]));
-    this.requests.update({ ...done, passed: each(done.passed), refused: each(refused), banned: each(done.banned) });
+    // Refusals by bans and lists are refusals too; drawn above each other they must not count twice.
+    const refused = done.refused.map((value, place) => Math.max(0, value - done.banned[place] - done.blocked[place]));
+    const counts = { passed: done.passed, refused, banned: done.banned, blocked: done.blocked };
+    const rates = Object.entries(counts).map(([key, values]) => [key, values.map((value) => value / history.step_s)]);
+    this.requests.update({ ...done, ...Object.fromEntries(rates) });
     this.times.update(done);
   }
 
