@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from .conftest import OpenPage
-from .served import PATIENCE_S, Site, served
+from .served import PATIENCE_S, Site, served, until
 from .site import READ_TOKEN, TOKEN
 
 pytestmark = pytest.mark.all
@@ -310,6 +311,83 @@ def test_equal_refusals_are_one_line_and_a_stranger_was_never_seen(opened: OpenP
         page.get_by_role("button", name="Find").click()
         expect(page.get_by_text("Never seen", exact=True)).to_be_visible()
         expect(page.get_by_text("Nothing is known of this client")).to_be_visible()
+
+
+def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
+    """Have answers of the API changed on their way to the page."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        found = response.json()
+        change(found)
+        headers = {name: value for name, value in response.headers.items() if name != "etag"}
+        route.fulfill(response=response, headers=headers, json=found)
+
+    page.route(re.compile(rf"/api/{path}(\?|$)"), answer)
+
+
+def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(site: Site, opened: OpenPage) -> None:
+    def many(found: Any) -> None:
+        gate = found["gates"][0]
+        gate["rules"] = [{**gate["rules"][-1], "name": f"rule {number:03}"} for number in range(120)]
+
+    page = opened(site, TOKEN)
+    with_changed(page, "rules", many)
+    page.get_by_role("tab", name="Configuration").click()
+    rules = page.get_by_role("table", name=re.compile("^Rules in force"))
+    pages = page.get_by_role("navigation", name=re.compile("^Pages of rules in force"))
+    expect(rules.get_by_role("row")).to_have_count(51)
+    expect(pages.get_by_role("button", name="Back")).to_be_disabled()
+    pages.get_by_role("button", name="On").click()
+    pages.get_by_role("button", name="On").click()
+    expect(pages).to_contain_text("Page 3 of 3")
+    expect(rules.get_by_role("row")).to_have_count(21)
+    expect(pages.get_by_role("button", name="On")).to_be_disabled()
+    with page.expect_response(re.compile("/api/rules")):
+        pass
+    expect(pages).to_contain_text("Page 3 of 3")
+    page.get_by_label(re.compile("^Filter rules in force")).fill("RULE 11")
+    expect(rules.get_by_role("row")).to_have_count(11)
+    expect(pages).to_be_hidden()
+    page.get_by_label(re.compile("^Filter rules in force")).fill("no such rule")
+    expect(page.get_by_text("Nothing is like that.")).to_be_visible()
+
+
+def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site, opened: OpenPage) -> None:
+    late_s = 0.0
+
+    def reported_late(found: Any) -> None:
+        stats = found["stats"]
+        stats["workers"].append({**stats["workers"][0], "name": "other", "published_at": found["at"] - late_s})
+
+    page = opened(site, None)
+    with_changed(page, "now", reported_late)
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    chart = page.get_by_role("figure", name="Requests a second")
+    expect(chart.locator("path.line").first).to_be_attached()
+    expect(chart.locator("path.line.late")).to_have_count(0)
+    late_s = 22.0
+    expect(chart.locator("path.line.late")).to_have_count(4)
+
+
+def test_refusals_by_limits_bans_and_lists_are_charted_apart(opened: OpenPage) -> None:
+    with served() as (site,):
+        site.flood("203.0.113.50", 40)
+        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "203.0.113.51", "duration": "1h"})
+        site.flood("203.0.113.51", 7)
+        site.flood("192.0.2.130", 5)
+        page = opened(site, TOKEN)
+        chart = page.get_by_role("figure", name="Requests a second")
+        chart.get_by_text("As a table").click()
+        heads = chart.get_by_role("columnheader").all_inner_texts()
+        assert heads == ["From", "Passed", "Limited", "By bans", "By lists"]
+
+        def counted() -> list[int]:
+            rows = [row.get_by_role("cell").all_inner_texts() for row in chart.locator("tbody tr").all()]
+            return [round(sum(5 * float(row[place]) for row in rows)) for place in range(1, 4)]
+
+        until(lambda: counted() == [10, 7, 5], "the steps are over")
 
 
 def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None:

@@ -2,14 +2,14 @@
 
 import { h, table, stranger, words, update, plain, mark, clientLink, button, field, TYPED } from "./dom.js";
 import { get } from "./api.js";
-import { askBan, askExtend, askUnban } from "./dialogs.js";
+import { askBan, askExtend, askUnban, change } from "./dialogs.js";
 import { count, duration, moment, now } from "./format.js";
 
 export class BansView {
   constructor(page) {
     Object.assign(this, { page, query: "", policy: "", pages: [""], policies: new Set() });
     this.choice = h("select", { id: mark("policy"), onchange: (event) => { this.policy = event.target.value; this.first(); } }, h("option", { value: "" }, "all"));
-    this.ban = button("Ban…", async () => { if (await askBan()) await page.refresh(); }, { class: "danger" });
+    this.ban = change(page, "Ban…", askBan, "", { class: "danger" });
     this.bans = h("div", {});
     this.rest = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Bans and lists"),
@@ -50,8 +50,8 @@ export class BansView {
   }
 
   inForce({ bans, next, total }) {
-    const act = (text, question, target) => button(text, async () => { if (await question(target)) await this.page.refresh(); },
-      { class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}`, disabled: !this.page.mayChange });
+    const act = (text, question, target) => change(this.page, text, question, target,
+      { class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}` });
     const found = table(`Bans in force: ${count(total)}`, [
       { title: "Target", cell: (ban) => clientLink(ban.target) },
       { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },

@@ -1,9 +1,9 @@
 // The view of clients: the busiest, and one of them in detail.
 
-import { h, table, stranger, words, update, replace, plain, mark, clientLink, ruleAndLimit, button, field, TYPED } from "./dom.js";
+import { h, table, stranger, words, update, replace, plain, mark, clientLink, ruleAndLimit, field, TYPED } from "./dom.js";
 import { call, get } from "./api.js";
 import { gauge, meter, slices, warm } from "./charts.js";
-import { askBan, askExtend, askReset, askUnban, explain } from "./dialogs.js";
+import { askBan, askExtend, askReset, askUnban, change, explain } from "./dialogs.js";
 import { count, duration, moment, now } from "./format.js";
 
 const SORTS = [["requests", "Requests"], ["refused", "Refusals"], ["nearness", "Nearness to a limit"]];
@@ -104,14 +104,13 @@ export class ClientsView {
 
   detail(client) {
     const { key, ban } = client;
-    const act = (text, question, danger) => button(text, async () => { if (await question(key)) await this.page.refresh(); },
-      { class: danger ? "danger" : null, disabled: !this.page.mayChange });
+    const act = (text, question, more) => change(this.page, text, question, key, more);
     const seen = ban || [client.strikes, client.history, client.windows, client.refusals].some((found) => found.length);
     const strikes = (client.strikes ?? []).map((one) => h("dd", {}, this.strikes(key, one)));
     return [
       h("section", { class: "card", "aria-label": "This client" },
         h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, seen ? "Not banned" : "Never seen"),
-          h("span", { class: "buttons" }, ban ? [act("Unban", askUnban), act("Extend…", askExtend)] : act("Ban…", askBan, true), act("Forget counts…", askReset))),
+          h("span", { class: "buttons" }, ban ? [act("Unban", askUnban), act("Extend…", askExtend)] : act("Ban…", askBan, { class: "danger" }), act("Forget counts…", askReset))),
         !this.page.mayChange && h("p", { class: "faint" }, "This session may look, and may not change anything."),
         h("dl", { class: "facts" },
           ban && [h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",

@@ -59,7 +59,7 @@ export class ConfigView {
       { title: "Counted by", wide: true, cell: (rule) => stranger(rule.key, 60) },
       { title: "Cost", number: true, wide: true, cell: (rule) => (rule.cost === null ? "a function" : count(rule.cost)) },
       { title: "Does", wide: true, cell: (rule) => plain(does(rule).filter(Boolean).join(", "), 80) },
-    ], "This gate has no rules.", (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.identity}`);
+    ], "This middleware has no rules.", (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.identity}`);
   }
 
   policies(gate, of) {
