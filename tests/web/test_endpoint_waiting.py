@@ -134,12 +134,8 @@ async def test_a_streamed_body_is_whole_for_an_endpoint_that_waited() -> None:
     gate = gate_of(Starlette(routes=[Route("/", Page)]), Limiter())
 
     async def post() -> bytes:
-        pieces: list[Message] = [
-            {"type": "http.request", "body": b"a", "more_body": True},
-            {"type": "http.request", "body": b"b", "more_body": False},
-        ]
         client = Leaving()
-        await gate(scope_of(method="POST"), channel(*pieces), client.send)
+        await gate(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
         return b"".join(message.get("body", b"") for message in client.sent)
 
     assert await asyncio.gather(post(), post()) == [b"ab", b"ab"]
@@ -192,3 +188,27 @@ async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_on
     gate = gate_of(Starlette(routes=[Route("/", page)]), Limiter())
     assert await statuses(gate, 2) == [200, 200]
     assert seen == [[("quick", True), ("slow", True)]] * 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
+    """Also where one of them was given a request of its own, made of the same channel."""
+    one, other = RateLimit("1/50ms", wait="10s", name="one"), RateLimit("1/60ms", wait="10s", name="other")
+
+    async def page(request: Any) -> Response:
+        asked = Request(request.scope, request.receive) if again else request
+        await asyncio.gather(one.check(request), other.check(asked))
+        return PlainTextResponse(await request.body() if not again else await asked.body())
+
+    gate = gate_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
+
+    async def post() -> bytes:
+        client = Leaving()
+        await gate(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
+
+    assert await asyncio.wait_for(asyncio.gather(post(), post()), 60) == [b"ab", b"ab"]
+
+
+def _body(*pieces: bytes) -> list[Message]:
+    return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]

@@ -75,6 +75,8 @@ async def turn_at_endpoint(
     """
     limits: RequestLimits = request.scope[RECORD]
     channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    if _RECEIVE in vars(request):
+        vars(request)[_RECEIVE] = channel
     entry = limits.add(decision)
     limits.waited = True
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, subjects))
@@ -82,8 +84,6 @@ async def turn_at_endpoint(
         raise ClientLeft(request.scope)
     limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once
     limits.waited = last.allowed
-    if _RECEIVE in vars(request):
-        vars(request)[_RECEIVE] = channel
     return last
 
 

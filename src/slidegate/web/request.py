@@ -113,7 +113,7 @@ class Reservation(NamedTuple):
 
 
 class Ahead:
-    """A receive channel that is read ahead while somebody waits.
+    """A receive channel that is read ahead while somebody waits, also several at once.
 
     A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
     then, granian for one. Those for trio are channels of trio's own, which lose nothing.
@@ -123,22 +123,24 @@ class Ahead:
     """
 
     def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+        self.receive = receive
         self._early: deque[Message] = deque()
         self._begun: asyncio.Future[Message] | None = None
 
     async def __call__(self) -> Message:
         """Return the next message."""
-        if self._early:
-            return self._early.popleft()
-        return await self._receive() if self._begun is None else await self._finish(self._begun)
+        while not self._early:
+            if self._begun is None:
+                return await self.receive()
+            await self._read()
+        return self._early.popleft()
 
     async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
         """Do some waiting; False if the client left meanwhile, which ends it."""
 
         async def watch(waiting: anyio.CancelScope) -> None:
             while self._goes_on():
-                self._early.append(await self._read())
+                await self._read()
             if self._is_over():
                 waiting.cancel()
 
@@ -164,18 +166,19 @@ class Ahead:
     def _is_over(self) -> bool:
         return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
 
-    async def _read(self) -> Message:
+    async def _read(self) -> None:
+        """Wait for a message; the first of those who wait for it puts it where it is read."""
         if not on_asyncio():
-            return await self._receive()
+            self._early.append(await self.receive())
+            return
         if self._begun is None:
-            self._begun = asyncio.ensure_future(self._receive())
+            self._begun = asyncio.ensure_future(self.receive())
             self._begun.add_done_callback(_retrieve)
-        return await self._finish(self._begun)
-
-    async def _finish(self, begun: asyncio.Future[Message]) -> Message:
+        begun = self._begun
         message = await asyncio.shield(begun)
-        self._begun = None
-        return message
+        if self._begun is begun:
+            self._begun = None
+            self._early.append(message)
 
 
 class RequestLimits:
@@ -263,7 +266,10 @@ class RequestLimits:
         self.on_start = [*self.on_start, reservation.settle]
 
     def read_ahead(self, receive: Receive) -> Ahead:
-        """Return the channel of this request, to be read while it waits, until it ends."""
+        """Return a channel of this request, to be read while it waits, until it ends: one for all who wait there."""
+        for channel in self._channels:
+            if receive in (channel, channel.receive):
+                return channel
         self.unfinished = True
         channel = Ahead(receive)
         self._channels = (*self._channels, channel)
