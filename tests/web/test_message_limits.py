@@ -24,6 +24,8 @@ from slidegate import (
     Quota,
     RateLimitMiddleware,
     everyone,
+    header,
+    path_param,
 )
 from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
@@ -238,6 +240,8 @@ async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit(
             {"limits": "1/s", "key": "user"},
             'MessageLimits: key: expected "connection", "client" or a key .* not \'user\'',
         ),
+        ({"limits": "1/s", "key": path_param("room")}, "key: <key path:room> is not known here, .* RateLimit"),
+        ({"limits": "1/s", "key": header("X-Key", fallback=path_param("room"))}, "is not known here"),
         ({"limits": "1/s", "beyond": "ignore"}, 'MessageLimits: beyond: expected "close", "drop" .* not \'ignore\''),
         ({"limits": "1/s", "beyound": "drop"}, "MessageLimits: unknown option 'beyound'; did you mean 'beyond'"),
     ],

@@ -26,7 +26,7 @@ from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .keys import Combined, Key, PathParam, Value, everyone
+from .keys import Combined, Key, PathParam, everyone, parts_of
 from .matching import compile_pattern, normal_forms, route_path
 from .network_files import AddressList
 from .request import RequestLimits
@@ -230,8 +230,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
 
 def names_nobody(key: Key | None) -> bool:
     """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
-    parts = [*getattr(key, "keys", ()), *([key.fallback] if isinstance(key, Value) and key.fallback else [])]
-    return key is everyone or isinstance(key, PathParam) or any(map(names_nobody, parts))
+    return any(part is everyone or isinstance(part, PathParam) for part in parts_of(key))
 
 
 async def strike(

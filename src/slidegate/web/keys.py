@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
@@ -351,6 +351,14 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
         ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
     """
     return PathParam(name, fallback)
+
+
+def parts_of(key: Key | None) -> Iterator[Key]:
+    """Yield a key, and all keys that it is made of or falls back to."""
+    if key is not None:
+        yield key
+        for part in (*getattr(key, "keys", ()), getattr(key, "fallback", None)):
+            yield from parts_of(part)
 
 
 def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:

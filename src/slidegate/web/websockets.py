@@ -33,7 +33,7 @@ from ..core.store import Clock
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .client_ip import ClientAddress
-from .keys import Key
+from .keys import Key, PathParam, parts_of
 from .request import Ahead, unless_left
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
@@ -83,6 +83,11 @@ class MessageLimits:
         if key not in ("connection", "client") and not isinstance(key, Key):
             raise ConfigurationError(
                 f'MessageLimits: key: expected "connection", "client" or a key such as header, not {quoted(key)}'
+            )
+        if isinstance(key, Key) and any(isinstance(part, PathParam) for part in parts_of(key)):
+            raise ConfigurationError(
+                f"MessageLimits: key: {key!r} is not known here, where no route was found yet; write another key, or "
+                "RateLimit(..., key=path_param(...)) at the endpoint"
             )
         if beyond not in ("close", "drop", "wait"):
             raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {quoted(beyond)}')
