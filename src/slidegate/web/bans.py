@@ -27,7 +27,7 @@ from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import Combined, Key, PathParam, everyone, parts_of
-from .matching import compile_pattern, normal_forms, route_path
+from .matching import PathMatcher, normal_forms, route_path
 from .network_files import AddressList
 from .request import RequestLimits
 from .scope_keys import OFF, RECORD
@@ -115,7 +115,7 @@ class BanSignals:
                 self._statuses.setdefault(signal, []).append(Signal(policy, whole, f"status {signal}"))
             elif signal.startswith("/"):
                 try:
-                    pattern, _ = compile_pattern(signal)
+                    pattern = PathMatcher(signal).limits
                 except ConfigurationError as error:
                     raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
                 self._paths.append((pattern, Signal(policy, whole, clean_reason(f"path {signal}"))))

@@ -25,7 +25,7 @@ from ..core.store import Store
 from ..limiter import Limiter
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
-from .matching import PathIndex, PathPattern
+from .matching import PathIndex, PathMatcher
 from .request import RequestLimits
 from .routes import layers, root_of
 from .rules import Rule
@@ -275,11 +275,11 @@ def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
             yield earlier, later
         if not (later.final or later.blocks) or later.conditional:
             continue
-        if not later.patterns:
+        if not later.matchers:
             everywhere.append(place)
-        for path, (_, convertors) in zip(later.paths, later.patterns, strict=False):
-            index.add((path, convertors), place)
-            alike.setdefault(_nameless(path), []).append(place)
+        for matcher in later.matchers:
+            index.add((matcher.path, matcher.convertors), place)
+            alike.setdefault(_nameless(matcher.path), []).append(place)
 
 
 def _covers(earlier: Rule, later: Rule) -> bool:
@@ -288,22 +288,19 @@ def _covers(earlier: Rule, later: Rule) -> bool:
         return False
     if earlier.methods is not None and (methods is None or not methods <= earlier.methods):
         return False
-    if not earlier.patterns or not later.patterns:
-        return not earlier.patterns
-    return all(
-        any(_covers_path(*own, *asked) for own in zip(earlier.paths, earlier.patterns, strict=True))
-        for asked in zip(later.paths, later.patterns, strict=True)
-    )
+    if not earlier.matchers or not later.matchers:
+        return not earlier.matchers
+    return all(any(_covers_path(own, asked) for own in earlier.matchers) for asked in later.matchers)
 
 
-def _covers_path(written: str, known: PathPattern, path: str, pattern: PathPattern) -> bool:
-    if not pattern[1]:
-        return known[0].match(path) is not None
-    below = re.fullmatch(_ALL_BELOW, written)
-    if below is not None and path.partition("{")[0].startswith(below[1]):
+def _covers_path(own: PathMatcher, asked: PathMatcher) -> bool:
+    if not asked.convertors:
+        return own.exempts(asked.path)
+    below = re.fullmatch(_ALL_BELOW, own.path)
+    if below is not None and asked.path.partition("{")[0].startswith(below[1]):
         return True
     # The names of parameters do not matter.
-    return _nameless(written) == _nameless(path)
+    return _nameless(own.path) == _nameless(asked.path)
 
 
 def _nameless(path: str) -> str:

@@ -30,7 +30,7 @@ from .checks import checked_codes
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .keys import path_param, user
-from .matching import compile_pattern
+from .matching import PathMatcher
 from .network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
 from .overload import LoadSheddingMiddleware
 from .rule_set import check_apart
@@ -394,7 +394,7 @@ class ConfigLoader:
             with at("bans", name, "signals", signal):
                 BanPolicy(signals={signal: weight})
                 if signal.startswith("/"):
-                    compile_pattern(signal)
+                    PathMatcher(signal)
         if "key" in options:
             with at("bans", name, "key"):
                 options["key"] = self._key(table.key, None, client)

@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError, InvalidKey, closest, is_utf8, quot
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
-from .matching import PathPattern, route_path
+from .matching import PathMatcher, route_path
 from .request import RequestLimits
 from .scope_keys import RECORD
 
@@ -302,25 +302,21 @@ class PathParam(Value):
     """
 
     def __init__(
-        self,
-        name: str,
-        fallback: Key | None,
-        patterns: Sequence[PathPattern] = (),
-        read: str = "",
+        self, name: str, fallback: Key | None, matchers: Sequence[PathMatcher] = (), path: str | None = None
     ) -> None:
         check_parameter_name("path_param", name)
         super().__init__(f"path:{name}", f"path:{name}", fallback)
         self.name = name
-        self._patterns = patterns
-        self._read = read
+        self._matchers = matchers
+        self._path = path
 
-    def tied(self, patterns: Sequence[PathPattern]) -> PathParam:
-        """Return the same key for a rule, whose patterns find the parameter before any router does."""
-        return PathParam(self.name, self.fallback, patterns)
+    def tied(self, matchers: Sequence[PathMatcher]) -> PathParam:
+        """Return the same key for a rule, whose paths tell the parameter before any router does."""
+        return PathParam(self.name, self.fallback, matchers)
 
     def at(self, path: str) -> PathParam:
         """Return the same key for a request whose path is read as `path`."""
-        return PathParam(self.name, self.fallback, self._patterns, path)
+        return PathParam(self.name, self.fallback, self._matchers, path)
 
     def encoded(self, value: str | bytes) -> bytes:
         """See `Value.encoded`; a whole number is that of ``{name:int}``."""
@@ -328,11 +324,10 @@ class PathParam(Value):
 
     def value(self, scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(self.name, "")
-        path = self._read or (route_path(scope) if self._patterns else "")
-        for pattern, convertors in self._patterns:
-            found = pattern.match(path)
+        for matcher in self._matchers:
+            found = matcher.limits.match(route_path(scope) if self._path is None else self._path)
             if found is not None:
-                value = _meaning(convertors[self.name], found[self.name])
+                value = _meaning(matcher.convertors[self.name], found[self.name])
                 break
         return str(value).encode(errors="surrogatepass")
 
@@ -361,23 +356,22 @@ def parts_of(key: Key | None) -> Iterator[Key]:
             yield from parts_of(part)
 
 
-def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:
-    """Tie a rule's key to the rule's paths.
+def bind(key: Key, matchers: Sequence[PathMatcher]) -> Key:
+    """Tie a rule's key to the rule's paths; there are none where it is for all.
 
     Raises:
         ConfigurationError: One of the paths does not have the parameter.
     """
     if isinstance(key, Combined):
-        return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
+        return Combined(tuple(bind(part, matchers) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
-    of_each_path = [convertors for _, convertors in patterns] or [{}]
-    for path, convertors in zip(paths, of_each_path, strict=True):
-        if key.name not in convertors:
+    for path, names in [(matcher.path, matcher.convertors) for matcher in matchers] or [("*", {})]:
+        if key.name not in names:
             raise ConfigurationError(
-                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, convertors)}"
+                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}"
             )
-    return key.tied(patterns)
+    return key.tied(matchers)
 
 
 def read_at(key: Key, path: str) -> Key:

@@ -37,8 +37,6 @@ T = TypeVar("T")
 Convertors: TypeAlias = Mapping[str, Convertor[Any]]
 Written: TypeAlias = tuple[str, Convertors]
 """A path in Starlette's syntax, and the convertors of its parameters."""
-PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
-"""A regular expression for the paths that are meant, and the convertors of its parameters."""
 _Key: TypeAlias = Callable[[Sequence[str]], object]
 
 MAX_ODD: Final = 4_096
@@ -72,52 +70,32 @@ def route_path(scope: Scope) -> str:
     return below(scope.get("root_path", ""), scope["path"])
 
 
-def compile_pattern(path: object) -> PathPattern:
-    """Return a path's pattern, and the convertors of its parameters.
-
-    Raises:
-        ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
-    """
+def _check_reachable(path: object) -> None:
+    """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {quoted(path)}')
-    if "*" in path and _FOREIGN.search(path) is None:
-        raise ConfigurationError(
-            f"path: {quoted(path)} is not in Starlette's syntax; write "
-            f'"{path.partition("*")[0]}{{rest:path}}" for all below'
-        )
-    _check_reachable(path)
-    try:
-        pattern, _, convertors = compile_path(path)
-    except (AssertionError, ValueError) as error:
-        raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
-    # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
-    return re.compile(pattern.pattern, re.DOTALL), convertors
-
-
-def _check_reachable(path: str) -> None:
-    """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
     foreign = _FOREIGN.search(path)
     if foreign is not None:
         raise ConfigurationError(
             f"path: {quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
             '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
         )
+    if "*" in path:
+        raise ConfigurationError(
+            f"path: {quoted(path)} is not in Starlette's syntax; write "
+            f'"{path.partition("*")[0]}{{rest:path}}" for all below'
+        )
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"
-        raise ConfigurationError(
-            f"path: {quoted(path)} can never match: the {what} is no part of a path; write "
-            f"{quoted(path[: end.start()])}"
-        )
-    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
-        raise ConfigurationError(
-            f"path: {quoted(path)} can never match: a brace in it is no parameter; write for example "
-            '"/items/{id:int}"'
-        )
-    if re.search(r"%[0-9A-Fa-f]{2}", path):
-        raise ConfigurationError(
-            f"path: {quoted(path)} can never match: requests are compared decoded; write {quoted(unquote(path))}"
-        )
+        problem, written = f"the {what} is no part of a path", quoted(path[: end.start()])
+    elif re.search(r"[{}]", PARAM_REGEX.sub("", path)):
+        problem, written = "a brace in it is no parameter", 'for example "/items/{id:int}"'
+    elif re.search(r"%[0-9A-Fa-f]{2}", path):
+        problem, written = "requests are compared decoded", quoted(unquote(path))
+    else:
+        return
+    raise ConfigurationError(f"path: {quoted(path)} can never match: {problem}; write {written}")
 
 
 def regex_of(path: str, convertors: Convertors, spellings: Mapping[type, str] | None = None) -> str:
@@ -204,22 +182,29 @@ _STEPS: Final = (
 class PathMatcher:
     """A path of a rule, in Starlette's syntax.
 
+    Args:
+        path: The path.
+
     Attributes:
         path: The text of the path.
         convertors: The convertors of its parameters.
         limits: The pattern for limits, which takes a number in any spelling.
+
+    Raises:
+        ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
     """
 
     __slots__ = ("_strict", "convertors", "limits", "path")
 
-    def __init__(self, path: str, pattern: PathPattern) -> None:
+    def __init__(self, path: str) -> None:
+        _check_reachable(path)
+        try:
+            self._strict, _, self.convertors = compile_path(path)
+        except (AssertionError, ValueError) as error:
+            raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
         self.path = path
-        written, self.convertors = pattern
-        self.limits = written
-        if any(type(convertor) in _SPELLINGS for convertor in self.convertors.values()):
-            self.limits = re.compile(regex_of(path, self.convertors, _SPELLINGS), re.DOTALL)
-        # "." leaves out the newline here, as it does where Starlette mounts an application.
-        self._strict = re.compile(written.pattern)
+        # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
+        self.limits = re.compile(regex_of(path, self.convertors, _SPELLINGS), re.DOTALL)
 
     def exempts(self, text: str) -> bool:
         """Return whether an exemption applies to a text; it takes not an inch more than the path says."""

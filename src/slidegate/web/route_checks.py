@@ -15,7 +15,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import closest
 from .checks import Checked, Finding
 from .decorators import unawaited
-from .matching import compile_pattern
+from .matching import PathMatcher
 from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
@@ -71,8 +71,8 @@ def _served(app: object, path: str) -> str:
 
     A route that takes any path does not count: it answers scanners with a page that is meant for others.
     """
-    pattern, _ = compile_pattern(path)
-    return next((place.label for place in walk(router_of(app)) if pattern.match(place.template)), "")
+    own = PathMatcher(path)
+    return next((place.label for place in walk(router_of(app)) if own.exempts(place.template)), "")
 
 
 def about_callers(app: object) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def about_unmet_rules(middleware: Checked) -> Iterator[Finding]:
     if not routes or any(map(_may_answer_more, applications(middleware.app))):
         return
     for rule in middleware.rules:
-        if not rule.patterns or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
+        if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
             if not any(is_about(rule, tail, place) for tail in _without_roots(path) for place in routes):

@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
-from .matching import PathMatcher, compile_pattern
+from .matching import PathMatcher
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -141,8 +141,7 @@ class Rule:
         for option, flag in flags.items():
             check_flag(option, flag)
         self.paths = checked_paths(path)
-        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
+        self.matchers = tuple(PathMatcher(path) for path in self.paths if path != "*")
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
@@ -158,8 +157,7 @@ class Rule:
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        matched = tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
-        self.key = bind(key, matched, self.paths) if isinstance(key, Key) else checked_function(key)
+        self.key = bind(key, self.matchers) if isinstance(key, Key) else checked_function(key)
         self._read_cost(cost)
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
@@ -250,7 +248,7 @@ class Rule:
     @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
-        return not self.patterns and self.methods is None and self.connection is None and not self.conditional
+        return not self.matchers and self.methods is None and self.connection is None and not self.conditional
 
     @property
     def conditional(self) -> bool:
@@ -282,7 +280,7 @@ def conflict(given: Container[str]) -> str:
 
 
 def checked_paths(path: Any) -> tuple[str, ...]:
-    """Return the paths of a rule, which `compile_pattern` looks at one by one."""
+    """Return the paths of a rule, which `PathMatcher` looks at one by one."""
     if path == "*":
         return ("*",)
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
