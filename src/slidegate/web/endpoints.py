@@ -26,7 +26,7 @@ from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import Entry, RequestLimits, Reservation, charges
-from .routes import ResolvedRoute, RouteIndex
+from .routes import ResolvedRoute, RouteTables
 from .rule_set import BoundRule, buckets_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -192,19 +192,25 @@ class EndpointBuckets:
 
     Args:
         claimed: An identity that no other middleware on the limiter has.
+        routes: Finds the routes that requests came by.
         decide: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
         price: Learns what a request costs under each limit.
     """
 
     def __init__(
-        self, claimed: str, decide: DecideAt, calls: UserCallbacks, price: Callable[[BoundRule], None]
+        self,
+        claimed: str,
+        routes: RouteTables,
+        decide: DecideAt,
+        calls: UserCallbacks,
+        price: Callable[[BoundRule], None],
     ) -> None:
         self._claimed = claimed
         self.decide = decide
         self.calls = calls
         self._price = price
-        self._routes = RouteIndex()
+        self._routes = routes
         self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
         self._at_route: dict[tuple[RateLimit, int, int, int], tuple[BoundRule | None, object]] = {}

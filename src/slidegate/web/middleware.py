@@ -52,11 +52,11 @@ from .request import (
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
-from .routes import router_of
+from .routes import RouteTables, router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS
-from .stats import RefusedRoutes, RequestStats
+from .stats import RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ class RateLimitMiddleware(Breakable):
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
         self.own_answer = on_refused is not None
-        self._refused_routes = RefusedRoutes(app)
+        self._routes = RouteTables(app)
         self._counts = check_flag("statistics", statistics)
-        self._stats = RequestStats(self.limiter)
+        self._stats = RequestStats(self.limiter, self._routes)
         self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
@@ -177,7 +177,7 @@ class RateLimitMiddleware(Breakable):
             self._rules.names(),
             self._rules.looking,
             self._signals,
-            EndpointBuckets(self._claim("endpoints:"), decider.decide_at, self._calls, decider.price),
+            EndpointBuckets(self._claim("endpoints:"), self._routes, decider.decide_at, self._calls, decider.price),
             self._responses,
             RefusalEvents(self.limiter, self._client),
         )
@@ -312,7 +312,7 @@ class RateLimitMiddleware(Breakable):
         scope, request.refused_scope = request.refused_scope, None
         if scope is None or (request.counted and not listened):
             return
-        route = self._refused_routes.of(scope)
+        route = self._routes.label_of(scope)
         if not request.counted:
             self._stats.refuse(request, refusal, route)
         if listened:

@@ -32,10 +32,11 @@ from .broken import Breakable, end_start
 from .callbacks import UserCallbacks, request_of
 from .checks import switched_off
 from .responses import reduced_capacity, refuse_websocket
+from .routes import RouteTables
 from .rule_set import RuleSet
 from .rules import Rule, checked_methods
 from .scope_keys import RECORD
-from .stats import RefusedRoutes, outcome
+from .stats import outcome
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int | None] | None]
 
@@ -112,7 +113,7 @@ class LoadSheddingMiddleware(Breakable):
         self._emit = None if limiter is None else limiter.engine.emit
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
-        self._routes = RefusedRoutes(app)
+        self._routes = RouteTables(app)
         self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._enabled = not switched_off(enabled)
@@ -160,7 +161,7 @@ class LoadSheddingMiddleware(Breakable):
     async def _refuse(self, scope: Scope, send: Send) -> None:
         if self._statistics is not None:
             now = self._statistics.ticks()
-            self._statistics.series((LABEL,), self._routes.of(scope)).note(_SHED, now, now, now)
+            self._statistics.series((LABEL,), self._routes.label_of(scope)).note(_SHED, now, now, now)
         status, body, fields = reduced_capacity("has more to do than it can", _RETRY_AFTER_US)
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)

@@ -21,11 +21,14 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.convertors import Convertor
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from .matching import PathIndex, Written, regex_of, route_path
+from ..core.memo import remember
+from ..limiter.stats import UNROUTED
+from .matching import PathIndex, Written, below, regex_of, route_path
 
 Mounts: TypeAlias = tuple[Mount | Host, ...]
 
@@ -38,6 +41,7 @@ _ALL_BELOW: Final = "/{path:path}"
 _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
 _MAX_HIDDEN: Final = 4_096
+_MAX_ROUTERS: Final = 64
 _versions: Final = count(1)
 
 
@@ -119,6 +123,7 @@ class ResolvedRoute:
         route: The route, or the object that FastAPI makes of a route of an included router.
         above: The dependencies that routers and applications on the way require, the outermost first.
         template: The path from the top, its parameters in braces.
+        connection: ``"http"`` or ``"websocket"``.
         methods: The methods of the route; None for all, and for a websocket.
         label: A name for people to read: ``GET /items/{id}``.
     """
@@ -127,29 +132,41 @@ class ResolvedRoute:
     route: Any
     above: tuple[Required, ...]
     template: str
+    connection: str
     methods: frozenset[str] | None
     label: str
-
-    @property
-    def connection(self) -> str:
-        """``"http"`` or ``"websocket"``."""
-        return "http" if hasattr(self.route, "methods") else "websocket"
 
     @property
     def paths(self) -> list[Mount]:
         """The mounts on the way, without the hosts."""
         return [mount for mount in self.mounts if isinstance(mount, Mount)]
 
-    def leads(self, method: str, path: str) -> bool:
-        """Return whether a request comes by this route; `path` is the one that the outermost router sees."""
-        if self.methods is not None and method not in self.methods:
-            return False
+    def takes(self, path: str) -> bool:
+        """Return whether a path leads here; it is the one that the outermost router sees."""
         for mount in self.paths:
             found = mount.path_regex.match(path)
             if found is None:
                 return False
             path = "/" + found["path"]
         return self.route.path_regex.match(path) is not None
+
+    def written(self) -> Written | None:
+        """Return the whole path, by which the route can be found; None where its text alone does not tell it."""
+        path, convertors = "", dict[str, Convertor[Any]]()
+        for part in (*self.paths, self.route):
+            found = written_of(part)
+            if found is None or not convertors.keys().isdisjoint(found[1].keys() - {"path"}):
+                return None
+            path += found[0] if part is self.route else found[0].removesuffix(_ALL_BELOW)
+            convertors |= found[1]
+        return path, convertors
+
+
+def _resolved(mounts: Mounts, route: Any, above: tuple[Required, ...], template: str) -> ResolvedRoute:
+    methods = getattr(route, "methods", None)
+    connection = "http" if hasattr(route, "methods") else "websocket"
+    label = f"{methods_of(route)} {template}"
+    return ResolvedRoute(mounts, route, above, template, connection, frozenset(methods) if methods else None, label)
 
 
 class Application:
@@ -227,9 +244,7 @@ class Application:
                     yield from self.inner[id(route)][1].walk((*mounts, route))
             elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
                 required = tuple([Required(call, prefix + where, depth) for call, where, depth in above])
-                methods, template = getattr(route, "methods", None), prefix + route.path_format
-                label = f"{methods_of(route)} {template}"
-                yield ResolvedRoute(mounts, route, required, template, frozenset(methods) if methods else None, label)
+                yield _resolved(mounts, route, required, prefix + route.path_format)
 
     def find(self, path: str) -> list[Any]:
         """Return the routes that may take a path, in their order; some of them do not."""
@@ -366,24 +381,78 @@ class Routes:
         return self._mounts_drop_slash and any(app.drops_slash for _, app in _entered(self._top, scope, root))
 
 
-class RouteIndex:
-    """Finds the routes that requests came by, by the endpoints that they reached."""
+class RouteTable:
+    """The routes below a router as they were when it was made: by their endpoints, and by their paths.
 
-    def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+    It holds the router, or its id could be another's.
 
-    def find(self, scope: Scope) -> ResolvedRoute | None:
-        """Return the route that a request came by; None where no router tells it."""
-        found = self.candidates(scope)
+    Args:
+        router: The router, or an application.
+        hidden: The ids of endpoints that were asked for and are not among the routes: something hides theirs.
+    """
+
+    def __init__(self, router: object, hidden: Iterable[int] = ()) -> None:
+        self._router = router
+        self._routes = Routes(router)
+        self._version = self._routes.current()
+        self.by_endpoint: dict[int, list[ResolvedRoute]] = {at: [] for at in hidden}
+        for resolved in self._routes.walk():
+            endpoint = resolved.route.endpoint
+            self.by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
+
+    def is_current(self) -> bool:
+        """Return whether the router has the same routes still."""
+        return self._routes.current() == self._version
+
+    def of_request(self, found: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
+        """Return the one of several routes to an endpoint by which a request came."""
         if len(found) <= 1:
             return found[0] if found else None
         root = scope.get("app_root_path", scope.get("root_path", ""))
-        reached = self._known[id(scope["router"])].routes.reach({**scope, "root_path": root})
+        reached = self._routes.reach({**scope, "root_path": root})
         if reached is None:
             return None
         # One application on two hosts is one route.
         paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
         return next((one for one in found if one.route is reached.route and one.paths == paths), None)
+
+    def of_path(self, kind: str, method: str, path: str) -> ResolvedRoute | None:
+        """Return the route where a router leads a request: else one with other methods, as for a 405."""
+        found = self._by_text.find(path)
+        if len(found) > 1:
+            found.sort()
+        other = None
+        for _, resolved in found:
+            if resolved.connection == kind and resolved.takes(path):
+                if resolved.methods is None or method in resolved.methods:
+                    return resolved
+                other = other or resolved
+        return other
+
+    @cached_property
+    def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
+        index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
+        routed = [resolved for resolved in self._routes.walk() if resolved.route.endpoint is not None]
+        for place, resolved in enumerate(routed):
+            index.add(resolved.written(), (place, resolved))
+        return index
+
+
+class RouteTables:
+    """Finds the routes of requests: of those that an endpoint has seen, and of those that were refused before.
+
+    Args:
+        app: The application, where no scope names one.
+    """
+
+    def __init__(self, app: object = None) -> None:
+        self._app = app
+        self._tables: dict[int, RouteTable] = {}
+
+    def find(self, scope: Scope) -> ResolvedRoute | None:
+        """Return the route that a request came by; None where no router tells it."""
+        found = self.candidates(scope)
+        return self._tables[id(scope["router"])].of_request(found, scope) if found else None
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
@@ -391,35 +460,39 @@ class RouteIndex:
         at = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        known = self._known.get(id(router)) or self._known.setdefault(id(router), _Known(router))
+        table = self.current(router)
         # A function that has a route already may get another one, also in a router that is included.
-        if at not in known.by_endpoint or known.routes.current() != known.version:
-            known.learn(at)
-        return known.by_endpoint.get(at, [])
+        if at not in table.by_endpoint:
+            hidden = [known for known, found in table.by_endpoint.items() if not found]
+            table = self._learn(router, [*hidden[:_MAX_HIDDEN], at])
+        return table.by_endpoint[at]
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
         """Return the routes below the router or application that requires `dependency`."""
-        every = [route for found in self._known[id(scope["router"])].by_endpoint.values() for route in found]
+        every = [route for found in self.current(scope["router"]).by_endpoint.values() for route in found]
         return [route for route in every if any(required.dependency is dependency for required in route.above)]
 
+    def label_of(self, scope: Scope) -> str:
+        """Return the label of the route that a refused request would have gone to: no router has seen it.
 
-class _Known:
-    """The routes below a router by the id of their endpoints. It holds the router, or its id could be another's."""
+        It is found by the text of the path, whatever the number of routes, and nothing is kept of the request.
+        """
+        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
+        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
+        path = below(root, scope["path"]) if root else scope["path"]
+        try:
+            found = self.current(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
+        except Exception:
+            return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
+        return UNROUTED if found is None else found.label
 
-    def __init__(self, router: object) -> None:
-        self._router = router
-        self.by_endpoint: dict[int, list[ResolvedRoute]] = {}
-        self.learn()
+    def current(self, router: object) -> RouteTable:
+        """Return the routes below a router as they are now."""
+        table = self._tables.get(id(router))
+        return table if table is not None and table.is_current() else self._learn(router)
 
-    def learn(self, *asked: int) -> None:
-        """Walk the routes, and remember the endpoints that were asked for and have none: something hides theirs."""
-        hidden = [at for at, found in self.by_endpoint.items() if not found][:_MAX_HIDDEN]
-        self.by_endpoint = {at: [] for at in (*hidden, *asked)}
-        self.routes = Routes(self._router)
-        self.version = self.routes.current()
-        for resolved in self.routes.walk():
-            endpoint = resolved.route.endpoint
-            self.by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
+    def _learn(self, router: object, hidden: Sequence[int] = ()) -> RouteTable:
+        return remember(self._tables, id(router), RouteTable(router, hidden), _MAX_ROUTERS)
 
 
 def applications(app: object) -> list[Application]:

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from starlette.convertors import Convertor, StringConvertor
 from starlette.requests import ClientDisconnect
-from starlette.routing import PARAM_REGEX, Mount
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision, Reason, RuleRefusal
@@ -27,18 +25,14 @@ from ..core.statistics.metrics import OVERFLOW
 from ..core.statistics.series import Outcome, Series
 from ..limiter import Limiter
 from ..limiter.stats import UNROUTED
-from .matching import PathIndex, Written, below
 from .request import RequestLimits
-from .routes import ResolvedRoute, RouteIndex, Routes, walk, written_of
+from .routes import RouteTables
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
 """The bucket that counted a request, where it is one; else all of them."""
 
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 _SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
-_MAX_ROOTS: Final = 64
-_Listed: TypeAlias = tuple[int, str, frozenset[str] | None, str, bool, ResolvedRoute]
-"""A route: its place, connection, methods and label, whether its text alone decides, and the route itself."""
 
 
 @cache
@@ -76,15 +70,16 @@ class RequestStats:
 
     Args:
         limiter: The limiter with the `stats` that tell of them.
+        routes: Finds the routes that requests came by.
 
     Attributes:
         now: Returns the moments to note, in ticks.
     """
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Limiter, routes: RouteTables) -> None:
         self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
-        self._index = RouteIndex()
+        self._routes = routes
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
 
     def begin(self, scope: Scope, request: RequestLimits) -> None:
@@ -153,8 +148,8 @@ class RequestStats:
             return known[0]
         labels = (counted.label,) if isinstance(counted, Bucket) else tuple([bucket.label for bucket in counted])
         # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
-        found = [resolved for resolved in self._index.candidates(scope) if resolved.route.endpoint is not None]
-        resolved = self._index.find(scope) if found else None
+        found = [resolved for resolved in self._routes.candidates(scope) if resolved.route.endpoint is not None]
+        resolved = self._routes.find(scope) if found else None
         series = self._statistics.series(labels, UNROUTED if resolved is None else resolved.label)
         if len(found) <= 1:  # else the path decides
             # Keep the endpoint alive, or id() could be reused for another object.
@@ -184,92 +179,3 @@ def _note_wait(series: Series, request: RequestLimits) -> None:
     """Note that a request waited before it was let through."""
     first_byte = request.first_byte
     series.note(outcome("occupied_pass"), first_byte, first_byte, first_byte)
-
-
-class RefusedRoutes:
-    """Finds the routes that refused requests would have gone to: no router has seen them.
-
-    A route is found by the text of its path, whatever the number of routes, and nothing is kept of a request.
-
-    Args:
-        app: The application, where no scope names one.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._tables: dict[int, _RouteTable] = {}
-
-    def of(self, scope: Scope) -> str:
-        """Return the label of the route: its template and methods."""
-        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
-        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
-        path = below(root, scope["path"]) if root else scope["path"]
-        try:
-            table = self._tables.get(id(outermost)) or self._learn(outermost)
-            label = table.find(scope["type"], scope.get("method", "GET"), path)
-            if label is None and table.changed():
-                label = self._learn(outermost).find(scope["type"], scope.get("method", "GET"), path)
-        except Exception:
-            return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-        return UNROUTED if label is None else label
-
-    def _learn(self, outermost: object) -> _RouteTable:
-        return remember(self._tables, id(outermost), _RouteTable(outermost), _MAX_ROOTS)
-
-
-class _RouteTable:
-    """The routes below one application. It holds the application, or its id could be that of another one.
-
-    Args:
-        outermost: The application.
-    """
-
-    def __init__(self, outermost: object) -> None:
-        self._routes = Routes(outermost)
-        self._version = self._routes.current()
-        self._index: PathIndex[_Listed] = PathIndex()
-        routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
-        for place, resolved in enumerate(routed):
-            written = _written(resolved)
-            plain = written is not None and _is_plain(*written)
-            listed = place, resolved.connection, resolved.methods, resolved.label, plain, resolved
-            self._index.add(written, listed)
-
-    def changed(self) -> bool:
-        """Return whether there are other routes by now."""
-        return self._routes.current() != self._version
-
-    def find(self, connection: str, method: str, path: str) -> str | None:
-        """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""
-        found = self._index.find(path)
-        if len(found) > 1:
-            found.sort()
-        odd = "//" in path or path[-1:] == "/"  # an empty segment is no value of a parameter
-        other = None
-        for _, kind, methods, label, plain, resolved in found:
-            if kind != connection:
-                continue
-            if (odd or not plain) and not resolved.leads(next(iter(methods or (method,))), path):
-                continue
-            if methods is None or method in methods:
-                return label
-            other = other or label
-        return other
-
-
-def _is_plain(path: str, convertors: Mapping[str, Convertor[Any]]) -> bool:
-    """Tell whether each segment of a path is text, or a parameter that takes any text."""
-    whole = all("{" not in segment or PARAM_REGEX.fullmatch(segment) for segment in path.split("/"))
-    return whole and all(type(convertor) is StringConvertor for convertor in convertors.values())
-
-
-def _written(resolved: ResolvedRoute) -> Written | None:
-    """Return the whole path of a route."""
-    path, convertors = "", dict[str, Convertor[Any]]()
-    for route in (*(mount for mount in resolved.mounts if isinstance(mount, Mount)), resolved.route):
-        found = written_of(route)
-        if found is None or not convertors.keys().isdisjoint(found[1].keys() - {"path"}):
-            return None
-        path += found[0].removesuffix("/{path:path}") if isinstance(route, Mount) else found[0]
-        convertors |= found[1]
-    return path, convertors
