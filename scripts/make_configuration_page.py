@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md, every key of the configuration file, from schema and example.
+"""Writes docs/reference/configuration.md, every key of the configuration file, from its schema.
 
 Run it from anywhere: ``python scripts/make_configuration_page.py``. With ``--check`` it changes nothing, and ends
 with 1 where the page is an old one.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +15,6 @@ from slidegate.web.config_schema import json_schema
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TARGET: Final = ROOT / "docs" / "reference" / "configuration.md"
-EXAMPLE: Final = ROOT / "examples" / "slidegate.toml"
 
 
 class Table(NamedTuple):
@@ -26,48 +23,24 @@ class Table(NamedTuple):
     Attributes:
         title: Its heading on the page.
         written: How one stands in the file.
-        keys: The keys whose values are such tables, wherever they stand.
     """
 
     title: str
     written: str
-    keys: tuple[str, ...]
 
 
 TABLES: Final = {
-    "": Table("The file", "Keys at the top of the file, before the first table.", ()),
-    "RuleTable": Table("Rules", "Each rule is a table `[[rules]]`. Their order is that of the file.", ("rules",)),
-    "BanTable": Table("Bans", "Each policy is a table `[bans.NAME]`.", ("bans",)),
-    "Client": Table("Client", "The table `[client]`, and the table of a key that is `client`.", ("client",)),
-    "KeyTable": Table(
-        "Keys",
-        'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.',
-        ("key", "combine", "fallback"),
-    ),
-    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list.", ("limits", "default_limits")),
-    "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets.", ("messages",)),
-    "LoadSheddingTable": Table(
-        "Shedding of load", "The table `[load_shedding]`, about requests before all rules.", ("load_shedding",)
-    ),
-    "ListTable": Table("Lists", "A table in `blocklist` or `allowlist`.", ("blocklist", "allowlist")),
-    "Environment": Table("Environment", "A table in the place of an address that holds a password.", ("store",)),
+    "": Table("The file", "Keys at the top of the file, before the first table."),
+    "RuleTable": Table("Rules", "Each rule is a table `[[rules]]`. Their order is that of the file."),
+    "BanTable": Table("Bans", "Each policy is a table `[bans.NAME]`."),
+    "Client": Table("Client", "The table `[client]`, and the table of a key that is `client`."),
+    "KeyTable": Table("Keys", 'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.'),
+    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list."),
+    "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets."),
+    "LoadSheddingTable": Table("Shedding of load", "The table `[load_shedding]`, about requests before all rules."),
+    "ListTable": Table("Lists", "A table in `blocklist` or `allowlist`."),
+    "Environment": Table("Environment", "A table in the place of an address that holds a password."),
 }
-ELSEWHERE: Final[dict[tuple[str, str], object]] = {
-    ("", "limits"): "100/minute",
-    ("Client", "trust_all"): True,
-    ("Environment", "env"): "SLIDEGATE_STORE",
-    ("QuotaTable", "name"): "month",
-    ("RuleTable", "on_exceeded"): True,
-}
-"""Examples of keys that the example file does not have."""
-HEADERS: Final = {
-    ("", "rules"): "[[rules]]",
-    ("", "client"): "[client]",
-    ("", "bans"): "[bans.scanning]",
-    ("", "messages"): "[messages]",
-    ("", "load_shedding"): "[load_shedding]",
-}
-"""Keys that are written as the header of a table."""
 INTRODUCTION: Final = """# Every key of the configuration file
 
 This page is made by `scripts/make_configuration_page.py` from the definitions that validate the file, as is
@@ -105,16 +78,9 @@ def section(name: str, schema: dict[str, Any]) -> str:
     found, table = definition(name, schema), TABLES[name]
     about = f"{found['description']} " if name else ""
     lines = [f"## {table.title}", "", f"{about}{table.written}", ""]
-    lines += ["| key | value | by default | meaning | example |", "| --- | --- | --- | --- | --- |"]
-    shown = examples()
+    lines += ["| key | value | by default | meaning |", "| --- | --- | --- | --- |"]
     for key, value in found["properties"].items():
-        cells = [
-            f"`{key}`",
-            kinds(value),
-            default(key, found),
-            value["description"],
-            f"`{HEADERS.get((name, key)) or written(key, shown[name, key])}`",
-        ]
+        cells = [f"`{key}`", kinds(value), default(key, found), value["description"]]
         assert not any("|" in cell for cell in cells), cells
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -127,7 +93,7 @@ def default(key: str, table: dict[str, Any]) -> str:
     value = table["properties"][key]
     if "default" not in value:
         return "" if "by default" in value["description"] else "none"
-    return "its defaults" if isinstance(value["default"], dict) and "$ref" in value else f"`{inline(value['default'])}`"
+    return f"`{inline(value['default'])}`"
 
 
 def kinds(value: dict[str, Any]) -> str:
@@ -167,37 +133,6 @@ def bounds(value: dict[str, Any]) -> str:
     if most is None:
         return f", {least} or more" if "minimum" in value else f", {least}"
     return f", {inline(least)} to {inline(most)}"
-
-
-def examples() -> dict[tuple[str, str], object]:
-    """Return an example of every key of every table: (table, key) -> value."""
-    found: dict[tuple[str, str], object] = {}
-    for place in within("", tomllib.loads(EXAMPLE.read_text("utf-8"))):
-        for key, value in place[1].items():
-            found.setdefault((place[0], key), value)
-    return {**ELSEWHERE, **found}
-
-
-def within(name: str, table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a table and the tables in it, each with the name of its definition."""
-    yield name, table
-    for key, value in table.items():
-        inner = next((one for one, known in TABLES.items() if key in known.keys), None)
-        if inner is None:
-            continue
-        tables = value if isinstance(value, list) else value.values() if key == "bans" else [value]
-        for one in tables:
-            if isinstance(one, dict):
-                yield from within(inner, one)
-
-
-def written(key: str, value: object) -> str:
-    """Return a key and its value as they stand in a file; two items of a long value are enough."""
-    if isinstance(value, list):
-        value = value[:1] if isinstance(value[0], dict) else value[:2]
-    elif isinstance(value, dict) and key == "signals":
-        value = dict(list(value.items())[:2])
-    return f"{key} = {inline(value)}"
 
 
 def inline(value: object) -> str:

@@ -30,6 +30,7 @@ from ..web.client_ip import client_ip
 from ..web.config import ConfigLoader
 from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
+from ..web.rule_set import all_rules
 from ..web.rules import Rule
 
 MAX_KEYS: Final = 50_000_000
@@ -111,7 +112,7 @@ class Replay:
             options = reading.options() | options | {"enabled": True}
         else:
             options |= {"rules": [Rule("*", limits, key=key)] if rules is None else rules, "bans": bans}
-        given = tuple(options["rules"])
+        given = all_rules(options.pop("limits", None), options.get("rules"))
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
         # A rule of nothing but permits has nothing left that could refuse.
         options["rules"] = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]

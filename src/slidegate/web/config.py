@@ -1,6 +1,7 @@
 """`slidegate.toml` read into options of `RateLimitMiddleware`; each error names the file, the key and what to write.
 
-An option given in code goes before the file, and the file before the environment.
+An option given in code goes before the file, and the file before the environment. What the keys are, and what is made
+of their values, stands in `config_schema`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,22 +20,13 @@ from starlette.types import ASGIApp
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import MOST_QUOTED, ConfigurationError, closest
-from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import escaped
-from ..core.quotas import Quota
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
-from . import keys
-from .bans import names_nobody
-from .checks import checked_codes
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
-from .keys import path_param, user
-from .matching import PathMatcher
-from .network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
+from .network_files import NetworkFile, NetworkFiles, Networks
 from .overload import LoadSheddingMiddleware
-from .rule_set import check_apart
-from .rules import Exceeded, Rule
-from .websockets import MessageKey, MessageLimits
+from .rules import Exceeded
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -60,50 +51,11 @@ _KINDS: Final = {
     "list_type": "a list",
     "model_type": "a table",
     "too_short": "more entries",
-    "<text>": "text",
-    "<number>": "a whole number",
-    "<list>": "a list",
-    "<table>": "a table",
-}
-_EXAMPLES: Final = {
-    "after": '"20/10m"',
-    "allowlist": '["192.0.2.0/24"]',
-    "allowlist.path": '"office.netset"',
-    "bans": '{ scanning = { after = "20/10m" } }',
-    "blocklist": '"blocked.netset"',
-    "blocklist.path": '"blocked.netset"',
-    "client": '{ trusted = ["10.0.0.0/8"] }',
-    "count_if": "[401, 403]",
-    "deadline": '"50ms"',
-    "default_limits": '"60/minute"',
-    "duration": '"1h"',
-    "env": '"SLIDEGATE_STORE"',
-    "factor": "4",
-    "forgive": '"24h"',
-    "ignore_checks": '["SG103"]',
-    "jitter": "0.1",
-    "key": '{ header = "X-API-Key" }',
-    "limits": '"5/minute; 50/hour"',
-    "load_shedding": '{ lag = "50ms" }',
-    "load_shedding.exempt": '"/health"',
-    "longest": '"7d"',
-    "methods": '["GET", "POST"]',
-    "most": '"100/minute"',
-    "path": '"/items/{id}"',
-    "prefix_after": '"4/1h"',
-    "rules": '[{ path = "*", limits = "100/minute" }]',
-    "signals": '{ refused = 1, "/.env" = "ban" }',
-    "store": '"memory://"',
-    "trusted": '["10.0.0.0/8"]',
-    "wait": '"200ms"',
 }
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
-_WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
-
-
-class ConfigFileError(ConfigurationError):
-    """An error whose message names its file already."""
+_OF_LIMITER: Final = frozenset({"store", "deadline", "on_error"})
+_LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 
 
 class ConfigFile:
@@ -129,9 +81,9 @@ class ConfigFile:
         try:
             content = read_whole(self.path, MAX_BYTES)
         except OSError as error:
-            raise ConfigFileError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            raise self.error((), f"cannot be read: {error.strerror or error}") from error
         except ConfigurationError as error:
-            raise ConfigFileError(f"{self.path}: {error}") from None
+            raise self.error((), str(error)) from None
         self.parse(content)
 
     def parse(self, content: bytes) -> None:
@@ -146,52 +98,59 @@ class ConfigFile:
                 raise RecursionError
             self.data = tomllib.loads(text)
         except RecursionError:
-            raise ConfigFileError(f"{self.path}: is nested too deeply; a key has at most {MAX_DEPTH} names") from None
+            raise self.error((), f"is nested too deeply; a key has at most {MAX_DEPTH} names") from None
         except ValueError as error:  # it is not UTF-8 or not TOML, or a number has more digits than Python reads
-            raise ConfigFileError(f"{self.path}: not TOML: {escaped(str(error), MAX_SHOWN)}") from None
+            raise self.error((), f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
 
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
-        """Make an error about a key."""
-        return ConfigFileError(f"{self.path}: {_path_text(path)}: {text}")
+        """Make an error about the key at a path, or about the file."""
+        return ConfigurationError(": ".join(filter(None, (str(self.path), _path_text(path), text))))
 
-    @contextmanager
-    def at(self, *path: str | int) -> Iterator[None]:
-        """Add the file and the path of the value at `path` to a `ConfigurationError` raised inside this block."""
-        try:
-            yield
-        except ConfigFileError:
-            raise
-        except ConfigurationError as error:
-            said, colon, text = str(error).partition(": ")
-            name = said.rpartition(" ")[2]  # "rule name" is about the key "name"
-            value: Any = self.data
-            for part in path:
-                value = value[part]
-            # A message about an option begins with its name; the option may stand in a table inside this one.
-            tables = {(): value, **{(key,): inner for key, inner in value.items()}} if isinstance(value, dict) else {}
-            for below, table in tables.items():
-                if colon and isinstance(table, dict) and name in table:
-                    raise self.error((*path, *below, name), text) from None
-            raise self.error(path, text if colon and name == path[-1] else str(error)) from None
+    def blamed(self, error: ConfigurationError, path: Sequence[str | int]) -> ConfigurationError:
+        """Return an error of something that was made of the value at a path, with the path of the key it is about."""
+        said, colon, text = str(error).partition(": ")
+        option = said.rpartition(" ")[2]  # "rule name" is about the key "name"
+        _, value = self._place(path)
+        if colon and isinstance(value, dict) and option in value:
+            return self.error((*path, option), text)
+        return self.error(path, str(error))
 
     def invalid(self, error: ValidationError) -> ConfigurationError:
         """Make one error of everything that validation found."""
-        found = []
         facts = error.errors(include_url=False)
-        for fact in facts[:MAX_ERRORS]:
-            path, value = _place(self.data, fact["loc"])
-            context: Mapping[str, Any] = fact.get("ctx", {})
-            if fact["type"] == "unknown_key":
-                path = (*path, context["key"])
-                text = f"unknown key{closest(context['key'], context['known'])}"
-            elif fact["type"] == "missing":
-                path = (*path, fact["loc"][-1])
-                text = f"missing; expected {_example(path)}"
-            else:
-                text = _wrong_value(fact["type"], fact["msg"], context, path, value)
-            found.append(str(self.error(path, text)))
+        found = [str(self._mistake(fact)) for fact in facts[:MAX_ERRORS]]
         more = [f"{self.path}: and {len(facts) - MAX_ERRORS} more"] if len(facts) > MAX_ERRORS else []
-        return ConfigFileError("\n".join(found + more))
+        return ConfigurationError("\n".join(found + more))
+
+    def _mistake(self, fact: Mapping[str, Any]) -> ConfigurationError:
+        path, value = self._place(fact["loc"])
+        kind, context = fact["type"], fact.get("ctx", {})
+        if kind == "unknown_key":
+            return self.error((*path, context["key"]), f"unknown key{closest(context['key'], context['known'])}")
+        if kind == "missing":
+            path = (*path, fact["loc"][-1])
+            return self.error(path, f"missing{_meaning(path)}")
+        if isinstance(context.get("error"), ConfigurationError):
+            return self.blamed(context["error"], path)
+        shown = _shown(value)
+        if kind == "literal_error":
+            near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
+            return self.error(path, f"expected {context['expected']}, not {shown}{near}")
+        expected = _KINDS.get(kind) or fact["msg"].removeprefix("Input should be ")
+        if kind == "union_tag_invalid":
+            *others, last = re.findall("<([a-z ]+)>", context["expected_tags"])
+            expected = f"{', '.join(others)} or {last}"
+        return self.error(path, f"expected {expected}, not {shown}{_meaning(path)}")
+
+    def _place(self, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
+        """Return the path of a value, and the value; steps that only the validator knows are left out."""
+        path: list[str | int] = []
+        data: Any = self.data
+        for part in location:
+            if part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int):
+                data = data[part]
+                path.append(part)
+        return tuple(path), data
 
 
 def _path_text(path: Sequence[str | int]) -> str:
@@ -204,42 +163,39 @@ def _key_text(key: str) -> str:
     return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 
-def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
-    """Return the path of a value, and the value; steps that only the validator knows are left out."""
-    path: list[str | int] = []
-    for part in location:
-        if part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int):
-            data = data[part]
-            path.append(part)
-    return tuple(path), data
-
-
-def _example(path: Sequence[str | int]) -> str:
-    names = [part for part in path if isinstance(part, str)]
-    # The keys in the table of signals are names that the user chose.
-    name = "signals" if "signals" in names[:-1] else names[-1] if names else ""
-    example = _EXAMPLES.get(".".join(names[-2:]), _EXAMPLES.get(name))
-    return f"for example {name} = {example}" if example else name
-
-
-def _wrong_value(kind: str, message: str, context: Mapping[str, Any], path: Sequence[str | int], value: object) -> str:
-    if kind == "wrong_table":
-        return message
+def _shown(value: object) -> str:
     try:
         written = json.dumps(value, default=str)
     except ValueError:
         written = "a number with too many digits"
-    written = written if len(written) <= 60 else f"{written[:57]}..."
-    if kind == "literal_error":
-        near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
-        return f"expected {context['expected']}, not {written}{near}"
-    expected = _KINDS.get(kind) or message.removeprefix("Input should be ")
-    if kind == "union_tag_invalid":
-        *others, last = (_KINDS[tag] for tag in re.findall("<[a-z]+>", context["expected_tags"]))
-        expected = f"{', '.join(others)} or {last}"
-    example = _example(path)
-    hint = f", {example}" if " = " in example else ""
-    return f"expected {expected}{hint}, not {written}"
+    return written if len(written) <= 60 else f"{written[:57]}..."
+
+
+def _meaning(path: Sequence[str | int]) -> str:
+    """Return how an error about a key goes on: with its description in the schema, which has an example."""
+    from .config_schema import json_schema
+
+    tables = json_schema()
+    found, said = [tables], ""
+    for part in path:
+        inner = [
+            step
+            for one in found
+            for step in (one.get("properties", {}).get(part), one.get("items"), one.get("additionalProperties"))
+            if isinstance(step, dict)
+        ]
+        said = next((one["description"] for one in inner if "description" in one), said)
+        found = [one for step in inner for one in _alternatives(step, tables["$defs"])]
+    return f". {said}" if said else ""
+
+
+def _alternatives(schema: dict[str, Any], tables: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a value may be by a schema, each as a schema of its own."""
+    yield schema
+    if "$ref" in schema:
+        yield tables[schema["$ref"].rpartition("/")[2]]
+    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _alternatives(one, tables)
 
 
 @dataclass
@@ -258,6 +214,7 @@ class ConfigLoader:
 
     Attributes:
         file: The file.
+        client: How clients are found; keys may combine it with others.
         versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
             that were read follow their files by themselves, and are not among them.
     """
@@ -273,6 +230,7 @@ class ConfigLoader:
     def __post_init__(self) -> None:
         self.versions: dict[Path, FileVersion | None] = {self.path: version_of(self.path)}
         self.file = ConfigFile(self.path)
+        self.client: ClientAddress = self.code.get("client") or client_ip()
         self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
@@ -282,39 +240,30 @@ class ConfigLoader:
             ConfigurationError: The file or something in it cannot be used.
         """
         found = self._validated()
-        at = self.file.at
-        options: dict[str, Any] = {"enabled": found.enabled, "statistics": found.statistics}
-        options["headers"] = None if found.headers == "none" else found.headers
-        if found.default_limits is not None:
-            with at("default_limits"):
-                options["default_limits"] = parse_limits(_limits(found.default_limits))
-        with at("ignore_checks"):
-            options["ignore_checks"] = checked_codes(found.ignore_checks)
-        with at("client"):
-            client = options["client"] = self.code.get("client") or self._client(found.client)
-        options["messages"] = self._messages(found, client)
-        if found.load_shedding is not None:
-            self._load_shedding = found.load_shedding.model_dump(exclude_unset=True)
-        options["bans"] = [self._ban_policy(name, table, client) for name, table in found.bans.items()] or None
-        if "limits" not in self.code and "rules" not in self.code:
-            options["rules"] = self._rules(found, client)
-        for name in ("blocklist", "allowlist"):
-            entries = getattr(found, name)
-            if entries is not None:
-                with at(name):
-                    options[name] = self._list(name, entries)
+        options = {name: value for name, value in found.given.items() if name not in _OF_LIMITER}
+        if not _LIMITING & {*options, *self.code}:
+            raise self.file.error((), 'expected limits = "100/minute", or rules, or default_limits')
+        if {"limits", "rules"} <= options.keys():
+            raise self.file.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
+        if {"limits", "rules"} & self.code.keys():
+            options = {name: value for name, value in options.items() if name not in ("limits", "rules")}
+        if found.headers == "none":
+            options["headers"] = None
+        if "bans" in options:
+            options["bans"] = [self._policy(name, table) for name, table in options["bans"].items()]
+        self._load_shedding = options.pop("load_shedding", None)
         if "limiter" not in self.code:
             options["limiter"] = self._limiter(found)
         elif not self.replace_store:
-            for name in sorted(found.model_fields_set & {"store", "deadline", "on_error"}):
+            for name in sorted(_OF_LIMITER & found.given.keys()):
                 text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                 raise self.file.error((name,), text)
         return options | dict(self.code)
 
     def blamed(self, error: ConfigurationError) -> ConfigurationError:
         """Return an error of the middleware, with the file where the option that it is about stands there."""
-        option, _, text = str(error).partition(": ")
-        return self.file.error((option,), text) if option in self.file.data and option not in self.code else error
+        option = str(error).partition(": ")[0]
+        return self.file.blamed(error, ()) if option in self.file.data and option not in self.code else error
 
     def entry(self, middleware: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
         """Return where requests enter: what sheds load before the middleware, if the file has that.
@@ -324,126 +273,26 @@ class ConfigLoader:
         """
         if self._load_shedding is None:
             return middleware
-        given = {name: options[name] for name in ("limiter", "statistics", "enabled")}
-        with self.file.at("load_shedding"):
+        given = {name: options[name] for name in ("limiter", "statistics", "enabled") if name in options}
+        try:
             return LoadSheddingMiddleware(middleware, **given, **self._load_shedding)
+        except ConfigurationError as error:
+            raise self.file.blamed(error, ("load_shedding",)) from None
 
-    def _validated(self) -> schema.Configuration:
-        try:
-            from pydantic import ValidationError
+    def beside(self, name: str) -> Path:
+        """Return the path of a file that the configuration names, from its own directory."""
+        return self.path.parent / name
 
-            from . import config_schema as schema
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"{self.file.path}: reading a configuration file needs {error.name}; "
-                "install it with: pip install 'slidegate[config]'"
-            ) from error
-        self.file.read()
-        try:
-            return schema.Configuration.model_validate(self.file.data)
-        except ValidationError as error:
-            raise self.file.invalid(error) from None
-
-    def _messages(self, found: schema.Configuration, client: ClientAddress) -> MessageLimits | None:
-        table = found.messages
-        if table is None:
-            return None
-        with self.file.at("messages", "limits"):
-            limits = parse_limits(_limits(table.limits))
-        with self.file.at("messages", "key"):
-            own = table.key == "connection"
-            key: MessageKey = "connection" if own else self._key(table.key, None, client) or "client"
-        return MessageLimits(limits, key=key, beyond=table.beyond)
-
-    def _rules(self, found: schema.Configuration, client: ClientAddress) -> list[Rule]:
-        if found.limits is not None and found.rules is not None:
-            raise self.file.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
-        if found.limits is not None:
-            with self.file.at("limits"):
-                return [Rule("*", _limits(found.limits))]
-        others = found.bans, found.default_limits, self.code.get("bans"), self.code.get("default_limits")
-        if found.rules is None and not any(others):
-            raise ConfigurationError(f'{self.file.path}: expected limits = "100/minute", or rules, or default_limits')
-        rules = [self._rule(table, client, number) for number, table in enumerate(found.rules or ())]
-        with self.file.at("rules"):
-            check_apart(rules)
-        return rules
-
-    def _rule(self, table: schema.RuleTable, client: ClientAddress, number: int) -> Rule:
-        options = {name: getattr(table, name) for name in table.model_fields_set}
-        if table.limits is not None:
-            with self.file.at("rules", number, "limits"):
-                options["limits"] = _limits(table.limits)
-        if table.count_if is not None:
-            options["count_if"] = frozenset(table.count_if).__contains__
-        if options.pop("on_exceeded", False):
-            options["on_exceeded"] = self.on_exceeded
-            if self.on_exceeded is None:
-                text = "calls a function; give it in code: from_file(..., on_exceeded=function)"
-                raise self.file.error(("rules", number, "on_exceeded"), text)
-        if "key" in options:
-            with self.file.at("rules", number, "key"):
-                options["key"] = self._key(table.key, None, client)
-        with self.file.at("rules", number):
-            return Rule(**options)
-
-    def _ban_policy(self, name: str, table: schema.BanTable, client: ClientAddress) -> BanPolicy:
-        at = self.file.at
-        options = {option: getattr(table, option) for option in table.model_fields_set}
-        for signal, weight in options.get("signals", {}).items():
-            with at("bans", name, "signals", signal):
-                BanPolicy(signals={signal: weight})
-                if signal.startswith("/"):
-                    PathMatcher(signal)
-        if "key" in options:
-            with at("bans", name, "key"):
-                options["key"] = self._key(table.key, None, client)
-                if names_nobody(options["key"]):
-                    raise ConfigurationError('does not say who it is; use for example { header = "X-API-Key" }')
-        with at("bans", name):
-            return BanPolicy(name=name, **options)
-
-    def _key(self, key: schema.MessageKey, clients: keys.Key | None, client: ClientAddress) -> keys.Key | None:
-        """Make a key; the word "client" becomes `clients`."""
-        if isinstance(key, str):
-            return _WORDS.get(key, clients)
-        if key.client is not None:
-            return self._client(key.client)
-        if key.combine is not None:
-            return keys.combine(*filter(None, (self._key(part, client, client) for part in key.combine)))
-        fallback = None if key.fallback is None else self._key(key.fallback, None, client)
-        sources = keys.header, keys.cookie, keys.query, path_param
-        source = next(source for source in sources if getattr(key, source.__name__) is not None)
-        return source(getattr(key, source.__name__), fallback=fallback)
-
-    def _client(self, table: schema.Client) -> ClientAddress:
-        trusted = self._networks(table.trusted) if isinstance(table.trusted, str) else table.trusted
-        return client_ip(trusted, **table.model_dump(exclude={"trusted"}))
-
-    def _networks(self, name: str) -> Networks:
-        """Read a file of networks, relative to the directory of the configuration file."""
-        path = self.file.path.parent / name
+    def networks(self, name: str) -> Networks:
+        """Read a file of networks that is followed together with the configuration."""
+        path = self.beside(name)
         version = self.versions[path] = version_of(path)
         if version is not None and not version.size:  # a torn write; all clients would be one, the proxy
             raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
         return Networks.from_file(path)
 
-    def _list(self, name: str, entries: schema.Lists) -> AddressList:
-        """Make a blocklist or an allowlist, of networks or of files, relative to the directory of this one."""
-        tables = entries if isinstance(entries, list) else [entries]
-        networks = [entry for entry in tables if isinstance(entry, str)] if tables is entries else []
-        if len(networks) == len(tables):
-            listed = Networks(networks)
-            check_breadth([listed], name)
-            return listed
-        if networks:
-            raise ConfigurationError("expected networks or tables, not both")
-        files = []
-        for number, table in enumerate(tables):
-            options = {"path": table} if isinstance(table, str) else table.model_dump(exclude_unset=True)
-            path = self.file.path.parent / options.pop("path")
-            with self.file.at(name, number) if tables is entries else self.file.at(name):
-                files.append(NetworkFile(path, **options))
+    def follow(self, files: Sequence[NetworkFile]) -> NetworkFiles:
+        """Read the files of a list, which then follow their files by themselves."""
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
         versions = {Path(file.path): version_of(Path(file.path)) for file in files}
@@ -455,39 +304,40 @@ class ConfigLoader:
         self.versions = read
         return made
 
-    def _limiter(self, found: schema.Configuration) -> Limiter:
-        with self.file.at("deadline"):
-            check_failure_policy(found.deadline, found.on_error)
-        policy = found.deadline, found.on_error
-        if found.store is None:
-            return self._limiter_in(STORE_VARIABLE, policy, "memory://")
-        with self.file.at("store"):
-            if isinstance(found.store, str):
-                return self.limiter_at(found.store, policy)
-            return self._limiter_in(found.store.env, policy)
-
-    def _limiter_in(self, variable: str, policy: FailurePolicy, default: str = "") -> Limiter:
-        address = os.environ.get(variable) or default
-        if not address:
-            raise ConfigurationError(f"the environment variable {variable} is not set")
+    def _validated(self) -> schema.Configuration:
         try:
-            return self.limiter_at(address, policy)
+            from pydantic import ValidationError
+
+            from . import config_schema as schema
+        except ModuleNotFoundError as error:
+            raise self.file.error(
+                (),
+                f"reading a configuration file needs {error.name}; install it with: pip install 'slidegate[config]'",
+            ) from error
+        self.file.read()
+        try:
+            return schema.Configuration.model_validate(self.file.data, context=self)
+        except ValidationError as error:
+            raise self.file.invalid(error) from None
+
+    def _policy(self, name: str, options: Mapping[str, Any]) -> BanPolicy:
+        try:
+            return BanPolicy(name=name, **options)
         except ConfigurationError as error:
-            # An address may hold a password.
-            text = str(error).replace(repr(address), "its value")
-            raise ConfigurationError(f"the environment variable {variable}: {text}") from None
+            raise self.file.blamed(error, ("bans", name)) from None
 
-
-def _limits(found: schema.Limits) -> str | AnyLimit | list[str | AnyLimit]:
-    """Return limits as code writes them.
-
-    Raises:
-        ConfigurationError: A quota cannot be read.
-    """
-    return [_limit(entry) for entry in found] if isinstance(found, list) else _limit(found)
-
-
-def _limit(found: str | schema.QuotaTable) -> str | AnyLimit:
-    if isinstance(found, str):
-        return found
-    return Quota(found.quota, zone=found.zone, starts=found.starts, name=found.name)
+    def _limiter(self, found: schema.Configuration) -> Limiter:
+        variable = STORE_VARIABLE if found.store is None else getattr(found.store, "env", "")
+        address = os.environ.get(variable, "") if variable else str(found.store)
+        if found.store is None:
+            address = address or "memory://"
+        elif not address:
+            raise self.file.error(("store",), f"the environment variable {variable} is not set")
+        try:
+            check_failure_policy(found.deadline, found.on_error)
+            return self.limiter_at(address, (found.deadline, found.on_error))
+        except ConfigurationError as error:
+            if variable:  # its value may hold a password
+                text = str(error).replace(repr(address), "its value")
+                raise self.file.error((), f"the environment variable {variable}: {text}") from None
+            raise self.file.blamed(error, ()) from None

@@ -1,28 +1,42 @@
 """The tables and keys of a configuration file; the editor's JSON Schema is made from the same definitions.
 
 Names of keys and types of values are checked here. The meaning of a value (a limit, a path, a network) is checked by
-the object that is made from it, so that the file and the code obey one set of checks.
+the object that a table makes, so that the file and the code obey one set of checks: after validation a field holds
+those objects in the place of tables. The `ConfigLoader` is the context of the validation.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
-from .rules import EXCLUSIONS, NEEDS, conflict
+from ..core.errors import ConfigurationError
+from ..core.quotas import Quota
+from . import keys
+from .client_ip import client_ip
+from .keys import path_param, user
+from .network_files import AddressList, NetworkFile, Networks
+from .rules import EXCLUSIONS, NEEDS, Rule
+from .websockets import MessageLimits
 
-UNKNOWN_KEY: Final = "unknown_key"
-WRONG_TABLE: Final = "wrong_table"
-WRONG_WEIGHT: Final = "wrong_weight"
+if TYPE_CHECKING:
+    from .config import ConfigLoader
 
-MAX_WEIGHT: Final = 1_000_000
-
-
-_FORMS: Final = {bool: "<other>", int: "<number>", str: "<text>", list: "<list>", dict: "<table>", BaseModel: "<table>"}
+_MAX_WEIGHT: Final = 1_000_000
+_FORMS: Final = {bool: "<other>", int: "<a whole number>", str: "<text>", list: "<a list>", dict: "<a table>"}
+_KEYS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
 
 
 def form_of(value: object) -> str:
@@ -32,11 +46,11 @@ def form_of(value: object) -> str:
 
 Form: Final = Discriminator(form_of)
 Text: TypeAlias = Annotated[str, Tag("<text>")]
-Number: TypeAlias = Annotated[int, Tag("<number>")]
-Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
+Number: TypeAlias = Annotated[int, Tag("<a whole number>")]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<a list>")]
 Paths: TypeAlias = Annotated[Text | Texts, Form]
 Trusted: TypeAlias = Annotated[
-    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")], Form
+    Text | Annotated[list[str], Tag("<a list>")] | Annotated[int, Field(ge=1, le=64), Tag("<a whole number>")], Form
 ]
 
 
@@ -48,15 +62,37 @@ class _Table(BaseModel):
     def _know_every_key(cls, found: object) -> object:
         for name in found if isinstance(found, dict) else ():
             if name not in cls.model_fields:
-                raise PydanticCustomError(UNKNOWN_KEY, "unknown key", {"key": name, "known": list(cls.model_fields)})
+                raise PydanticCustomError("unknown_key", "unknown key", {"key": name, "known": list(cls.model_fields)})
         return found
+
+    def made(self, loader: ConfigLoader) -> object:
+        """Return what the table makes.
+
+        Raises:
+            ConfigurationError: Its values cannot work.
+        """
+        raise NotImplementedError
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that the file has, with their values."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def _made(table: _Table, info: Any) -> Any:
+    return table.made(info.context)
+
+
+_T = TypeVar("_T", bound=_Table)
+Made: TypeAlias = Annotated[_T, AfterValidator(_made)]
+"""What a table makes; the annotation of a field tells its form in the file."""
 
 
 class Environment(_Table):
     """The value of an environment variable."""
 
     env: str = Field(min_length=1)
-    """The name of the variable."""
+    """The name of the variable, such as "SLIDEGATE_STORE"."""
 
 
 class QuotaTable(_Table):
@@ -71,9 +107,13 @@ class QuotaTable(_Table):
     name: str | None = None
     """The name of the quota in headers."""
 
+    def made(self, loader: ConfigLoader) -> Quota:
+        """See `_Table.made`."""
+        return Quota(self.quota, zone=self.zone, starts=self.starts, name=self.name)
 
-_Quota: TypeAlias = Annotated[QuotaTable, Tag("<table>")]
-_LimitList: TypeAlias = Annotated[list[Annotated[Text | _Quota, Form]], Field(min_length=1), Tag("<list>")]
+
+_Quota: TypeAlias = Annotated[Made[QuotaTable], Tag("<a table>")]
+_LimitList: TypeAlias = Annotated[list[Annotated[Text | _Quota, Form]], Field(min_length=1), Tag("<a list>")]
 Limits: TypeAlias = Annotated[Text | _Quota | _LimitList, Form]
 
 
@@ -81,7 +121,7 @@ class Client(_Table):
     """How the client's address is found."""
 
     trusted: Trusted = []
-    """Networks of the proxies you run, a file of them, or how many proxies stand in front."""
+    """Networks of the proxies you run, such as ["10.0.0.0/8"], a file of them, or how many proxies stand in front."""
     header: str = "x-forwarded-for"
     """The header in which the proxies name the client."""
     ipv4_prefix: int = Field(default=32, ge=8, le=32)
@@ -91,12 +131,23 @@ class Client(_Table):
     trust_all: bool = False
     """Allow trusted networks that cover most addresses."""
 
+    def made(self, loader: ConfigLoader) -> keys.Key:
+        """See `_Table.made`."""
+        trusted = loader.networks(self.trusted) if isinstance(self.trusted, str) else self.trusted
+        return client_ip(trusted, **self.model_dump(exclude={"trusted"}))
+
+
+def _combined_with(client: Any, info: Any) -> Any:
+    """Have keys further down in the file combine this client."""
+    info.context.client = info.context.code.get("client") or client
+    return client
+
 
 class ListTable(_Table):
     """A file that lists networks."""
 
     path: str
-    """The file, relative to the directory of this one."""
+    """The file, relative to the directory of this one, such as "blocked.netset"."""
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
     column: str | None = None
@@ -104,16 +155,37 @@ class ListTable(_Table):
     strict: bool = True
     """Whether host bits behind a prefix are an error."""
 
+    def made(self, loader: ConfigLoader) -> NetworkFile:
+        """See `_Table.made`."""
+        return NetworkFile(**{**self.given, "path": loader.beside(self.path)})
 
-_List: TypeAlias = Annotated[ListTable, Tag("<table>")]
-Lists: TypeAlias = Annotated[Text | _List | Annotated[list[Annotated[Text | _List, Form]], Tag("<list>")], Form]
-KeyWord: TypeAlias = Literal["client", "everyone", "user"]
-MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
-_KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
-Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, Form]
-MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, Form]
 
-_VALUES: Final = ("header", "cookie", "query", "path_param")
+def _listed(found: str | NetworkFile | list[str | NetworkFile], info: Any) -> AddressList:
+    """Make a blocklist or an allowlist: a list of texts names networks, a text alone a file of them."""
+    loader: ConfigLoader = info.context
+    entries = (
+        found if isinstance(found, list) else [NetworkFile(loader.beside(found)) if isinstance(found, str) else found]
+    )
+    networks = [entry for entry in entries if isinstance(entry, str)]
+    files = [entry for entry in entries if isinstance(entry, NetworkFile)]
+    if networks and files:
+        raise ConfigurationError("expected networks or tables, not both")
+    return loader.follow(files) if files else Networks(networks)
+
+
+_List: TypeAlias = Annotated[Made[ListTable], Tag("<a table>")]
+Lists: TypeAlias = Annotated[
+    Annotated[Text | _List | Annotated[list[Annotated[Text | _List, Form]], Tag("<a list>")], Form],
+    AfterValidator(_listed),
+]
+_Named: Final = AfterValidator(lambda word: _KEYS.get(word, word))
+_KeyTable: TypeAlias = Annotated[Made["KeyTable"], Tag("<a table>")]
+Key: TypeAlias = Annotated[Annotated[Literal["client", "everyone", "user"], _Named, Tag("<text>")] | _KeyTable, Form]
+BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], _Named, Tag("<text>")] | _KeyTable, Form]
+MessageKey: TypeAlias = Annotated[
+    Annotated[Literal["connection", "client", "everyone", "user"], _Named, Tag("<text>")] | _KeyTable, Form
+]
+_VALUES: Final = {"header": keys.header, "cookie": keys.cookie, "query": keys.query, "path_param": path_param}
 _COMPLETE: Final = ("client", "combine")
 _ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [
@@ -129,37 +201,44 @@ class KeyTable(_Table):
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE)
 
     header: str | None = None
-    """Each value of a request header."""
+    """Each value of a request header, such as "X-API-Key"."""
     cookie: str | None = None
     """Each value of a cookie."""
     query: str | None = None
     """Each value of a query parameter."""
     path_param: str | None = None
     """Each value of a parameter of the rule's path."""
-    client: Client | None = None
+    client: Made[Client] | None = None
     """Each client address, found in a way of its own."""
     combine: list[Key] | None = Field(default=None, min_length=2)
-    """Each combination of several keys."""
+    """Each combination of several keys, such as ["client", { header = "X-Tenant" }]."""
     fallback: Key | None = None
     """The key where the value is missing; by default the client."""
 
-    @model_validator(mode="after")
-    def _name_one_source(self) -> KeyTable:
-        sources = *_VALUES, *_COMPLETE
-        given = [name for name in sources if name in self.model_fields_set]
-        if len(given) != 1:
-            raise PydanticCustomError(WRONG_TABLE, f"expected one of {', '.join(sources)}")
-        if self.fallback is not None and given[0] in _COMPLETE:
-            raise PydanticCustomError(WRONG_TABLE, f"{given[0]} always finds a key; leave out fallback")
-        return self
+    def made(self, loader: ConfigLoader) -> keys.Key:
+        """See `_Table.made`."""
+        sources = {name: value for name, value in self.given.items() if name != "fallback"}
+        if len(sources) != 1:
+            raise ConfigurationError(f"expected one of {', '.join((*_VALUES, *_COMPLETE))}")
+        ((source, value),) = sources.items()
+        if source in _VALUES:
+            return _VALUES[source](value, fallback=_unless_client(self.fallback))
+        if self.fallback is not None:
+            raise ConfigurationError(f"{source} always finds a key; leave out fallback")
+        return value if source == "client" else keys.combine(*(_unless_client(part) or loader.client for part in value))
+
+
+def _unless_client(key: Any) -> keys.Key | None:
+    """Return a key as code gives it, where the client is what holds without a key."""
+    return None if key == "client" else key
 
 
 def _exclude(schema: dict[str, Any]) -> None:
     """Write into the schema of a rule which of its keys exclude each other, and which need another one."""
-    keys = schema["properties"]
+    known = schema["properties"]
 
     def without(key: str) -> Any:
-        return {"const": keys[key]["default"]} if "default" in keys[key] else False
+        return {"const": known[key]["default"]} if "default" in known[key] else False
 
     def present(key: str) -> dict[str, Any]:
         return {"required": [key], "properties": {key: {"not": without(key)} if without(key) else True}}
@@ -182,15 +261,15 @@ class RuleTable(_Table):
     concurrency: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """The largest number of requests of a key at a time."""
     methods: Texts | None = None
-    """HTTP methods; by default all."""
+    """HTTP methods, such as ["GET", "POST"]; by default all."""
     connection: Literal["http", "websocket"] | None = None
     """Which requests to hold; by default both kinds."""
     key: Key = "client"
-    """Whom to count."""
+    """Whom to count, such as { header = "X-API-Key" }."""
     cost: int = Field(default=1, ge=0)
     """Units for one request."""
     count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = None
-    """Count only requests whose answer has one of these statuses."""
+    """Count only requests whose answer has one of these statuses, such as [401, 403]."""
     count_denied: bool = False
     """Count refused requests as well."""
     shadow: bool = False
@@ -212,25 +291,22 @@ class RuleTable(_Table):
     final: bool = False
     """No later rule applies to matching requests."""
 
-    @model_validator(mode="after")
-    def _exclude_each_other(self) -> RuleTable:
-        given = {key for key in self.model_fields_set if getattr(self, key) != type(self).model_fields[key].default}
-        problem = conflict(given)
-        if problem:
-            raise PydanticCustomError(WRONG_TABLE, "{problem}", {"problem": problem})
-        return self
+    def made(self, loader: ConfigLoader) -> Rule:
+        """See `_Table.made`."""
+        options = self.given | {"key": _unless_client(self.key)}
+        if self.count_if is not None:
+            options["count_if"] = frozenset(self.count_if).__contains__
+        if options.pop("on_exceeded", False):
+            if loader.on_exceeded is None:
+                raise ConfigurationError(
+                    "on_exceeded: calls a function; give it in code: from_file(..., on_exceeded=function)"
+                )
+            options["on_exceeded"] = loader.on_exceeded
+        return Rule(**options)
 
 
-def _check_weight(value: object) -> object:
-    """Return a weight; an error names both of its forms, the number and the word."""
-    if value == "ban" or (type(value) is int and 1 <= value <= MAX_WEIGHT):
-        return value
-    raise PydanticCustomError(WRONG_WEIGHT, f'a whole number from 1 to {MAX_WEIGHT}, or "ban"')
-
-
-_Whole: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
-Weight: TypeAlias = Annotated[_Whole | Literal["ban"], BeforeValidator(_check_weight)]
-BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, Form]
+_Whole: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT), Tag("<a whole number>")]
+Weight: TypeAlias = Annotated[_Whole | Annotated[Literal["ban"], Tag("<text>")], Form]
 
 
 class BanTable(_Table):
@@ -251,7 +327,7 @@ class BanTable(_Table):
     signals: dict[str, Weight] = {"refused": 1}
     """What strikes, and how much: refused, a status or class ("4xx"), a path; a number, or "ban" for all it takes."""
     key: BanKey = "client"
-    """Whom to strike and ban."""
+    """Whom to strike and ban, such as { header = "X-API-Key" }."""
     action: Literal["ban", "shadow"] = "ban"
     """Ban, or report which clients would be banned."""
     prolong: bool = False
@@ -271,6 +347,10 @@ class BanTable(_Table):
     ban_private: bool = False
     """Whether private and loopback addresses can be banned."""
 
+    def made(self, loader: ConfigLoader) -> dict[str, Any]:
+        """Return the options of the policy, whose name is the key of this table."""
+        return self.given | {"key": _unless_client(self.key)}
+
 
 class MessageTable(_Table):
     """Holds the messages of websockets to limits."""
@@ -282,6 +362,10 @@ class MessageTable(_Table):
     beyond: Literal["close", "drop", "wait"] = "close"
     """The action on a message beyond the limit."""
 
+    def made(self, loader: ConfigLoader) -> MessageLimits:
+        """See `_Table.made`."""
+        return MessageLimits(**self.given)
+
 
 class LoadSheddingTable(_Table):
     """Refuses a share of the requests with 503 while the service is overloaded."""
@@ -291,9 +375,13 @@ class LoadSheddingTable(_Table):
     latency: str | None = None
     """How long requests may take to their first byte on average, such as "2s"."""
     exempt: Paths | None = None
-    """A path whose requests are never shed, or a list of paths."""
+    """A path whose requests are never shed, such as "/health", or a list of paths."""
     methods: Texts | None = None
-    """The HTTP methods that may be shed; by default all."""
+    """The HTTP methods that may be shed, such as ["GET"]; by default all."""
+
+    def made(self, loader: ConfigLoader) -> dict[str, Any]:
+        """Return the options of the middleware, which needs an application."""
+        return self.given
 
 
 class Configuration(_Table):
@@ -301,21 +389,21 @@ class Configuration(_Table):
 
     model_config = ConfigDict(title="slidegate.toml", json_schema_extra={"not": {"required": ["limits", "rules"]}})
 
+    client: Annotated[Made[Client], AfterValidator(_combined_with)] | None = None
+    """The proxies that are trusted, and the prefixes that make one client, such as { trusted = ["10.0.0.0/8"] }."""
     limits: Limits | None = None
-    """Limits for each client, instead of rules."""
-    rules: list[RuleTable] | None = None
+    """Limits for each client, instead of rules, such as "100/minute"."""
+    rules: list[Made[RuleTable]] | None = None
     """Rules that hold requests to limits; every rule that matches applies."""
     default_limits: Limits | None = None
-    """Limits of each route by itself, behind limits or rules, or alone."""
-    client: Client = Client()
-    """The proxies that are trusted, and the prefixes that make one client."""
+    """Limits of each route by itself, behind limits or rules, or alone, such as "60/minute"."""
     blocklist: Lists | None = None
-    """Networks refused, or files of them."""
+    """Networks refused, such as ["192.0.2.0/24"], or files of them, such as "blocked.netset"."""
     allowlist: Lists | None = None
-    """Networks never refused nor counted, or files of them."""
-    bans: dict[str, BanTable] = {}
-    """Ban policies, each by its name."""
-    store: Annotated[Text | Annotated[Environment, Tag("<table>")], Form] | None = None
+    """Networks never refused nor counted, such as ["192.0.2.0/24"], or files of them, such as "office.netset"."""
+    bans: dict[str, Made[BanTable]] = {}
+    """Ban policies, each by its name, such as { scanning = { after = "20/10m" } }."""
+    store: Annotated[Text | Annotated[Environment, Tag("<a table>")], Form] | None = None
     """The address of the store, such as "memory://"."""
     deadline: str = "50ms"
     """How long a store may take to answer a request."""
@@ -323,16 +411,16 @@ class Configuration(_Table):
     """The decision when the store does not answer: by a store of this process, or always the same."""
     headers: Literal["draft", "legacy", "both", "none"] = "draft"
     """The header fields that tell clients their limits."""
-    messages: MessageTable | None = None
+    messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
-    load_shedding: LoadSheddingTable | None = None
+    load_shedding: Made[LoadSheddingTable] | None = None
     """Refuse a share of the requests while the service is overloaded."""
     statistics: bool = True
     """Whether outcomes, statuses and times of requests are recorded."""
     enabled: bool = True
     """False lets everything pass."""
     ignore_checks: list[str] = []
-    """Codes of start-up findings that are not reported."""
+    """Codes of start-up findings that are not reported, such as ["SG103"]."""
 
 
 class _Generator(GenerateJsonSchema):
