@@ -315,6 +315,17 @@ async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
 
 
+@pytest.mark.parametrize("method", ["hit_all", "peek_all", "charge_all"])
+async def test_what_is_no_check_is_named_and_nothing_is_charged(limiter: Limiter, method: str) -> None:
+    bucket = Bucket("rule", parse_limits("5/minute"))
+    ask_all, good = getattr(limiter, method), (bucket, "ann", 1)
+    for wrong in (None, 5, "checks", good, [good, 5], [good, (bucket, "ann")], [("rule", "ann", 1)], [(bucket, 5, 1)]):
+        with pytest.raises(ConfigurationError, match=r"checks: expected \(bucket, key, cost\) each, for .*, not "):
+            await ask_all(wrong)
+    assert (await limiter.peek_all([(bucket, "ann", 0)])).remaining == 5
+    assert (await ask_all(iter([good, good]))).remaining == 3
+
+
 @pytest.mark.parametrize(
     ("limits", "named"),
     [("", "AMOUNT/WINDOW"), ("ten per day", "AMOUNT/WINDOW"), (5, "not 5"), (None, "not None"), ([], "at least one")],

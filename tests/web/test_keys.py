@@ -56,7 +56,7 @@ async def test_one_client_has_one_key_however_it_is_spelled(peers: list[str], ke
 
 
 async def test_a_peer_name_of_any_length_and_script_is_a_short_key_of_its_own() -> None:
-    peers = ["x" * 70 + "a", "x" * 70 + "b", "\u00fc" * 60, "\udcff" * 40]
+    peers = ["x" * 70 + "a", "x" * 70 + "b", "\u00fc" * 60, "\udcff" * 40, "\udcff"]
     found = await keys(Rule("*", "9/hour"), *(scope_of(client=(peer, 1)) for peer in peers))
     assert len(set(found)) == len(peers)
     assert max(len(key.encode()) for key in found) <= 64

@@ -192,11 +192,9 @@ class Limiter:
                 reads them, so that bans of their networks refuse as well.
 
         Raises:
-            ConfigurationError: A cost is not a whole number, 0 or more.
+            ConfigurationError: A check is none, or its cost is not a whole number, 0 or more.
         """
-        for _, _, cost in checks:
-            check_cost(cost)
-        answer = self.engine.decide(tuple(checks), subjects)
+        answer = self.engine.decide(_checked(checks), subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -206,9 +204,7 @@ class Limiter:
 
     async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
-        for _, _, cost in checks:
-            check_cost(cost)
-        return await self.engine.peek(tuple(checks), subjects)
+        return await self.engine.peek(_checked(checks), subjects)
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
@@ -224,9 +220,7 @@ class Limiter:
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
         """Record units under several buckets and keys in one step; see `charge`."""
-        for _, _, units in checks:
-            check_cost(units, "units")
-        return await self.engine.charge(tuple(checks))
+        return await self.engine.charge(_checked(checks, "units"))
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back the units that `decision` charged.
@@ -641,6 +635,24 @@ def _checked_policies(policies: Iterable[BanPolicy]) -> list[BanPolicy]:
 def _with_cost(checks: tuple[Check], cost: int) -> tuple[Check]:
     ((bucket, text, _),) = checks
     return ((bucket, text, cost),)
+
+
+def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
+    """Return checks as stores take them.
+
+    Raises:
+        ConfigurationError: One of them is none.
+    """
+    expected = 'checks: expected (bucket, key, cost) each, for example (Bucket("api", limits), "user:42", 1)'
+    if not isinstance(checks, Iterable) or isinstance(checks, str):
+        raise ConfigurationError(f"{expected}, not {quoted(checks)}")
+    listed = tuple(checks)
+    for check in listed:
+        is_check = isinstance(check, tuple) and len(check) == 3
+        if not is_check or not isinstance(check[0], Bucket) or not isinstance(check[1], str):
+            raise ConfigurationError(f"{expected}, not {quoted(check)}")
+        check_cost(check[2], what)
+    return listed
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -34,7 +34,7 @@ from ..core.addresses import (
     parse_network,
     prefix_length,
 )
-from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.errors import ConfigurationError, InvalidKey, is_utf8, quoted
 from ..core.limits import check_whole
 from ..core.memo import remember
 from ..core.networks import Networks
@@ -154,7 +154,7 @@ class ClientAddress:
             key = address_key(*address, *self._prefixes)
         elif host:
             key = f"peer:{host}"
-            if len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+            if not is_utf8(key) or len(key.encode()) > MAX_KEY_BYTES:  # stores hold no half of a character
                 key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         else:
             key = UNKNOWN_PEER

@@ -171,6 +171,11 @@ def test_a_late_record_counts_in_its_slice_also_after_others_have_come_and_gone(
     assert window.dropped == 1
 
 
+def test_sums_of_nothing_and_below_are_merged_like_any_other() -> None:
+    some, others = MetricSummary(0, 10, {"units": -3, "debt": 2}), MetricSummary(0, 10, {"units": 1, "debt": -2})
+    assert MetricSummary.merged([some, others]).events == {"units": -2, "debt": 0}
+
+
 def test_only_summaries_of_one_span_are_merged() -> None:
     window = MetricWindow(2, 100)
     whole = window.read(100)

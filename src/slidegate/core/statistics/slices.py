@@ -14,7 +14,6 @@ two times in thirty buckets each, a tenth of what the objects take, and nothing 
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,8 +37,8 @@ class Slice:
     rt: ResponseTimes = field(default_factory=ResponseTimes)
     first: ResponseTimes = field(default_factory=ResponseTimes)
 
-    def add(self, other: Slice) -> None:
-        """Add everything of another slice."""
+    def add(self, other: Slice | MetricSummary) -> None:
+        """Add everything of another slice, or of several."""
         for event, times in other.events.items():
             self.events[event] = self.events.get(event, 0) + times
         self.rt.add(other.rt)
@@ -80,8 +79,8 @@ class MetricSummary:
         """Return events a second over `span_us`, the part that is still to come included."""
         return self.count(event) * 1_000_000 / self.span_us
 
-    @classmethod
-    def merged(cls, summaries: Sequence[MetricSummary]) -> MetricSummary:
+    @staticmethod
+    def merged(summaries: Sequence[MetricSummary]) -> MetricSummary:
         """Return what several windows saw together over one span.
 
         Raises:
@@ -90,12 +89,10 @@ class MetricSummary:
         spans = {(summary.start_us, summary.span_us) for summary in summaries}
         if len(spans) != 1:
             raise ValueError(f"merged: expected summaries of one span, not of {sorted(spans)}")
-        return cls(
-            *spans.pop(),
-            sum((Counter(summary.events) for summary in summaries), Counter()),
-            ResponseTimes.merged(summary.rt for summary in summaries),
-            ResponseTimes.merged(summary.first for summary in summaries),
-        )
+        whole = Slice()
+        for summary in summaries:
+            whole.add(summary)
+        return whole.summary(*spans.pop())
 
 
 class SliceRing:
