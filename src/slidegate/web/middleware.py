@@ -97,7 +97,6 @@ class RateLimitMiddleware(Breakable):
         headers: The style of its header fields.
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
-        own_answer: Whether `on_refused` makes its answers.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
 
     Raises:
@@ -141,7 +140,6 @@ class RateLimitMiddleware(Breakable):
         self._calls = UserCallbacks()
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
-        self.own_answer = on_refused is not None
         self._routes = RouteTables(app)
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter, self._routes)

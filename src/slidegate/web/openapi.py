@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import wraps
 from typing import Any, Final
 
 from ..core.errors import ConfigurationError, quoted
-from .middleware import RateLimitMiddleware
-from .routes import layers
+from .headers import HeaderStyle
 
-_DOCUMENTED: Final = "__slidegate_documented__"
 _METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
 _PROBLEM: Final = "RateLimitProblem"
 _SCHEMA: Final[dict[str, Any]] = {
@@ -44,64 +41,40 @@ _LEGACY: Final = {
     "X-RateLimit-Remaining": {"description": "Units left.", "schema": {"type": "integer"}},
     "X-RateLimit-Reset": {"description": "Unix seconds when all units are back.", "schema": {"type": "integer"}},
 }
+_FIELDS: Final[dict[HeaderStyle | None, dict[str, Any]]] = {
+    "draft": _DRAFT,
+    "legacy": _LEGACY,
+    "both": _DRAFT | _LEGACY,
+    None: {},
+}
 
 
-def document_limits(app: Any) -> None:
+def document_limits(app: Any, headers: HeaderStyle | None = "draft") -> None:
     """Put the 429 into a FastAPI application's OpenAPI, with its header fields, at every operation.
 
-    Call it anywhere: the middlewares are looked at when the description is asked for, by a client of the running
-    application or by `app.openapi()` in a script. An operation that documents a 429 itself keeps its own.
+    An operation that documents a 429 itself keeps its own.
 
     Args:
         app: The application.
+        headers: The header fields of the answer, as at `RateLimitMiddleware`.
 
     Raises:
-        ConfigurationError: `app` is no FastAPI application.
+        ConfigurationError: `app` is no FastAPI application, or there are no such header fields.
     """
     make = getattr(app, "openapi", None)
     if not callable(make) or not hasattr(app, "user_middleware"):
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}")
-    if hasattr(make, _DOCUMENTED):
-        return
+    if headers not in _FIELDS:
+        raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
+    answer = {"description": "Too Many Requests", "headers": _RETRY_AFTER | _FIELDS[headers], "content": _CONTENT}
 
     @wraps(make)
     def openapi() -> dict[str, Any]:
-        # FastAPI keeps its description; a copy shows the header fields as they are now.
-        schema: dict[str, Any] = deepcopy(make())
-        _document(schema, app)
+        schema: dict[str, Any] = make()
+        for path in schema.get("paths", {}).values():
+            for operation in [path[method] for method in _METHODS & path.keys()]:
+                operation.setdefault("responses", {}).setdefault("429", deepcopy(answer))
+        schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
         return schema
 
-    setattr(openapi, _DOCUMENTED, True)
     app.openapi = openapi
-
-
-def _document(schema: dict[str, Any], app: Any) -> None:
-    answer = _response(app)
-    for path in schema.get("paths", {}).values():
-        for operation in [path[method] for method in _METHODS & path.keys()]:
-            operation.setdefault("responses", {}).setdefault("429", deepcopy(answer))
-    schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
-
-
-def _response(app: Any) -> dict[str, Any]:
-    styles, own_answers = zip(*list(_middlewares(app)) or [("draft", False)], strict=True)
-    headers: dict[str, Any] = dict(_RETRY_AFTER)
-    headers |= _DRAFT if {"draft", "both"} & {*styles} else {}
-    headers |= _LEGACY if {"legacy", "both"} & {*styles} else {}
-    response: dict[str, Any] = {"description": "Too Many Requests", "headers": headers}
-    return response if any(own_answers) else response | {"content": _CONTENT}
-
-
-def _middlewares(app: Any) -> Iterator[tuple[str | None, bool]]:
-    """Yield the style of header fields of each middleware of an application, and whether its answers are the user's.
-
-    These are the middlewares at work, or, before the start, those to be. A file is not read before the start: its
-    middleware counts with the options that the code gives. One that could not be made answers nobody.
-    """
-    for layer in layers(app.middleware_stack):
-        if isinstance(layer, RateLimitMiddleware) and layer.error is None:
-            yield layer.headers, layer.own_answer
-    for kind, _, options in app.user_middleware if app.middleware_stack is None else ():
-        from_file = getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__  # type: ignore[attr-defined]
-        if from_file or (isinstance(kind, type) and issubclass(kind, RateLimitMiddleware)):
-            yield options.get("headers", "draft"), options.get("on_refused") is not None
