@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
-from slidegate.core.bans.strikes import Strike, StrikeRecord
+from slidegate.core.bans.strikes import PolicyState, Strike, StrikeRecord
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -150,15 +150,18 @@ def test_clean_time_runs_from_the_last_strike() -> None:
 
 def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
     policy, record = BanPolicy("2/minute", "10m", jitter=0, forgive="1h"), StrikeRecord()
-    assert record.is_over(policy, 0)
+    state: Any = PolicyState({})  # type: ignore[arg-type]
+    assert not state.is_over(record, 0), "of an unknown policy nobody can say"
+    state.follow(policy)
+    assert state.is_over(record, 0)
     record.strike(policy, 0, 1)
-    assert not record.is_over(policy, MINUTE_US - 1)
-    assert record.is_over(policy, MINUTE_US)
+    assert not state.is_over(record, MINUTE_US - 1)
+    assert state.is_over(record, MINUTE_US)
     ends_us = climb(policy, record, HOUR_US)
-    assert not record.is_over(policy, ends_us - 1)
-    assert not record.is_over(policy, ends_us + HOUR_US - 1)
-    assert record.is_over(policy, ends_us + HOUR_US)
-    assert StrikeRecord(until_us=5).is_over(policy, 4) is False
+    assert not state.is_over(record, ends_us - 1)
+    assert not state.is_over(record, ends_us + HOUR_US - 1)
+    assert state.is_over(record, ends_us + HOUR_US)
+    assert state.is_over(StrikeRecord(until_us=5), 4) is False
 
 
 def test_a_standing_shows_what_it_holds() -> None:

@@ -17,7 +17,6 @@ from .ban import Ban, BanSubject, longest, network_place
 RECENT: Final = 1_024
 """Of how many bans the objects are kept that were asked for lately: a client that is banned often comes again soon."""
 _SLACK: Final = 64
-_STEP: Final = 64
 _END_DIGITS: Final = 20
 
 Held: TypeAlias = tuple[str, str, str, int, int, int | None, int, int]
@@ -34,12 +33,14 @@ class ActiveBans:
 
     Attributes:
         by_key: The bans as they are held, those that are over and not removed yet among them. To look at only.
+        prefixes: How many of them are of prefixes that policies banned.
     """
 
-    __slots__ = ("_ends", "_networks", "_recent", "_tables", "by_key")
+    __slots__ = ("_ends", "_networks", "_recent", "_tables", "by_key", "prefixes")
 
     def __init__(self) -> None:
         self.by_key: dict[str, Held] = {}
+        self.prefixes = 0
         # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
         self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
         # The same to look up in while another thread adds a prefix: how far to shift an address, and the networks.
@@ -60,8 +61,10 @@ class ActiveBans:
 
     def add(self, ban: Ban) -> None:
         """Put a ban in force, in the place of one of the same key."""
+        before = self.get(ban.key)
         self._recent.pop(ban.key, None)
         self.by_key[ban.key] = held(ban)
+        self.prefixes += ban.is_prefix - (before is not None and before.is_prefix)
         place = network_place(ban.key)
         if place is not None:
             version, prefix, value = place
@@ -81,6 +84,8 @@ class ActiveBans:
         row = self.by_key.pop(key, None)
         if row is None:
             return None
+        ban = Ban(*row)
+        self.prefixes -= ban.is_prefix
         place = network_place(key)
         if place is not None:
             version, prefix, value = place
@@ -89,7 +94,7 @@ class ActiveBans:
             if not table:
                 del self._networks[version][prefix]
                 self._lay_tables(version)
-        return Ban(*row)
+        return ban
 
     def _lay_tables(self, version: int) -> None:
         bits = BITS[version]
@@ -162,12 +167,6 @@ class ActiveBans:
                     heappush(heap, _end(ban, clock))
             left |= bool(heap) and heap[0] < first_later
         return left
-
-    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
-        """Return whether fewer than `most` bans are in force. Those that are over are forgotten as far as need be."""
-        while len(self) >= most and self.remove_expired(now_us, wall_us, _STEP):
-            pass
-        return len(self) < most
 
     def _made(self, key: str) -> Ban:
         """Return the ban of a key as an object, and keep it for a while."""

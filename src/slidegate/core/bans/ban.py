@@ -16,6 +16,8 @@ BanSubject: TypeAlias = str | Address
 
 MAX_REASON: Final = 256
 """How many characters of a reason, and of a key in a message, are shown."""
+PREFIX_NAME: Final = "/prefix"
+"""The end of a policy's name where it bans prefixes."""
 MAX_KEY_BYTES: Final = 64
 """How long a key in a store may be; longer ones come as digests."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,6 +57,11 @@ class Ban(NamedTuple):
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
         return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether it is of a prefix that a policy banned."""
+        return self.level > 0 and self.by.endswith(PREFIX_NAME)
 
     def left_us(self, now_us: int) -> int | None:
         """Return how long it still lasts at a moment of the store's time; None for ever."""

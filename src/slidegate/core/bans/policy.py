@@ -16,7 +16,7 @@ from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
 from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..networks import Networks
-from .ban import ban_key
+from .ban import PREFIX_NAME, ban_key
 
 MAX_EXACT: Final = 64
 """Up to so many strikes each is remembered by its moment."""
@@ -27,9 +27,6 @@ Weight: TypeAlias = int | Literal["ban"]
 
 SIGNAL: Final = "refused"
 """The signal besides statuses and paths."""
-
-PREFIX_NAME: Final = "/prefix"
-"""The end of a policy's name where it bans prefixes."""
 
 PRIVATE: Final = Networks(
     [

@@ -10,7 +10,7 @@ waits behind them. Where the store is full, the front has to go: the keys that a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from ..decision import BanRefusal, Check
@@ -18,12 +18,14 @@ from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..store import Event
 from .ban import Ban, BanChange, lasts_longer, longest
-from .policy import PREFIX_NAME, BanPolicy
+from .policy import BanPolicy
 from .rows import Bans
 from .strikes import PolicyState, StrikeRecord
 
 MAX_HISTORY: Final = 10_000
 SAY_EVERY_US: Final = 60_000_000
+STEP: Final = 64
+"""How many bans that are over are removed at once where there is no room."""
 PREFIX_SHARE: Final = 10
 """One in so many of all bans may be a prefix that a policy banned."""
 PAUSED_BY: Final = "outbound"
@@ -35,6 +37,10 @@ class StoredBans(Protocol):
 
     def __len__(self) -> int:
         """Return how many there are."""
+
+    @property
+    def prefixes(self) -> int:
+        """How many of them are of prefixes that policies banned."""
 
     def get(self, key: str) -> Ban | None:
         """Return the ban of exactly this key, whether or not it is over."""
@@ -51,32 +57,9 @@ class StoredBans(Protocol):
     def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
         """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
 
-    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
-        """Return whether fewer than `most` are in force. Those that are over are forgotten as far as need be."""
-
-
-class PrefixKeys(Protocol):
-    """The keys of prefixes that policies banned; some of these bans may be over. A set of text is one."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield each."""
-
-    def add(self, key: str, /) -> None:
-        """Add one."""
-
-    def intersection_update(self, keys: Iterable[str], /) -> None:
-        """Keep those of them that are among some keys."""
-
 
 class BanStorage(Protocol):
     """What a store remembers about bans, for `BanRules` to read and change."""
-
-    @property
-    def prefixes(self) -> PrefixKeys:
-        """The prefixes that policies banned."""
 
     @property
     def active_bans(self) -> StoredBans:
@@ -170,7 +153,7 @@ class BanRules:
         for ban in known.bans:
             other = bans.get(ban.key)
             if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
-                self.record(ban)
+                bans.add(ban)
         for policy, key, record in known.strike_records:
             strikes = self._storage.open_state(policy).strikes
             before = strikes.get(key)
@@ -178,12 +161,6 @@ class BanRules:
                 strikes.put(key, record)
             elif before.last_us <= record.last_us:
                 strikes.keep(key, record)
-
-    def record(self, ban: Ban) -> None:
-        """Put a ban in force that was made before, here or elsewhere."""
-        self._storage.active_bans.add(ban)
-        if ban.level and ban.by.endswith(PREFIX_NAME):
-            self._storage.prefixes.add(ban.key)
 
     def check_room(self, known: Bans) -> None:
         """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
@@ -249,24 +226,20 @@ class BanRules:
         return prolonged
 
     def _put(self, ban: Ban) -> None:
-        self.record(ban)
+        self._storage.active_bans.add(ban)
         self._storage.remember(BanChange("banned", ban, ban.wall_us, ban.by))
         self.events.append(banned(ban))
 
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
-        bans, prefixes = self._storage.active_bans, self._storage.prefixes
+        bans, share = self._storage.active_bans, self._most // PREFIX_SHARE
         bans.remove(key)  # the ban that it has is over, and the new one takes its place
-        has_room = bans.has_room(self._most, now_us, wall_us)
-        share = self._most // PREFIX_SHARE
-        if is_prefix and len(prefixes) >= share:
-            known = [bans.get(prefix) for prefix in prefixes]
-            in_force = {ban.key for ban in known if ban is not None and ban.level and not ban.is_over(now_us, wall_us)}
-            prefixes.intersection_update(in_force)
-        if has_room and (not is_prefix or len(prefixes) < share):
-            return True
-        self._say(bans_full(self._most, key, of_prefixes=is_prefix and has_room), "", now_us)
-        return False
+        is_left = True
+        while (is_full := len(bans) >= self._most or (is_prefix and bans.prefixes >= share)) and is_left:
+            is_left = bans.remove_expired(now_us, wall_us, STEP)
+        if is_full:
+            self._say(bans_full(self._most, key, of_prefixes=len(bans) < self._most), "", now_us)
+        return not is_full
 
     def _new_record(self, state: PolicyState, now_us: int) -> StrikeRecord:
         """Make a strike record, and room for it."""

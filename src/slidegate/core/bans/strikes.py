@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from ..limits import Identity
 from .policy import BanPolicy
 
 
@@ -74,14 +75,6 @@ class StrikeRecord:
     def copy(self) -> StrikeRecord:
         """Return a copy that further strikes leave as it is."""
         return StrikeRecord(self.level, self.last_us, self.until_us, list(self.strikes))
-
-    def is_over(self, policy: BanPolicy, now_us: int) -> bool:
-        """Tell whether there is nothing left to remember."""
-        return (
-            now_us >= self.until_us
-            and not self.level_at(policy.forgive_us, now_us)
-            and not self.weight_at(policy.after.window_us, now_us)
-        )
 
     def strike(self, policy: BanPolicy, now_us: int, weight: int, source: str = "") -> bool:
         """Count a strike; True if a ban is due. It is made by `ban`, or not at all, and then due again."""
@@ -138,25 +131,33 @@ class PolicyState:
     """What is remembered under one policy.
 
     Attributes:
-        policy: The policy; None until its first strike, where its strike records were loaded.
         strikes: The strike records of its keys.
-        made: The window of the bans that it made, see `core.ring`.
+        window_us: The window in which strikes ban; 0 until the first strike, where strike records were loaded.
+        forgive_us: The clean time that takes a level, likewise.
+        most: What the window of the bans that it made is known by.
+        made: That window, see `core.ring`.
     """
 
     def __init__(self, strikes: StrikeQueue) -> None:
-        self.policy: BanPolicy | None = None
         self.strikes = strikes
+        self.window_us = self.forgive_us = 0
+        self.most: Identity = 0, 0
         self.made = b""
 
     def follow(self, policy: BanPolicy) -> None:
         """Go on under a policy that may have changed; one with another window counts its bans anew."""
-        if self.policy is not None and self.policy.most.same_window != policy.most.same_window:
-            self.made = b""
-        self.policy = policy
+        if self.most != policy.most.same_window:
+            self.most, self.made = policy.most.same_window, b""
+        self.window_us, self.forgive_us = policy.after.window_us, policy.forgive_us
 
     def is_over(self, record: StrikeRecord, now_us: int) -> bool:
         """Tell whether a strike record has nothing left to remember."""
-        return self.policy is not None and record.is_over(self.policy, now_us)
+        return (
+            self.window_us > 0
+            and now_us >= record.until_us
+            and not record.level_at(self.forgive_us, now_us)
+            and not record.weight_at(self.window_us, now_us)
+        )
 
 
 class StoredRecord(NamedTuple):
@@ -204,12 +205,10 @@ def stored_records(states: Mapping[str, PolicyState], keys: Iterable[str]) -> li
     """
     asked, found = list(keys), []
     for name, state in states.items():
-        policy = state.policy
-        window_us, forgive_us = (0, 0) if policy is None else (policy.after.window_us, policy.forgive_us)
         for key in asked:
             record = state.strikes.get(key)
             if record is not None:
-                found.append(StoredRecord(name, key, record.copy(), window_us, forgive_us))
+                found.append(StoredRecord(name, key, record.copy(), state.window_us, state.forgive_us))
     return found
 
 

@@ -1,20 +1,19 @@
 """Bans, strikes and levels as rows of an LMDB environment, as the rules of `core.bans.rules` read and change them.
 
-    bans        key                       record of the ban
+    bans        key                       record of the change that made it
     networks    version, length, bits     the key of a ban that is a network
     ban_ends    clock, end, key           nothing: the index of ends, in the store's time and in Unix time
-    prefixes    key                       nothing: the networks that policies banned
     history     number                    record of a change
-    standings   policy NUL key            place in the queue, then the strike record as JSON
-    struck      policy NUL place          key: the one that was struck longest ago comes first
-    policies    policy                    JSON: a few numbers of it, how many records it has, the ring of its bans
+    standings   policy NUL key            number of the last strike, then the strike record as JSON
+    struck      policy NUL number         key: the one that was struck longest ago comes first
+    policies    policy                    JSON: its spans, how many strike records it has, the ring of its bans
     meta        "bans"                    how many bans of each length of network there are, and of other keys
 
 So an address is looked up with one question for each length that is in use, and where nobody is banned with none.
 
 A *record* can be found again in a file whose pages nobody can follow any more::
 
-    mark (4 bytes)   version   kind   number (uint64)   length (uint16)   CRC-32 of what follows   JSON
+    mark (4 bytes)   length (uint16)   CRC-32 of what follows   JSON: number, kind, ban, time, author
 
 Numbers go up with every change, so the newest record of a key says whether it is banned.
 """
@@ -23,15 +22,12 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from struct import Struct
-from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 from ...core.addresses import BITS
@@ -39,42 +35,20 @@ from ...core.bans.ban import Ban, BanChange, BanSubject, network_place
 from ...core.bans.rules import MAX_HISTORY
 from ...core.bans.strikes import PolicyState, Strike, StrikeRecord
 from ...core.decision import Check
-from ...core.limits import Limit
 from .layout import BAN_NUMBER, CENSUS, Databases
 
-RECORD_VERSION: Final = 1
-BANNED: Final = 1
-UNBANNED: Final = 2
-KEPT: Final = 3
-"""A ban as it stands in `bans`, which is no entry of the history."""
 STEP: Final = 200
 """How many rows are read at once: an event loop waits for them, a millisecond or two."""
 
-_KINDS: Final = {"banned": BANNED, "unbanned": UNBANNED}
-_MARK: Final = b"\xb5SGB"
-_RECORD: Final = Struct("=4sBBQHI")
+_MARK: Final = b"\xb5SG2"
+_RECORD: Final = Struct("=4sHI")
 _NUMBER: Final = Struct(">Q")
 _COUNTED: Final = Struct(">BBI")
+_OTHER_KEYS: Final = 0, 0
+_PREFIXES: Final = 1, 0
+"""Among the counts, those of bans that are no network, and once more of those that policies made of prefixes."""
 _CLOCKS: Final = b"s", b"u"
 _END_BYTES: Final = 1 + _NUMBER.size
-_LONGEST_ROW: Final = 256
-_WITHOUT_SLASH: Final = frozenset((32, 64, 128))
-"""Lengths of the networks that a bare address may mean."""
-_SWEEP_STEP: Final = 64
-
-
-class Record(NamedTuple):
-    """A record: its kind, its number, the ban, and the time and the author of the change."""
-
-    kind: int
-    number: int
-    ban: Ban
-    wall_us: int
-    by: str
-
-    def change(self) -> BanChange:
-        """Return the record as an entry of the history."""
-        return BanChange("unbanned" if self.kind == UNBANNED else "banned", self.ban, self.wall_us, self.by)
 
 
 class BanRows:
@@ -86,6 +60,11 @@ class BanRows:
 
     def __len__(self) -> int:
         return int(self._txn.stat(self._dbs.bans)["entries"])
+
+    @property
+    def prefixes(self) -> int:
+        """How many of them are of prefixes that policies banned."""
+        return self._counts().get(_PREFIXES, 0)
 
     def get(self, key: str) -> Ban | None:
         """Return the ban of exactly this key, whether or not it is over."""
@@ -99,7 +78,7 @@ class BanRows:
         place = network_place(ban.key)
         if place is not None:
             self._txn.put(_network(place), row, db=self._dbs.networks)
-        self._count(place, 1)
+        self._count(ban, place, 1)
 
     def remove(self, key: str) -> Ban | None:
         """Take a ban out, and return it."""
@@ -108,13 +87,12 @@ class BanRows:
         if ban is None:
             return None
         self._txn.delete(row, b"", self._dbs.bans)
-        self._txn.delete(row, b"", self._dbs.prefixes)
         for end in _ends(row, ban):
             self._txn.delete(end, b"", self._dbs.ban_ends)
         place = network_place(key)
         if place is not None:
             self._txn.delete(_network(place), b"", self._dbs.networks)
-        self._count(place, -1)
+        self._count(ban, place, -1)
         return ban
 
     def prolong(self, ban: Ban, now_us: int) -> Ban:
@@ -146,17 +124,10 @@ class BanRows:
                         self.remove(ban.key)
         return left
 
-    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
-        """Return whether fewer than `most` bans are in force. Those that are over are deleted as far as need be."""
-        while len(self) >= most and self.remove_expired(now_us, wall_us, _SWEEP_STEP):
-            pass
-        return len(self) < most
-
     def remember(self, change: BanChange) -> None:
         """Add an entry to the history, and delete the oldest one beyond `MAX_HISTORY`."""
-        number = self._next_number()
-        packed = _record(_KINDS[change.kind], number, change.ban, change.wall_us, change.by)
-        self._txn.put(_NUMBER.pack(number), packed, db=self._dbs.history)
+        number = _next_number(self._txn, self._dbs)
+        self._txn.put(_NUMBER.pack(number), _pack_change(number, change), db=self._dbs.history)
         if self._txn.stat(self._dbs.history)["entries"] > MAX_HISTORY:
             with self._txn.cursor(self._dbs.history) as cursor:
                 cursor.first()
@@ -164,57 +135,29 @@ class BanRows:
 
     def _at(self, row: bytes) -> Ban | None:
         packed = self._txn.get(row, None, self._dbs.bans)
-        record = None if packed is None else read_record(packed)
-        return None if record is None else record.ban
+        change = None if packed is None else read_change(packed)
+        return None if change is None else change.ban
 
     def _write(self, row: bytes, ban: Ban) -> None:
-        packed = _record(KEPT, self._next_number(), ban, ban.wall_us, ban.by)
-        self._txn.put(row, packed, db=self._dbs.bans)
+        change = BanChange("banned", ban, ban.wall_us, ban.by)
+        self._txn.put(row, _pack_change(_next_number(self._txn, self._dbs), change), db=self._dbs.bans)
         for end in _ends(row, ban):
             self._txn.put(end, b"", db=self._dbs.ban_ends)
 
-    def _count(self, place: tuple[int, int, bytes] | None, more: int) -> None:
-        """Count the bans of a length of network, or of other keys."""
+    def _counts(self) -> dict[tuple[int, int], int]:
         census = self._txn.get(CENSUS, None, self._dbs.meta) or b""
-        counts = {(version, prefix): count for version, prefix, count in _COUNTED.iter_unpack(census)}
-        kind = (0, 0) if place is None else place[:2]
-        counts[kind] = counts.get(kind, 0) + more
+        return {(version, prefix): count for version, prefix, count in _COUNTED.iter_unpack(census)}
+
+    def _count(self, ban: Ban, place: tuple[int, int, bytes] | None, more: int) -> None:
+        """Count a ban more or less, by its length of network."""
+        counts = self._counts()
+        for kind in (_OTHER_KEYS if place is None else place[:2], *([_PREFIXES] if ban.is_prefix else [])):
+            counts[kind] = counts.get(kind, 0) + more
         census = b"".join(_COUNTED.pack(*kind, count) for kind, count in counts.items() if count)
         if census:
             self._txn.put(CENSUS, census, db=self._dbs.meta)
         else:
             self._txn.delete(CENSUS, b"", self._dbs.meta)
-
-    def _next_number(self) -> int:
-        packed = self._txn.get(BAN_NUMBER, None, self._dbs.meta)
-        number = 1 if packed is None else int(_NUMBER.unpack(packed)[0]) + 1
-        self._txn.put(BAN_NUMBER, _NUMBER.pack(number), db=self._dbs.meta)
-        return number
-
-
-class PrefixRows:
-    """The networks that policies banned; some of these bans may be over."""
-
-    def __init__(self, txn: Any, dbs: Databases) -> None:
-        self._txn = txn
-        self._dbs = dbs
-
-    def __len__(self) -> int:
-        return int(self._txn.stat(self._dbs.prefixes)["entries"])
-
-    def __iter__(self) -> Iterator[str]:
-        with self._txn.cursor(self._dbs.prefixes) as cursor:
-            yield from map(text_of, cursor.iternext(values=False))
-
-    def add(self, key: str) -> None:
-        """Add a network; it goes with its ban."""
-        self._txn.put(row_of(key), b"", db=self._dbs.prefixes)
-
-    def intersection_update(self, keys: Iterable[str]) -> None:
-        """Keep only some of the networks."""
-        kept = set(keys)
-        for key in [key for key in self if key not in kept]:
-            self._txn.delete(row_of(key), b"", self._dbs.prefixes)
 
 
 class StrikeQueueRows:
@@ -248,7 +191,7 @@ class StrikeQueueRows:
 
     def put(self, key: str, record: StrikeRecord) -> None:
         """Record the strike record of a key that has none, at the end of the queue."""
-        place = _NUMBER.pack(self._next_place())
+        place = _NUMBER.pack(_next_number(self._txn, self._dbs))
         self._txn.put(self._queue + place, key.encode("utf-8", "surrogatepass"), db=self._dbs.struck)
         self._txn.put(row_of(self._policy, key), place + _pack_record(record), db=self._dbs.standings)
         self._count += 1
@@ -268,14 +211,6 @@ class StrikeQueueRows:
         self._count -= 1
         return _unpack_record(row)
 
-    def _next_place(self) -> int:
-        with self._txn.cursor(self._dbs.struck) as cursor:
-            # The last place of this policy stands before the first row behind all of its places.
-            behind = cursor.set_range(self._queue + b"\xff" * (_NUMBER.size + 1))
-            if (cursor.prev() if behind else cursor.last()) and cursor.key().startswith(self._queue):
-                return int(_NUMBER.unpack(cursor.key()[-_NUMBER.size :])[0]) + 1
-        return 0
-
 
 class PolicyStateRow(PolicyState):
     """The strike records under one policy, and the window of its bans."""
@@ -283,25 +218,16 @@ class PolicyStateRow(PolicyState):
     strikes: StrikeQueueRows
 
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
-        known, count, made = (None, 0, "") if row is None else json.loads(row)
+        values = (0, 0, (0, 0), 0, "") if row is None else json.loads(row)
+        window_us, forgive_us, most, count, made = values
         super().__init__(StrikeQueueRows(txn, dbs, name, count))
+        self.window_us, self.forgive_us, self.most, self.made = window_us, forgive_us, tuple(most), bytes.fromhex(made)
         self.row = row
-        self.made = bytes.fromhex(made)
-        if known is not None:
-            after_us, forgive_us, amount, window_us, resolution = known
-            most = Limit(amount, timedelta(microseconds=window_us), resolution=resolution)
-            # The rules ask for no more than this of a policy that this process has not met yet.
-            self.policy = SimpleNamespace(  # type: ignore[assignment]
-                after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
-            )
 
     def packed(self) -> bytes:
         """Return the row to write."""
-        policy, known = self.policy, None
-        if policy is not None:
-            most = policy.most
-            known = policy.after.window_us, policy.forgive_us, most.amount, most.window_us, most.resolution
-        return json.dumps([known, len(self.strikes), self.made.hex()]).encode()
+        values = (self.window_us, self.forgive_us, self.most, len(self.strikes), self.made.hex())
+        return json.dumps(values).encode()
 
 
 class LmdbBanStorage:
@@ -312,7 +238,6 @@ class LmdbBanStorage:
         self._dbs = dbs
         self._states: dict[str, PolicyStateRow] = {}
         self.active_bans = BanRows(txn, dbs)
-        self.prefixes = PrefixRows(txn, dbs)
 
     def state(self, policy: str) -> PolicyStateRow | None:
         """Return the state of a policy; None if there is none."""
@@ -357,26 +282,24 @@ class LmdbBanStorage:
                 self._txn.put(row_of(name), packed, db=self._dbs.policies)
 
 
-def bans_of(
-    txn: Any, dbs: Databases, census: bytes, checks: Sequence[Check], subjects: Sequence[BanSubject]
-) -> list[Ban]:
+def bans_of(txn: Any, dbs: Databases, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
     """Return the bans of a demand, also those that are over, one perhaps more than once."""
-    get, networks = txn.get, dbs.networks
-    has_names, lengths = _read_census(census)
-    rows = [row_of(key) for _, key, _ in checks if has_names or "/" in key]
+    get = txn.get
+    census = get(CENSUS, None, dbs.meta)
+    if census is None:
+        return []  # most requests end here
+    rows = [row_of(key) for _, key, _ in checks]
     for one in subjects:
         if isinstance(one, str):
             rows.append(row_of(one))
             continue
         version, value = one
-        for head, shift in lengths[version]:
-            row = get(head + (value >> shift).to_bytes(16, "big"), None, networks)
+        for head, shift in _lengths(census)[version]:
+            row = get(head + (value >> shift).to_bytes(16, "big"), None, dbs.networks)
             if row is not None:
                 rows.append(row)
-    if not rows:
-        return []  # most requests end here
-    records = [read_record(packed) for row in rows if (packed := get(row, None, dbs.bans)) is not None]
-    return [record.ban for record in records if record is not None]
+    changes = [read_change(packed) for row in rows if (packed := get(row, None, dbs.bans)) is not None]
+    return [change.ban for change in changes if change is not None]
 
 
 def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
@@ -390,32 +313,41 @@ def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], byt
 
 def salvage(path: Path) -> list[Ban]:
     """Return the bans whose records can be found in a damaged file, except those that were lifted since."""
-    newest: dict[str, Record] = {}
+    newest: dict[str, tuple[int, BanChange]] = {}
     with path.open("rb") as file:
         if not path.stat().st_size:
             return []
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
             at = pages.find(_MARK)
             while at >= 0:
-                record = read_record(pages[at : at + _RECORD.size + 0xFFFF])
-                if record is not None and (
-                    record.ban.key not in newest or newest[record.ban.key].number <= record.number
-                ):
-                    newest[record.ban.key] = record
+                record = _read_record(pages[at : at + _RECORD.size + 0xFFFF])
+                if record is not None:
+                    key = record[1].ban.key
+                    newest[key] = max(newest.get(key, record), record, key=lambda one: one[0])
                 at = pages.find(_MARK, at + 1)
-    return [record.ban for record in newest.values() if record.kind != UNBANNED]
+    return [change.ban for _, change in newest.values() if change.kind == "banned"]
 
 
-def read_record(packed: bytes) -> Record | None:
-    """Read a record; None if there is none, or if it is damaged."""
+def read_change(packed: bytes) -> BanChange | None:
+    """Return the change of a record; None if there is none, or if it is damaged."""
+    record = _read_record(packed)
+    return None if record is None else record[1]
+
+
+def _read_record(packed: bytes) -> tuple[int, BanChange] | None:
     if len(packed) < _RECORD.size:
         return None
-    mark, version, kind, number, length, checksum = _RECORD.unpack_from(packed)
+    mark, length, checksum = _RECORD.unpack_from(packed)
     body = packed[_RECORD.size : _RECORD.size + length]
-    if mark != _MARK or version != RECORD_VERSION or len(body) < length or crc32(body) != checksum:
+    if mark != _MARK or len(body) < length or crc32(body) != checksum:
         return None
-    fields, wall_us, by = json.loads(body)
-    return Record(kind, number, Ban(*fields), wall_us, by)
+    number, kind, fields, wall_us, by = json.loads(body)
+    return number, BanChange(kind, Ban(*fields), wall_us, by)
+
+
+def _pack_change(number: int, change: BanChange) -> bytes:
+    body = json.dumps([number, *change], separators=(",", ":")).encode()
+    return _RECORD.pack(_MARK, len(body), crc32(body)) + body
 
 
 def policy_of(row: bytes) -> str:
@@ -423,14 +355,13 @@ def policy_of(row: bytes) -> str:
     return text_of(row[: -_NUMBER.size - 1])
 
 
-def row_of(*parts: str) -> bytes:
-    """Return the key of a row: some names with NUL between them. The end of a long one becomes a digest."""
-    text = "\0".join(parts)
+def row_of(*names: str) -> bytes:
+    """Return the key of a row: some names with NUL between them."""
+    text = "\0".join(names)
     try:
-        row = text.encode()
+        return text.encode()
     except UnicodeEncodeError:  # every hit comes here, and to ask for "surrogatepass" takes longer
-        row = text.encode("utf-8", "surrogatepass")
-    return row if len(row) <= _LONGEST_ROW else row[:_LONGEST_ROW] + blake2b(row, digest_size=32).digest()
+        return text.encode("utf-8", "surrogatepass")
 
 
 def text_of(row: bytes) -> str:
@@ -439,17 +370,23 @@ def text_of(row: bytes) -> str:
 
 
 @lru_cache(maxsize=16)
-def _read_census(census: bytes) -> tuple[bool, dict[int, list[tuple[bytes, int]]]]:
-    """Return whether a key without a slash may be banned, and for the lengths of networks in use how rows are found.
+def _lengths(census: bytes) -> dict[int, list[tuple[bytes, int]]]:
+    """Return how the rows of networks are found, for each version and length in use.
 
-    That is the beginning of the row and how many bits of an address to drop, by version.
+    That is the beginning of the row, and how many bits of an address to drop.
     """
-    has_names, found = False, dict[int, list[tuple[bytes, int]]]({4: [], 6: []})
+    found: dict[int, list[tuple[bytes, int]]] = {4: [], 6: []}
     for version, prefix, _ in _COUNTED.iter_unpack(census):
-        has_names = has_names or not version or prefix in _WITHOUT_SLASH
-        if version:
+        if version in found:
             found[version].append((bytes((version, prefix)), BITS[version] - prefix))
-    return has_names, found
+    return found
+
+
+def _next_number(txn: Any, dbs: Databases) -> int:
+    packed = txn.get(BAN_NUMBER, None, dbs.meta)
+    number = 1 if packed is None else int(_NUMBER.unpack(packed)[0]) + 1
+    txn.put(BAN_NUMBER, _NUMBER.pack(number), db=dbs.meta)
+    return number
 
 
 def _network(place: tuple[int, int, bytes]) -> bytes:
@@ -464,11 +401,6 @@ def _ends(row: bytes, ban: Ban) -> list[bytes]:
         return []
     moments = ban.ends_us, ban.wall_us + ban.ends_us - ban.made_us
     return [clock + _NUMBER.pack(max(end_us, 0)) + row for clock, end_us in zip(_CLOCKS, moments, strict=True)]
-
-
-def _record(kind: int, number: int, ban: Ban, wall_us: int, by: str) -> bytes:
-    body = json.dumps([list(ban), wall_us, by], separators=(",", ":")).encode()
-    return _RECORD.pack(_MARK, RECORD_VERSION, kind, number, len(body), crc32(body)) + body
 
 
 def _pack_record(record: StrikeRecord) -> bytes:

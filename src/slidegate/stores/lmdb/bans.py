@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanChange, BanSubject, longest
 from ...core.bans.policy import BanPolicy
@@ -26,7 +25,7 @@ from ...core.errors import StoreError
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
-from .ban_rows import LmdbBanStorage, bans_of, part, policy_of, read_record, salvage, text_of
+from .ban_rows import LmdbBanStorage, bans_of, part, policy_of, read_change, salvage, text_of
 from .batching import PAUSE_S, Batcher, Job
 from .layout import CENSUS
 from .transaction import Transactions
@@ -70,10 +69,7 @@ class LmdbBans(BanStore):
         self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> tuple[BanRefusal | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
-        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-        if census is None:
-            return None, False
-        bans = bans_of(transaction.txn, transaction.dbs, census, checks, subjects)
+        bans = bans_of(transaction.txn, transaction.dbs, checks, subjects)
         if not bans:
             return None, False
         moments = self._moments()
@@ -83,7 +79,7 @@ class LmdbBans(BanStore):
 
     def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
-        bans = self._bans_of(refusal.checks, subjects, transaction)
+        bans = bans_of(transaction.txn, transaction.dbs, refusal.checks, subjects)
         moments = self._moments()
         prolonged = self._work(lambda rules: rules.judge(bans, refusal.checks, *moments, prolong=True), transaction)
         return refusal if prolonged is None else prolonged
@@ -96,17 +92,21 @@ class LmdbBans(BanStore):
 
     def rescue(self, path: Path, transaction: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
+        moments = self._moments()
         try:
-            found = salvage(path)
+            found = [_redated(ban, *moments) for ban in salvage(path)]
         except OSError:
             return 0
-        return self._work(partial(self._take_over, found), transaction)
+        known = [ban for ban in found if not ban.is_over(*moments)]
+        self._take_over(Bans(known, []), transaction)
+        return len(known)
 
     # -- for everybody ------------------------------------------------------------------------------------------------
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
-        bans, moments = self._transactions.read(partial(self._bans_of, (), subjects)), self._moments()
+        bans = self._transactions.read(lambda transaction: bans_of(transaction.txn, transaction.dbs, (), subjects))
+        moments = self._moments()
         return longest(ban for ban in bans if not ban.is_over(*moments))
 
     def strike(
@@ -129,14 +129,7 @@ class LmdbBans(BanStore):
         They are written a part at a time, with pauses in which other processes write. Where the store fails half way, a
         note of the error says how far this came, and the same rows again bring the rest.
         """
-        known = from_rows(rows, *self._moments())
-        if _on_asyncio():
-            return self._load_in_turns(known)
-        for done, job in self._load_jobs(known):
-            with _telling(done, known):
-                self._batcher.wait(job)
-            time.sleep(LOAD_PAUSE_S)
-        return len(known.bans)
+        return _answer(self._load(from_rows(rows, *self._moments())))
 
     def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. This changes nothing."""
@@ -155,56 +148,52 @@ class LmdbBans(BanStore):
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _gathered(self._parts("bans", self._active_of))
+        return _answer(_gather(self.active_parts()))
 
     def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
         """Yield the bans in force, a part at a time: no more are held than a part has."""
-        return _in_turns(self._parts("bans", self._active_of))
+        return self._parts("bans", self._active_of)
 
     def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
-        return _gathered(self._parts("history", _changes_of))
+        return _answer(_gather(self._parts("history", _changes_of)))
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return all bans, strikes and levels, as `core.bans.rows` writes them."""
-        return _gathered(self._dumped())
+        return _answer(_gather(self.dump_parts()))
 
-    def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
+    async def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
         """Yield what `dump` returns, a part at a time."""
-        return _in_turns(self._dumped())
+        moments = self._moments()
+        yield list(to_rows(Bans([], []), *moments))
+        async for bans in self.active_parts():
+            yield list(to_rows(Bans(list(bans), []), *moments))[1:]
+        async for records in self._parts("struck", self._records_of):
+            yield list(to_rows(Bans([], list(records)), *moments))[1:]
 
-    def _dumped(self) -> Iterator[Sequence[Row]]:
-        now_us, wall_us = self._moments()
-        head, *_ = to_rows(Bans([], []), now_us, wall_us)
-        yield [head]
-        for bans in self._parts("bans", self._active_of):
-            yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
-        for strike_records in self._parts("struck", self._records_of):
-            yield list(to_rows(Bans([], list(strike_records)), now_us, wall_us))[1:]
-
-    def _parts(
+    async def _parts(
         self, name: str, read: Callable[[LmdbBanStorage, Sequence[tuple[bytes, bytes]]], Sequence[T]]
-    ) -> Iterator[Sequence[T]]:
+    ) -> AsyncIterator[Sequence[T]]:
         """Yield the rows of a database as `read` reads them, a part at a time, each in a transaction of its own."""
+
+        def look(transaction: Transaction) -> tuple[Sequence[T], bytes | None]:
+            rows, following = part(transaction.txn, getattr(transaction.dbs, name), row or b"")
+            return read(LmdbBanStorage(transaction.txn, transaction.dbs), rows), following
+
         row: bytes | None = b""
         while row is not None:
-
-            def look(transaction: Transaction, first: bytes = row) -> tuple[Sequence[T], bytes | None]:
-                rows, following = part(transaction.txn, getattr(transaction.dbs, name), first)
-                return read(LmdbBanStorage(transaction.txn, transaction.dbs), rows), following
-
             found, row = self._transactions.read(look)
             yield found
+            await asyncio.sleep(0)
 
     def _active_of(self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
         moments = self._moments()
-        found = [record.ban for record in (read_record(packed) for _, packed in rows) if record is not None]
-        return [ban for ban in found if not ban.is_over(*moments)]
+        return [change.ban for change in _changes_of(storage, rows) if not change.ban.is_over(*moments)]
 
     def _records_of(
         self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[str, str, StrikeRecord]]:
-        """Return (policy, key, record) for some rows of `struck`, without strike records that are over."""
+        """Return (policy, key, record) for some rows of `struck`, without records that are over."""
         (now_us, _), found = self._moments(), []
         for row, packed in rows:
             policy, key = policy_of(row), text_of(packed)
@@ -214,48 +203,34 @@ class LmdbBans(BanStore):
                 found.append((policy, key, record))
         return found
 
-    def _take_over(self, found: Sequence[Ban], rules: BanRules) -> int:
-        """Record bans of another environment; return how many are still in force."""
-        now_us, wall_us = self._moments()
-        taken = 0
-        for ban in found:
-            made_us = now_us - max(wall_us - ban.wall_us, 0)
-            ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
-            known = ban._replace(made_us=made_us, ends_us=ends_us)
-            if not known.is_over(now_us, wall_us):
-                rules.record(known)
-                taken += 1
-        return taken
-
-    async def _load_in_turns(self, known: Bans) -> int:
-        for done, job in self._load_jobs(known):
-            with _telling(done, known):
-                answer = self._batcher.run(job)
-                if isawaitable(answer):
-                    await answer
-            await asyncio.sleep(LOAD_PAUSE_S)
-        return len(known.bans)
-
-    def _load_jobs(self, known: Bans) -> Iterator[tuple[int, Job]]:
-        """Yield the jobs that take bans and strike records over, each with how many bans are taken over before it."""
-        bans, strike_records = known
+    async def _load(self, known: Bans) -> int:
+        bans, records = known
         if self.count() + len(bans) > self._most:
             for _ in range(0, self.count(), LOAD_STEP):
-                yield 0, lambda transaction: self.sweep(transaction, LOAD_STEP)
+                await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP))
         self._transactions.read(
             lambda transaction: BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._most).check_room(known)
         )
-        for at in range(0, len(bans), LOAD_STEP):
-            yield at, self._taking_over(Bans(bans[at : at + LOAD_STEP], []))
-        for at in range(0, len(strike_records), LOAD_STEP):
-            yield len(bans), self._taking_over(Bans([], strike_records[at : at + LOAD_STEP]))
+        parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
+        parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
+        done = 0
+        for some in parts:
+            try:
+                await self._run(partial(self._take_over, some))
+            except StoreError as error:
+                error.add_note(f"{done} of {len(bans)} bans were taken over")
+                raise
+            done += len(some.bans)
+            await _pause(LOAD_PAUSE_S)
+        return len(bans)
 
-    def _taking_over(self, some: Bans) -> Job:
-        return partial(self._work, lambda rules: rules.take_over(some, *self._moments()))
+    async def _run(self, job: Job) -> None:
+        answer = self._batcher.run(job)
+        if isawaitable(answer):
+            await answer
 
-    def _bans_of(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> list[Ban]:
-        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-        return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, subjects)
+    def _take_over(self, some: Bans, transaction: Transaction) -> None:
+        self._work(lambda rules: rules.take_over(some, *self._moments()), transaction)
 
     def _write(self, do: Callable[[BanRules], T]) -> T | Awaitable[T]:
         return self._batcher.run(partial(self._work, do))
@@ -275,17 +250,8 @@ class LmdbBans(BanStore):
 
 
 def _changes_of(storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> list[BanChange]:
-    return [record.change() for record in (read_record(packed) for _, packed in rows) if record is not None]
-
-
-@contextmanager
-def _telling(done: int, known: Bans) -> Iterator[None]:
-    """Let an error say how many bans were taken over before it."""
-    try:
-        yield
-    except StoreError as error:
-        error.add_note(f"{done} of {len(known.bans)} bans were taken over")
-        raise
+    changes = (read_change(packed) for _, packed in rows)
+    return [change for change in changes if change is not None]
 
 
 def _on_asyncio() -> bool:
@@ -296,16 +262,31 @@ def _on_asyncio() -> bool:
     return True
 
 
-def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
-    """Return the items of all parts; on a running event loop, an awaitable that lets the loop turn between parts."""
-    return _paced(parts) if _on_asyncio() else [one for items in parts for one in items]
+def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+    """Return what work in parts comes to; on an event loop an awaitable of it, and the loop turns between the parts."""
+    if _on_asyncio():
+        return work
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as ended:
+        answer: T = ended.value
+        return answer
 
 
-async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:
-    return [one async for items in _in_turns(parts) for one in items]
+async def _gather(parts: AsyncIterator[Sequence[T]]) -> list[T]:
+    return [one async for items in parts for one in items]
 
 
-async def _in_turns(parts: Iterator[Sequence[T]]) -> AsyncIterator[Sequence[T]]:
-    for items in parts:
-        yield items
-        await asyncio.sleep(0)
+def _pause(span_s: float) -> Awaitable[None]:
+    if _on_asyncio():
+        return asyncio.sleep(span_s)
+    time.sleep(span_s)
+    return asyncio.sleep(0)
+
+
+def _redated(ban: Ban, now_us: int, wall_us: int) -> Ban:
+    """Return a ban of another environment in the time of this one, by the clock of the system."""
+    made_us = now_us - max(wall_us - ban.wall_us, 0)
+    ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
+    return ban._replace(made_us=made_us, ends_us=ends_us)

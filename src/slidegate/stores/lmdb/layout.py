@@ -28,7 +28,7 @@ RESET: Final = b"reset"
 CENSUS: Final = b"bans"
 """Under it stands how many bans of each kind there are; nothing where nobody is banned."""
 BAN_NUMBER: Final = b"ban_number"
-"""Under it stands the number of the last change of bans."""
+"""Under it stands the number of the last change of bans, or strike."""
 
 WINDOW: Final = b"w"
 CELL: Final = b"c"
@@ -44,7 +44,6 @@ class Databases(NamedTuple):
     bans: Any
     networks: Any
     ban_ends: Any
-    prefixes: Any
     history: Any
     windows: Any
     cells: Any

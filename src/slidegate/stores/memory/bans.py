@@ -84,7 +84,6 @@ class MemoryBanStorage:
 
     def __init__(self) -> None:
         self.active_bans = ActiveBans()
-        self.prefixes: set[str] = set()
         self.by_policy: dict[str, PolicyState] = {}
         self._history: deque[tuple[str, int, str, Held]] = deque(maxlen=MAX_HISTORY)
 
@@ -111,7 +110,6 @@ class MemoryBanStorage:
         """Forget all bans, strike records and changes."""
         for key in list(self.active_bans.by_key):
             self.active_bans.remove(key)
-        self.prefixes.clear()
         self.by_policy.clear()
         self._history.clear()
 
