@@ -10,7 +10,8 @@ from pathlib import Path
 
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.logs import AccessLogs
-from slidegate.simulation.replay import Clients, Replay
+from slidegate.simulation.clients import Clients
+from slidegate.simulation.replay import Replay
 from slidegate.simulation.report import Simulated
 
 from .access_logs import SAMPLE, written

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 import click
 
 from slidegate.cli.exits import NotFound
-from slidegate.cli.output import Output, with_output
+from slidegate.cli.report import Reporter, Table, with_report
 from slidegate.core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 
 HOSTILE = "a\x1b[2J\x9b31m\u202eb\nc"
@@ -31,16 +30,11 @@ ENDS: dict[str, BaseException] = {
 @click.command()
 @click.argument("end", required=False)
 @click.option("--rows", type=click.IntRange(0), default=0)
-@with_output()
-def sample(out: Output, end: str | None, rows: int) -> None:
-    """Write rows, and end."""
+@with_report("json", "csv")
+def sample(out: Reporter, end: str | None, rows: int) -> Table:
+    """Write rows, or end."""
     out.note("working")
-    if rows:
-        out.rows(["number", "agent"], numbered(rows))
     if end is not None:
         raise ENDS[end]
-
-
-def numbered(rows: int) -> Iterator[tuple[int, str]]:
-    for number in range(rows):
-        yield number, f"{HOSTILE} größe {'x' * (number % 7)}"
+    numbered = [{"number": number, "agent": f"{HOSTILE} größe {'x' * (number % 7)}"} for number in range(rows)]
+    return Table(("number", "agent"), numbered)

@@ -14,7 +14,6 @@ import lmdb
 import pytest
 
 from slidegate import BanPolicy, Limiter, header
-from slidegate.cli.bans import FORMS_OUT
 
 from ..redis_servers import REDIS, RedisServer, needs_redis
 from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
@@ -36,7 +35,7 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert run("bans", "list", "--store", url, "--format", "json") == 0
     (ban,) = lines(capsys)
-    assert (ban["key"], ban["reason"], ban["by"], ban["level"]) == ("203.0.113.7", "scan", "ann", 0)
+    assert (ban["target"], ban["reason"], ban["policy"], ban["level"]) == ("203.0.113.7", "scan", "ann", 0)
 
     async def refused(limiter: Limiter) -> bool:
         return not await limiter.hit("203.0.113.7", "5/minute")
@@ -47,7 +46,7 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     assert run("bans", "remove", "203.0.113.7", "--store", url) == 1
     capsys.readouterr()
     assert run("bans", "history", "203.0.113.7", "--store", url, "--format", "json") == 0
-    assert [change["change"] for change in lines(capsys)] == ["banned", "unbanned"]
+    assert [change["kind"] for change in lines(capsys)] == ["banned", "unbanned"]
     assert run("bans", "history", "198.51.100.1", "--store", url, "--format", "json") == 0
     assert lines(capsys) == []
 
@@ -56,8 +55,8 @@ def test_the_value_of_a_header_bans_whoever_sends_it(url: str, capsys: pytest.Ca
     words = ("bans", "add", "header:X-API-Key", "--value", "k123", "--for", "permanent")
     assert run(*words, "--store", url, "--format", "json") == 0
     (ban,) = lines(capsys)
-    assert ban["until"] is None
-    assert "k123" not in ban["key"]
+    assert ban["until_at"] is None
+    assert "k123" not in ban["target"]
 
     async def banned(limiter: Limiter) -> bool:
         return await limiter.banned(header("X-API-Key").of("k123")) is not None
@@ -73,7 +72,7 @@ def test_a_network_that_refuses_an_address_is_named_where_the_address_has_no_ban
     assert "203.0.113.0/24 is banned" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("span", ["-5m", "1e400s", "5", "5 m", "99999999999d", "401d", "0", "0s", "", "1h 5m", "٣h"])
+@pytest.mark.parametrize("span", ["-5m", "1e400s", "5", "99999999999d", "401d", "0", "0s", "", "1h 5m", "٣h"])
 def test_a_span_that_cannot_be_one_is_refused_with_the_forms(
     span: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,13 +228,13 @@ def test_a_server_that_is_away_is_named(capsys: pytest.CaptureFixture[str]) -> N
 def test_all_bans_are_listed_once_and_filters_choose(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     fill(url, lambda limiter: ban_many(limiter, 1_500))
     assert run("bans", "list", "--store", url, "--format", "json") == 0
-    keys = [ban["key"] for ban in lines(capsys)]
+    keys = [ban["target"] for ban in lines(capsys)]
     assert len(keys) == len(set(keys)) == 1_500
     assert set(keys) == fill(url, keys_of)
     assert run("bans", "list", "--store", url, "--format", "csv", "--policy", "abuse", "--match", "SCAN 3") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == len([place for place in range(1_500) if not place % 2 and place % 7 == 3])
-    assert {(row["by"], row["reason"]) for row in rows} == {("abuse", "scan 3")}
+    assert {(row["policy"], row["reason"]) for row in rows} == {("abuse", "scan 3")}
     assert run("bans", "list", "--store", url, "--match", "10.0.1.") == 0
     assert "10.0.1.2" in capsys.readouterr().out
 
@@ -248,7 +247,7 @@ def test_a_reader_that_leaves_ends_the_list_quietly(tmp_path: Path) -> None:
     with hanging_ends(process):
         assert process.stdout is not None
         assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["key"]
+        assert json.loads(process.stdout.readline())["target"]
         process.stdout.close()
         said = process.stderr.read()
     assert process.returncode in (0, 141)
@@ -276,7 +275,7 @@ def test_an_interrupted_list_leaves_no_reader_in_the_file(tmp_path: Path) -> Non
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS_OUT)
+@pytest.mark.parametrize("form", ["slidegate", "plain"])
 def test_what_is_exported_is_read_again(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second"
 

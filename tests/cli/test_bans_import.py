@@ -32,7 +32,7 @@ async def count(limiter: Limiter) -> int:
 def test_an_import_that_ends_half_way_has_written_whole_batches(how: signal.Signals, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, touch)
-    process = start("bans", "import", "-", "--as", "slidegate", "--store", url, stdin=subprocess.PIPE)
+    process = start("bans", "import", "-", "--store", url, stdin=subprocess.PIPE)
     with hanging_ends(process):
         assert process.stdin is not None
         assert process.stderr is not None
@@ -64,8 +64,7 @@ def test_an_import_that_ends_half_way_has_written_whole_batches(how: signal.Sign
         ("user:42\n", ("--for", "1h")),
         (HEAD + '{"ban": 3}\n', ()),
         (HEAD + "no JSON\n", ()),
-        ('{"slidegate": "other"}\n', ("--as", "slidegate")),
-        ("", ("--as", "slidegate")),
+        ('{"slidegate": "other"}\n', ()),
         (HEAD + " " * 70_000 + "\n", ()),
     ],
 )

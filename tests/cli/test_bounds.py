@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -11,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import MemoryStore
-from slidegate.cli.explain import ROW_BYTES, back_after_us, memory_bytes, most_units, steady_us
-from slidegate.core.decision import Bucket
+from slidegate.cli.explain import back_after_us, most_units, steady_us
 from slidegate.core.limits import Limit, parse_limits
-from slidegate.testing import FakeClock
 
 ORIGIN_US = 10**15
 LIMITS = st.builds(
@@ -121,28 +117,3 @@ def test_a_client_that_is_quicker_than_steady_is_refused(limit: Limit) -> None:
         window, state = limit.spend(window, start_us + step * pace_us, 1)
         assert state[3] == 0
     assert limit.spend(window, start_us + limit.amount * pace_us, 1)[1][3] > 0
-
-
-@pytest.mark.parametrize("text", ["1/minute", "5/minute; 500/hour", "1000/minute"])
-def test_memory_is_what_a_store_takes(text: str) -> None:
-    limits = parse_limits(text)
-    units = min(limit.amount for limit in limits)
-    keys = [f"client-{number:06}" for number in range(max(60_000 // units // len(limits), 20))][:1_000]
-    clock = FakeClock(ORIGIN_US)
-    store = MemoryStore(max_keys=100_000, clock=clock)
-    bucket = Bucket("explained", limits)
-    store.hit([(bucket, "warm", 1)])
-    tracemalloc.start()
-    try:
-        for _ in range(units):
-            clock.advance(us=1)  # units of one moment would take less
-            for key in keys:
-                assert store.hit([(bucket, key, 1)])
-        taken = tracemalloc.get_traced_memory()[0] / len(keys)
-    finally:
-        tracemalloc.stop()
-    # The key, and the room that tables keep for more, come on top; counts reach their size only with all slices.
-    assert taken <= memory_bytes(limits) + 100 * len(limits)
-    # A table is between half and fully taken; the most is said.
-    least = memory_bytes(limits) - ROW_BYTES / 2 * len(limits)
-    assert taken >= 0.8 * least or not all(limit.exact for limit in limits)

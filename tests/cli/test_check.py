@@ -67,18 +67,6 @@ def test_an_application_with_mistakes_is_told_of_each(
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
 
 
-def test_github_gets_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "50%,a:b.toml"
-    file.write_text(
-        '[[rules]]\npath = "*"\nlimits = "5/m"\nfinal = true\n[[rules]]\npath = "/100%"\nlimits = "5/m"\n', "utf-8"
-    )
-    assert main(["check", "--format", "github", str(file)]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    name = str(file).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
-    assert line.startswith(f"::warning file={name},title=SG104::")
-    assert "/100%25" in line
-
-
 def test_rules_of_a_file_are_compared_with_the_routes_of_an_application(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,6 @@ A client gets at most, whenever the span begins:
            1,200 in 1d
 It may spend 5 at once, and come back after 1m.
 It is never refused at one request every 72s.
-It takes at most 876 bytes of memory beside its key.
 """
 
 

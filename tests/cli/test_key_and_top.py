@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,13 @@ def test_a_key_is_shown_with_windows_strikes_ban_and_history(url: str, capsys: p
     found = shown(capsys)
     (window,) = found["windows"]
     assert (window["rule"], window["used"], window["remaining"]) == ("api", 7, 93)
-    assert sum(part["units"] for part in window["slices"]) == 7
+    assert sum(part["count"] for part in window["slices"]) == 7
     assert found["ban"]["reason"] == "scan"
     assert [one["strikes"] for one in found["strikes"] if one["policy"] == "abuse"] == [3]
-    assert [one["change"] for one in found["history"]] == ["banned"]
+    assert [one["kind"] for one in found["history"]] == ["banned"]
     assert run(*words) == 0
     text = capsys.readouterr().out
-    assert "7 used, 93 left" in text
+    assert "100/1h" in text
     assert "scan" in text
 
 
@@ -98,9 +99,8 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     def while_it_serves() -> None:
         assert run("top", "--store", url, "--window", "5m", "--format", "json") == 0
         found = shown(capsys)
-        assert found["requests"] * found["window_s"] == pytest.approx(12, abs=0.5)
-        assert found["refused"] * found["window_s"] == pytest.approx(7, abs=0.5)
-        assert [row["rule"] for row in found["rules"]] == ["api"]
+        assert (found["total"]["passed"], found["total"]["refused"]) == (5, 7)
+        assert list(found["rules"]) == ["api"]
         assert len(found["workers"]) == 1
         assert found["clients"] == [{"client": "203.0.113.9", "requests": 12, "refused": 7}]
 
@@ -109,7 +109,24 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     assert run("top", "--once", "--store", url, "--window", "5m") == 0
     text = capsys.readouterr().out
     assert text.startswith("0 workers")
-    assert "rule api" in text
+    assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
+
+
+def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = {"strict": "5/hour", "lax": "9/hour", "never": "100/hour"}
+    shadows = [Rule("/items", limit, name=name, shadow=True) for name, limit in limits.items()]
+    for requests in (12, 4):
+
+        async def serve(limiter: Limiter, requests: int = requests) -> None:
+            middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[*shadows, Rule("*", "50/hour", name="all")])
+            assert await statuses(middleware, requests, "/items") == [200] * requests
+
+        fill(url, serve)
+    assert run("top", "--store", url, "--window", "1h", "--format", "json") == 0
+    rules = shown(capsys)["rules"]
+    # Of 16 requests the windows of the store let 5 and 9 pass.
+    assert [rules[name]["shadow_refused"] for name in limits if name in rules] == [11, 7]
+    assert rules["all"]["passed"] == 16
 
 
 def test_top_of_an_empty_store_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,7 @@ OPTIONS = {
     "bans add": "by create for format quiet reason store value",
     "bans export": "as quiet store",
     "bans history": "format quiet store value",
-    "bans import": "as by create for format quiet reason store",
+    "bans import": "by create for format quiet reason store",
     "bans list": "format match policy quiet store",
     "bans remove": "by format quiet store value",
     "check": "app-dir factory format quiet rules",
@@ -121,7 +121,6 @@ OPTIONS = {
     "key reset": "format quiet store value",
     "key show": "format quiet rule rules store value",
     "run": "app-dir dashboard factory host port reload rules store workers",  # and those of uvicorn
-    "shadow report": "format quiet store window",
     "simulate": "ban-after format html key limit log-fields log-format quiet rules since until",
     "suggest": "format key log-fields log-format quiet routes since touch until",
     "top": "every format once quiet store window",
@@ -136,7 +135,7 @@ def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[s
         assert found == set(options.split()) or (name == "run" and found > set(options.split())), name
 
 
-@pytest.mark.parametrize("name", ["", "bans", "key", "shadow", *OPTIONS])
+@pytest.mark.parametrize("name", ["", "bans", "key", *OPTIONS])
 def test_every_help_has_an_example_and_a_short_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*name.split(), "-h"]) == 0
     assert f"\n  Example: slidegate {name}".rstrip() in capsys.readouterr().out
@@ -270,7 +269,7 @@ def test_shells_complete_commands_and_options(words: str, place: str, expected: 
 # -- the page about the command --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["explain", "simulate", "suggest", "shadow report", "check", "run"])
+@pytest.mark.parametrize("name", ["explain", "simulate", "suggest", "check", "run"])
 def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
     section = re.split(rf"^## slidegate {name}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
@@ -285,7 +284,6 @@ KNOWN = [
     "--format",
     "json",
     "csv",
-    "github",
     "--quiet",
     "--rules",
     "--factory",

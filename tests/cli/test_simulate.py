@@ -55,7 +55,7 @@ def test_the_report_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert main([*ORDINARY, "--html", str(page), "--quiet"]) == 0
     text = page.read_text()
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 2
     assert "default-src 'none'" in text
     for outside in ("http://", "https://", "<script", "<link", "url(", " src="):
         assert outside not in text

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.logs import AccessLogs, AccessRecord
-from slidegate.simulation.replay import Clients, Replay, scope_of
+from slidegate.simulation.clients import Clients
+from slidegate.simulation.replay import Replay, scope_of
 from slidegate.simulation.report import Simulated
 from slidegate.testing import FakeClock
 
@@ -136,9 +137,10 @@ def test_memory_grows_with_clients_and_not_with_lines() -> None:
     simulated = Simulated(Replay("1000/minute"), Clients())
     for number in range(5_000):
         simulated.add(record(number * 7, f"192.0.2.{number % 50}", f"/page/{number}", user_agent=f"agent {number}"))
-    assert simulated.requests == 5_000
-    assert len(simulated.clients) == 50
+    assert simulated.clients.requests == 5_000
+    clients = simulated.clients.tallies.values()
+    assert len(clients) == 50
     assert len(simulated.timeline.steps) <= 288
     assert sum(requests for _, requests, _ in simulated.timeline.points()) == 5_000
-    assert all(len(client.agents) <= 32 and len(client.paths) <= 64 for client in simulated.clients.values())
+    assert all(len(client.agents) <= 32 and len(client.paths) <= 64 for client in clients)
     assert set(simulated.routes) == {"/page/{id}"}

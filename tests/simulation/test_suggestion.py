@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from slidegate.core.limits import Limit
 from slidegate.logs import AccessLogs, AccessRecord
-from slidegate.simulation.replay import REFUSED, Clients, Replay
+from slidegate.simulation.clients import Clients
+from slidegate.simulation.replay import REFUSED, Replay
 from slidegate.simulation.report import Simulated
 from slidegate.simulation.routes import OTHER, RouteGuesser
 from slidegate.simulation.suggest import BanSurvey, Peaks, RuleFound, Suggestion, Survey, smallest_amount
@@ -25,11 +26,10 @@ LOGS = [(SAMPLE, 0.001), (SAMPLE, 0.05), *(pytest.param(log, 0.001, marks=pytest
 
 
 def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Suggestion]:
-    clients = Clients()
-    survey = Survey(clients)
+    survey = Survey(Clients())
     for record in records:
         survey.add(record)
-    suggestion = Suggestion(survey, clients, touch)
+    suggestion = Suggestion(survey, touch)
     for record in records:
         suggestion.add(record)
     return survey, suggestion
@@ -65,7 +65,7 @@ def test_suggested_limits_touch_at_most_the_share_and_lower_ones_more(log: Path,
     survey, suggestion = suggested(records, touch)
     rules = suggestion.rules()
     before = touched(records, rules, tmp_path / "rules.toml")
-    assert before <= touch * len(survey.clients)
+    assert before <= touch * len(survey.clients.tallies)
     everything = rules[-1]
     assert everything.path == "*"
     for window, amount in list(everything.limits.items())[-2:]:
@@ -79,7 +79,7 @@ def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_pa
     records = list(AccessLogs([SAMPLE]))
     survey, suggestion = suggested(records, touch)
     rules, spared = suggestion.rules(), suggestion.standing_out()
-    assert len(spared) == int(touch * len(survey.clients))
+    assert len(spared) == int(touch * len(survey.clients.tallies))
     clients = Clients()
     others = [record for record in records if clients.name(record) not in spared]
     file = tmp_path / "rules.toml"
@@ -99,7 +99,7 @@ def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested
     records = list(AccessLogs([SAMPLE]))
     survey, suggestion = suggested(records, 0.05)
     limits = suggestion.rules()
-    failures = BanSurvey(limits, survey.scanners(), Clients())
+    failures = BanSurvey(limits, survey)
     for record in records:
         failures.add(record)
     found = failures.found()
@@ -114,7 +114,7 @@ def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested
     assert 0 < len(simulated.banned) == found.caught <= found.scanners
     assert set(simulated.banned) <= survey.scanners()
     touched_people = {name for name, _ in simulated.touched()} - survey.scanners()
-    assert len(touched_people) <= 0.05 * len(survey.clients)
+    assert len(touched_people) <= 0.05 * len(survey.clients.tallies)
 
 
 def test_a_scanner_that_the_limits_stop_is_not_said_to_be_banned() -> None:
@@ -130,7 +130,7 @@ def test_a_scanner_that_the_limits_stop_is_not_said_to_be_banned() -> None:
     ]
     survey, suggestion = suggested(records, 0.05)
     assert survey.scanners() == {"203.0.113.9"}
-    failures = BanSurvey(suggestion.rules(), survey.scanners(), Clients())
+    failures = BanSurvey(suggestion.rules(), survey)
     for record in records:
         failures.add(record)
     assert failures.found() is None

@@ -1,11 +1,12 @@
-"""``slidegate check TARGET``: finds probable mistakes before users do, for people, for programs and for GitHub."""
+"""``slidegate check TARGET``: finds probable mistakes before users do."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +21,11 @@ from ..limiter.open_store import open_store
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
-from .configured import middleware_of
-from .exits import FINDINGS
-from .output import Output, clean, put_on_path, silent_log, with_output
+from .exits import FINDINGS, OK
 from .questions import about_application, about_directory, about_signals, about_store, middlewares_in
+from .report import Report, Reporter, Result, Table, silent_log, with_report
+from .store import middleware_of
 
-_COLUMNS: Final = ("code", "message")
 START_TIMEOUT_S: Final = 60.0
 
 
@@ -34,8 +34,8 @@ START_TIMEOUT_S: Final = 60.0
 @click.option("--rules", metavar="FILE", help="Look at the application as `slidegate run --rules FILE` serves it.")
 @click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
 @click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
-@with_output("github")
-def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: str) -> None:
+@with_report("json", "csv")
+def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir: str) -> Result:
     """Look for probable mistakes in TARGET, a configuration file or an application as module:app.
 
     An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, with 1 if
@@ -46,7 +46,7 @@ def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: s
     """
     with silent_log():
         if ":" in target and not Path(target).exists():
-            put_on_path(app_dir)
+            sys.path.insert(0, app_dir)
             app = imported(target, factory=factory)
             if rules is not None:
                 app = RateLimitMiddleware.from_file(app, Path(rules))
@@ -57,9 +57,8 @@ def check(out: Output, target: str, rules: str | None, factory: bool, app_dir: s
             found = asyncio.run(_about_file(out, Path(target)))
     # Several middlewares may say one thing.
     found = list(dict.fromkeys(found))
-    _show(out, target, found)
-    if found:
-        raise click.exceptions.Exit(FINDINGS)
+    table = Table(Finding._fields, [finding._asdict() for finding in found])
+    return Report(table, map(str, found) if found else ["Nothing was found."], table, FINDINGS if found else OK)
 
 
 async def _about_app(app: Any) -> list[Finding]:
@@ -71,7 +70,7 @@ async def _about_app(app: Any) -> list[Finding]:
     return found
 
 
-async def _about_file(out: Output, path: Path) -> list[Finding]:
+async def _about_file(out: Reporter, path: Path) -> list[Finding]:
     middleware = middleware_of(path)
     found: list[Finding] = []
     missing = _directory_to_make(path)
@@ -138,26 +137,3 @@ async def _answer(said: asyncio.Queue[Message], running: asyncio.Future[None], w
         raise ConfigurationError(f"application: its {what} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
         raise ConfigurationError(f"application: its {what} failed: {message.get('message', '')}")
-
-
-def _show(out: Output, target: str, found: Sequence[Finding]) -> None:
-    if out.form == "github":
-        out.write(_annotations(target, found))
-    elif out.form != "text":
-        out.rows(_COLUMNS, found)
-    else:
-        out.say(*(str(one) for one in found) if found else ("Nothing was found.",))
-
-
-def _annotations(target: str, found: Iterable[Finding]) -> Iterator[str]:
-    file = f"file={_property(target)}," if Path(target).exists() else ""
-    for one in found:
-        yield f"::warning {file}title={one.code}::{_data(one.message)}"
-
-
-def _data(text: str) -> str:
-    return clean(text).replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,4 +1,4 @@
-"""``slidegate explain LIMITS``: the most that limits let through, when a client may come back, and what it costs.
+"""``slidegate explain LIMITS``: the most that limits let through, and when a client may come back.
 
 Each ring binds in its own way (see `core.ring`). Units of a limit that keeps times leave W after they came,
 so a span T holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 slices that
@@ -11,52 +11,41 @@ are bounded by cutting the span: whole rounds of one limit, and the rest under t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from sys import getsizeof
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
-from .configured import middleware_of
-from .output import Output, with_output
+from .report import Report, Reporter, Result, with_report
+from .store import middleware_of
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
-ROW_BYTES: Final = 47
-"""The bytes that a table takes for a row, beside the row and the text of the key."""
-_LEFT_OUT: Final = "its figures are not windows, and the bounds below leave it out"
 _MAX_CUT: Final = 6
-
-
-class _Subject(NamedTuple):
-    """Limits that apply together, and where they stand."""
-
-    title: str
-    limits: tuple[AnyLimit, ...]
 
 
 @click.command()
 @click.argument("limits")
-@with_output(forms=("text", "json"))
-def explain(out: Output, limits: str) -> None:
-    """Show what LIMITS let through, when a client may come back, and what a client costs.
+@with_report("json")
+def explain(out: Reporter, limits: str) -> Result:
+    """Show what LIMITS let through, and when a client may come back.
 
     LIMITS are limits as in `"5/minute; 50/hour"`, or a configuration file such as slidegate.toml.
 
     \b
     Example: slidegate explain "5/minute; 50/hour"
     """
-    subjects = _of_file(Path(limits)) if _names_a_file(limits) else iter([_Subject(limits, parse_limits(limits))])
-    for number, subject in enumerate(subjects):
-        if out.form == "json":
-            out.value(_facts(subject))
-        else:
-            out.write([""] * (number > 0))
-            out.write(_lines(subject))
+    if not _names_a_file(limits):
+        return _report(limits, parse_limits(limits))
+    middleware = middleware_of(Path(limits))
+    reports = [_report(f"rule {rule.label}", rule.all_limits) for rule in middleware.rules if rule.all_limits]
+    if middleware.default_limits:
+        reports.append(_report("each route (default_limits)", middleware.default_limits))
+    return reports
 
 
 def _names_a_file(text: str) -> bool:
@@ -66,78 +55,34 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def _of_file(path: Path) -> Iterator[_Subject]:
-    """Yield the limits of each rule of a configuration file, and those of each route."""
-    middleware = middleware_of(path)
-    for rule in middleware.rules:
-        if rule.all_limits:
-            yield _Subject(f"rule {rule.label}", tuple(rule.all_limits))
-    if middleware.default_limits:
-        yield _Subject("each route (default_limits)", tuple(middleware.default_limits))
-
-
-def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:
-    return [limit for limit in limits if isinstance(limit, Limit)]
-
-
-def memory_bytes(limits: Sequence[Limit]) -> int:
-    """Return the most that a client takes in a memory store beside the text of its key, in bytes."""
-    total = 0
-    for limit in limits:
-        # Full: the times of all units, or a count in every slice.
-        window = b""
-        for step in range(limit.amount if limit.exact else limit.slices + 1):
-            window, _ = limit.spend(window, limit.span_us + step * limit.step_us, 1)
-        total += ROW_BYTES + getsizeof(window)
-    return total
-
-
-def _facts(subject: _Subject) -> Mapping[str, Any]:
-    windows = _windows(subject.limits)
-    others = [limit.said for limit in subject.limits if limit not in windows]
-    facts: dict[str, Any] = {"title": subject.title, "limits": [str(limit) for limit in windows], "others": others}
+def _report(title: str, limits: Sequence[AnyLimit]) -> Report:
+    """Return the bounds of limits that apply together; only windows have such bounds."""
+    windows = [limit for limit in limits if isinstance(limit, Limit)]
+    others = [limit.said for limit in limits if limit not in windows]
+    facts: dict[str, Any] = {"title": title, "limits": [str(limit) for limit in windows], "others": others}
     if windows:
-        soonest_us, latest_us = back_after_us(windows)
         facts["exact"] = all(limit.exact for limit in windows)
         facts["most"] = {name: most_units(windows, span_us) for name, span_us in _SPANS.items()}
         facts["burst"] = min(limit.amount for limit in windows)
-        facts["back_after_s"] = [soonest_us / _S, latest_us / _S]
+        facts["back_after_s"] = [wait_us / _S for wait_us in back_after_us(windows)]
         facts["steady_every_s"] = steady_us(windows) / _S
-        facts["memory_bytes"] = memory_bytes(windows)
-    return facts
+    return Report(facts, _lines(facts, windows))
 
 
-def _lines(subject: _Subject) -> Iterator[str]:
-    yield subject.title
-    windows = _windows(subject.limits)
-    for limit in subject.limits:
-        if limit in windows:
-            assert isinstance(limit, Limit)
-            yield f"  {limit.said}: {_kept(limit)}"
-        else:
-            yield f"  {limit.said}: {_LEFT_OUT}"
-    if not windows:
-        return
-    facts = _facts(subject)
-    yield ""
-    yield "A client gets at most, whenever the span begins:"
-    for name, most in facts["most"].items():
-        yield f"  {most:>14,} in {name}"
-    yield f"It may spend {facts['burst']:,} at once, and come back after {_wait(*back_after_us(windows))}."
-    yield f"It is never refused at one request every {_seconds(steady_us(windows))}."
-    yield f"It takes at most {facts['memory_bytes']:,} bytes of memory beside its key."
-
-
-def _kept(limit: Limit) -> str:
-    if limit.exact:
-        return "the time of each unit is kept, so the window is exact"
-    return f"counted in {limit.slices} slices of {_seconds(limit.slice_us)}, and one that runs"
-
-
-def _wait(soonest_us: int, latest_us: int) -> str:
-    if soonest_us == latest_us:
-        return _seconds(latest_us)
-    return f"{_seconds(soonest_us)} to {_seconds(latest_us)}"
+def _lines(facts: dict[str, Any], windows: Sequence[Limit]) -> Iterator[str]:
+    yield facts["title"]
+    for limit in windows:
+        slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)}, and one that runs"
+        yield f"  {limit.said}: {'the time of each unit is kept, so the window is exact' if limit.exact else slices}"
+    for other in facts["others"]:
+        yield f"  {other}: its figures are not windows, and the bounds below leave it out"
+    if windows:
+        soonest, latest = map(_seconds, back_after_us(windows))
+        wait = latest if soonest == latest else f"{soonest} to {latest}"
+        yield from ("", "A client gets at most, whenever the span begins:")
+        yield from (f"  {most:>14,} in {name}" for name, most in facts["most"].items())
+        yield f"It may spend {facts['burst']:,} at once, and come back after {wait}."
+        yield f"It is never refused at one request every {_seconds(steady_us(windows))}."
 
 
 def _seconds(span_us: int) -> str:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import Progress
 
 from ..core.errors import ConfigurationError, quoted
+from ..core.logs import escaped
 from ..logs import AccessLogs, AccessRecord
 from ..logs.formats import MAX_TIME_US
-from ..simulation.replay import Clients
+from ..simulation.clients import Clients
 from ..web.keys import check_header_name
-from .output import Output, clean, time_of
+from .report import Reporter, time_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +68,7 @@ class Logs:
         self._given = log
         self.logs = AccessLogs(log, format=log_format, fields=_fields(log_fields))
 
-    def read(self, out: Output, subject: str) -> Generator[AccessRecord, None, None]:
+    def read(self, out: Reporter, subject: str) -> Generator[AccessRecord, None, None]:
         """Yield the records between the two moments, and show how far the reading is.
 
         Raises:
@@ -76,10 +77,12 @@ class Logs:
         since_us = self._since_us or 0
         until_us = MAX_TIME_US if self._until_us is None else self._until_us
         first_us, last_us, kept = MAX_TIME_US, 0, 0
-        with _bar(out, subject, self.logs) as moved:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=out.quiet or not console.is_terminal) as bar:
+            task = bar.add_task(subject, total=self.logs.size_bytes)
             for number, record in enumerate(self.logs, 1):
                 if not number % _EVERY:
-                    moved(number)
+                    bar.update(task, completed=self.logs.taken_bytes)
                 first_us, last_us = min(first_us, record.time_us), max(last_us, record.time_us)
                 if since_us <= record.time_us < until_us:
                     kept += 1
@@ -87,13 +90,12 @@ class Logs:
         if not self.logs.counts.records:
             raise ConfigurationError(self._no_records())
         if not kept:
-            raise ConfigurationError(
-                f"no request lies between --since and --until: the log covers {time_of(first_us)} to {time_of(last_us)}"
-            )
+            covered = f"{time_of(first_us / 1_000_000)} to {time_of(last_us / 1_000_000)}"
+            raise ConfigurationError(f"no request lies between --since and --until: the log covers {covered}")
 
     def _no_records(self) -> str:
         counts = self.logs.counts
-        name = f"'{clean(self._given[0], 300)}'" if len(self._given) == 1 else f"the {len(self._given)} files"
+        name = f"'{escaped(self._given[0], 300)}'" if len(self._given) == 1 else f"the {len(self._given)} files"
         if not counts.broken:
             return f"{name}: the log is empty"
         line = counts.examples[0]
@@ -103,7 +105,7 @@ class Logs:
             f"{line.text}; --log-format takes the format string of the server"
         )
 
-    def remarks(self, out: Output) -> None:
+    def remarks(self, out: Reporter) -> None:
         """Say on stderr which lines were no records; three of them are shown."""
         counts = self.logs.counts
         if counts.broken:
@@ -114,37 +116,23 @@ class Logs:
             out.note(f"{counts.late:,} records came too late to be put in order; they count at the time before them")
 
 
-def check_header(out: Output, header: str | None, clients: Clients, requests: int) -> None:
+def check_header(out: Reporter, clients: Clients) -> None:
     """Say how many requests lack the header field by which `--key` counts.
 
     Raises:
         ConfigurationError: All do.
     """
-    if header is None or not clients.without_header:
+    if not clients.without_header:
         return
-    if clients.without_header >= requests:
+    if clients.without_header >= clients.requests:
         raise ConfigurationError(
-            f"--key: no request of this log has a field {header}; have the server log it, and name it with "
+            f"--key: no request of this log has a field {clients.header}; have the server log it, and name it with "
             "--log-format or --log-fields"
         )
-    out.note(f"{clients.without_header:,} of {requests:,} requests have no field {header}; they count by address")
-
-
-@contextmanager
-def _bar(out: Output, subject: str, logs: AccessLogs) -> Iterator[Callable[[int], None]]:
-    console = out.console(notes=True)
-    if out.quiet or not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(subject, total=logs.size_bytes, rate="")
-
-        def moved(records: int) -> None:
-            elapsed_s = progress.tasks[task].elapsed or 1.0
-            progress.update(task, completed=logs.taken_bytes, rate=f"{records / elapsed_s:,.0f} lines/s")
-
-        yield moved
+    out.note(
+        f"{clients.without_header:,} of {clients.requests:,} requests have no field {clients.header}; they count by "
+        "address"
+    )
 
 
 def _moment_us(name: str, text: str | None) -> int | None:

@@ -26,10 +26,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": (".check:check", "Look for probable mistakes in a configuration or an application."),
     "run": (".run:run", "Serve an ASGI application behind the middleware, none of its code changed."),
     "simulate": (".simulate:simulate", "Replay access logs through limits, and say whom they touch."),
-    "shadow": (".shadow:shadow", "Say what turning shadow rules on would do."),
     "suggest": (".suggest:suggest", "Work out limits and bans from access logs."),
     "key": (".key:key", "Look at one key, or forget its windows."),
-    "top": (".top:top", "Watch requests, refusals and bans a second."),
+    "top": (".top:top", "Watch requests, refusals, bans and shadow rules."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from typing import Any, Final
 
 import click
@@ -13,7 +14,7 @@ from uvicorn.main import main as uvicorn_command
 from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path, nothing
 from ..core.errors import ConfigurationError, StoreError
 from .exits import BAD_INPUT, print_error
-from .output import put_on_path, silent_log
+from .report import silent_log
 
 _OURS: Final = [
     click.Argument(["app"], metavar="MODULE:APP"),
@@ -47,7 +48,7 @@ def _run(app: str, rules: str, store: str, dashboard: str, **options: Any) -> No
     made_token = bool(dashboard) and not os.environ.get(TOKEN_VARIABLE)
     if made_token:
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
-    put_on_path(options.get("app_dir") or "")
+    sys.path.insert(0, options.get("app_dir") or "")
     _check(settings, reloads=bool(options.get("reload")))
     if made_token:
         print_error(f"the token of the dashboard, which is not shown again: {os.environ[TOKEN_VARIABLE]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -13,15 +13,18 @@ import click
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
-from ..simulation.clients import ClientTally
+from ..core.logs import escaped
+from ..simulation.clients import Clients, ClientTally
 from ..simulation.html import html_report
-from ..simulation.replay import Clients, Replay
-from ..simulation.report import MAX_SHOWN, Simulated
+from ..simulation.replay import Replay
+from ..simulation.report import MAX_SHOWN, FirstRefusal, Simulated
 from ..web.keys import header
+from .exits import INTERRUPTED, OK
 from .logs import Logs, check_header, header_of, log_options
-from .output import Output, clean, silent_log, time_of, with_output
+from .report import Report, Reporter, Result, Table, silent_log, time_of, with_report
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
+_MAX_CELL: Final = 80
 
 
 @click.command()
@@ -31,9 +34,9 @@ _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "wh
 @click.option("--ban-after", metavar="LIMIT", help='With --limit: ban who is refused so often, "20/10m".')
 @click.option("--html", metavar="FILE", help="Write a report with charts into this file, too.")
 @log_options
-@with_output()
+@with_report("json", "csv")
 def simulate(
-    out: Output,
+    out: Reporter,
     /,
     limit: str | None,
     rules: str | None,
@@ -41,7 +44,7 @@ def simulate(
     ban_after: str | None,
     html: str | None,
     **logs: Any,
-) -> None:
+) -> Result:
     """Replay access logs through the middleware in virtual time, and say whom its limits would have touched.
 
     \b
@@ -57,28 +60,25 @@ def simulate(
     reading = Logs(**logs)
     if html is not None:
         _check_writable(Path(html))
+    code = OK
     with silent_log():
         replay = Replay(limit, rules=rules, key=counted, bans=bans)
         if replay.unwaited:
-            out.note(f"without waits and places, which logs do not tell of: {', '.join(replay.unwaited)}")
-        clients = Clients(named)
-        simulated = Simulated(replay, clients)
-        interrupted: KeyboardInterrupt | None = None
+            out.note(f"without waits and permits, which logs do not tell of: {', '.join(replay.unwaited)}")
+        simulated = Simulated(replay, Clients(named))
         try:
             with closing(reading.read(out, "Replaying")) as records:
                 for record in records:
                     simulated.add(record)
-        except KeyboardInterrupt as stop:
-            interrupted = stop
+        except KeyboardInterrupt:
+            code = INTERRUPTED
             out.note("stopped; this is about the requests so far")
     reading.remarks(out)
-    check_header(out, named, clients, simulated.requests)
-    what = str(limit if limit is not None else rules)
+    check_header(out, simulated.clients)
     if html is not None:
-        Path(html).write_text(html_report(simulated, what), encoding="utf-8")
-    _write(out, simulated)
-    if interrupted is not None:
-        raise interrupted
+        Path(html).write_text(html_report(simulated, str(limit or rules)), encoding="utf-8")
+    every = sorted(simulated.clients.tallies.items(), key=lambda pair: (-pair[1].refused, -pair[1].requests, pair[0]))
+    return Report(_value(simulated), _text(simulated), Table(_CLIENT_COLUMNS, _clients(every)), code)
 
 
 def _check_writable(path: Path) -> None:
@@ -95,71 +95,57 @@ def _check_writable(path: Path) -> None:
         raise ConfigurationError(f"--html: {path} cannot be written")
 
 
-def _write(out: Output, simulated: Simulated) -> None:
-    if out.form == "json":
-        out.value(report(simulated))
-    elif out.form == "csv":
-        out.rows(_CLIENT_COLUMNS, _clients(simulated, len(simulated.clients)))
-    else:
-        _write_text(out, simulated)
-
-
-def report(simulated: Simulated) -> dict[str, Any]:
-    """Return everything that a simulation has found, for JSON."""
+def _value(simulated: Simulated) -> dict[str, Any]:
+    """Return everything that a simulation has found."""
     return {
         **simulated.summary(),
         "rules": dict(simulated.rules.most_common()),
         "shadow_rules": dict(simulated.shadows.most_common()),
         "policies": dict(simulated.bans.most_common()),
         "shadow_policies": dict(simulated.shadow_bans.most_common()),
-        "routes": [{"route": name, **counts} for name, counts in _routes(simulated)],
-        "first": [{**first._asdict(), "time": time_of(first.time_us)} for first in simulated.first],
-        "touched": [dict(zip(_CLIENT_COLUMNS, row, strict=True)) for row in _clients(simulated)],
-        "banned": [{"client": client, "time": time_of(at_us)} for client, at_us in _banned(simulated)],
+        "routes": [{"route": name, **counts} for name, counts in simulated.busiest_routes()],
+        "first": [first._asdict() for first in simulated.first],
+        "touched": _clients(simulated.touched()[:MAX_SHOWN]),
+        "banned": _banned(simulated),
     }
 
 
-def _write_text(out: Output, simulated: Simulated) -> None:
+def _text(simulated: Simulated) -> Iterator[str | Table]:
     for name, value in simulated.summary().items():
         shown = f"{value:.4%}" if isinstance(value, float) else f"{value:,}"
-        out.say(f"{name.replace('_', ' ') + ':':<20} {shown:>12}")
-    if simulated.first_us:
-        out.say(f"{'from, until:':<20} {time_of(simulated.first_us)}, {time_of(simulated.last_us)}")
-    _table(out, "Refusals by rule", ("rule", "refused"), simulated.rules.most_common(MAX_SHOWN))
-    _table(out, "Shadow rules would have refused", ("rule", "requests"), simulated.shadows.most_common(MAX_SHOWN))
+        yield f"{name.replace('_', ' ') + ':':<20} {shown:>12}"
+    if simulated.clients.requests:
+        first, last = (time_of(at_us / 1_000_000) for at_us in (simulated.clients.first_us, simulated.clients.last_us))
+        yield f"{'from, until:':<20} {first}, {last}"
     routes = [
-        (name, counts["requests"], sum(counts[kind] for kind in counts if kind != "requests"))
-        for name, counts in _routes(simulated)[:MAX_SHOWN]
+        {"route": name, "requests": counts["requests"], "refused": counts.total() - counts["requests"]}
+        for name, counts in simulated.busiest_routes()[:MAX_SHOWN]
     ]
-    _table(out, "Routes, guessed from the paths", ("route", "requests", "refused, banned or blocked"), routes)
-    first = [
-        (time_of(it.time_us), it.client, f"{it.method} {it.path}", it.rule, it.limit) for it in simulated.first[:5]
-    ]
-    _table(out, "First refusals", ("time", "client", "request", "rule", "limit"), first)
-    _table(out, "Clients refused most", _CLIENT_COLUMNS, list(_clients(simulated)))
-    banned = [(client, time_of(at_us)) for client, at_us in _banned(simulated)]
-    _table(out, "Clients banned", ("client", "first ban"), banned)
+    for title, columns, rows in (
+        ("Refusals by rule", ("rule", "refused"), _counted("rule", "refused", simulated.rules)),
+        ("Shadow rules would have refused", ("rule", "requests"), _counted("rule", "requests", simulated.shadows)),
+        ("Routes, guessed from the paths", ("route", "requests", "refused"), routes),
+        ("First refusals", FirstRefusal._fields, [first._asdict() for first in simulated.first[:5]]),
+        ("Clients refused most", _CLIENT_COLUMNS, _clients(simulated.touched()[:MAX_SHOWN])),
+        ("Clients banned", ("client", "at"), _banned(simulated)),
+    ):
+        if rows:
+            yield from ("", title, Table(columns, [_cut(row) for row in rows]))
 
 
-def _table(out: Output, title: str, columns: tuple[str, ...], rows: list[Any]) -> None:
-    if rows:
-        out.say("", title)
-        out.rows(columns, [[clean(value, 80) if isinstance(value, str) else value for value in row] for row in rows])
+def _cut(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: escaped(value, _MAX_CELL) if isinstance(value, str) else value for name, value in row.items()}
 
 
-def _clients(simulated: Simulated, most: int | None = None) -> Iterator[tuple[str, int, int, int, str, str]]:
-    """Yield rows about clients: the touched ones with most refusals, or so many of all."""
-    found: list[tuple[str, ClientTally]] = simulated.touched()[:MAX_SHOWN]
-    if most is not None:
-        found = sorted(simulated.clients.items(), key=lambda pair: (-pair[1].refused, -pair[1].requests, pair[0]))
-    for name, client in found:
-        kind, why = client.look()
-        yield name, client.requests, client.refused, client.banned, kind, why
+def _counted(what: str, times: str, counts: Counter[str]) -> list[dict[str, Any]]:
+    return [{what: name, times: count} for name, count in counts.most_common(MAX_SHOWN)]
 
 
-def _routes(simulated: Simulated) -> list[tuple[str, Counter[str]]]:
-    return sorted(simulated.routes.items(), key=lambda pair: (-pair[1]["requests"], pair[0]))
+def _clients(clients: Iterable[tuple[str, ClientTally]]) -> list[dict[str, Any]]:
+    rows = ((name, one.requests, one.refused, one.banned, *one.look()) for name, one in clients)
+    return [dict(zip(_CLIENT_COLUMNS, row, strict=True)) for row in rows]
 
 
-def _banned(simulated: Simulated) -> list[tuple[str, int]]:
-    return sorted(simulated.banned.items(), key=lambda pair: (pair[1], pair[0]))[:MAX_SHOWN]
+def _banned(simulated: Simulated) -> list[dict[str, Any]]:
+    first = sorted(simulated.banned.items(), key=lambda pair: (pair[1], pair[0]))[:MAX_SHOWN]
+    return [{"client": client, "at": at_us / 1_000_000} for client, at_us in first]

@@ -1,4 +1,4 @@
-"""A store that a command works on, and the event loop to ask it.
+"""A store that a command works on: its options, its limiter, and the rules of a configuration file.
 
 A command that only reads opens the store for reading only, so that it makes no file and no row. A command that writes
 wants a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
@@ -6,35 +6,32 @@ wants a store that is there: in a mistyped path, a new store would hold bans tha
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import click
 
-from ..core.bans.ban import Ban
-from ..core.bans.rows import Row
-from ..core.errors import ConfigurationError, StoreError, StoreUnavailable
+from ..asgi import nothing
+from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import logger
 from ..core.store import Event, Store
 from ..limiter import Limiter
-from ..limiter.aio import within
 from ..limiter.keys import AnyKey
 from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web import keys
 from ..web.config import STORE_VARIABLE
 from ..web.keys import MadeOfValue
+from ..web.middleware import RateLimitMiddleware
 from .exits import print_error
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 DEADLINE: Final = "10s"
 """A command has more time than a request, and no use for an answer that is not the store's."""
@@ -43,66 +40,31 @@ _KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
     "cookie": keys.cookie,
     "query": keys.query,
 }
-_LMDB: Final = re.compile("lmdb:", re.IGNORECASE)
 _SAID_BY_COMMANDS: Final = ("banned", "unbanned")
 """The events of which the command itself tells."""
-_END: Final = object()
 _MAX_VALUE: Final = 65_536
 
 
-class StoredBans(Protocol):
-    """The bans of a store that several processes share."""
+def with_store(command: F) -> F:
+    """Give a click command the option ``--store``, as its parameter `store`."""
+    return click.option(
+        "--store",
+        metavar="URL",
+        envvar=STORE_VARIABLE,
+        show_envvar=True,
+        help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
+    )(command)
 
-    def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
-        """Yield the bans in force, a part at a time."""
 
-    def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
-        """Yield everything known about bans as rows, a part at a time."""
-
-
-class StoreSession:
-    """A limiter on a store, and an event loop of its own.
-
-    Args:
-        limiter: The limiter.
-        runner: Runs the loop.
-    """
-
-    def __init__(self, limiter: Limiter, runner: asyncio.Runner) -> None:
-        self.limiter = limiter
-        self._runner = runner
-        self._iterators: list[AsyncIterator[Any]] = []
-
-    @property
-    def bans(self) -> StoredBans:
-        """The bans of the store."""
-        return cast(StoredBans, self.limiter.store.bans)  # `open_session` lets in no other stores
-
-    def wait(self, answer: Awaitable[T]) -> T:
-        """Run the loop until there is an answer."""
-
-        async def waiting() -> T:
-            return await answer
-
-        return self._runner.run(waiting())
-
-    def each(self, parts: AsyncIterator[T]) -> Iterator[T]:
-        """Yield each part as it comes; the loop stands still in between."""
-
-        async def following() -> Any:
-            return await within(anext(parts, _END))
-
-        self._iterators.append(parts)
-        while (part := self._runner.run(following())) is not _END:
-            yield part
-
-    def close(self) -> None:
-        """Close the iterators that were not read to their end, and the store."""
-        for parts in self._iterators:
-            if isinstance(parts, AsyncGenerator):
-                self.wait(parts.aclose())
-        with suppress(StoreError):
-            self.wait(self.limiter.close())
+def with_key(command: F) -> F:
+    """Give a click command the argument KEY and the option ``--value``, as `key` and `value`."""
+    command = click.option(
+        "--value",
+        metavar="TEXT",
+        help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
+        "stdin, where no other user of the machine sees it.",
+    )(command)
+    return click.argument("key")(command)
 
 
 def key_of(key: str, value: str | None) -> AnyKey:
@@ -129,31 +91,9 @@ def key_of(key: str, value: str | None) -> AnyKey:
     return source(name).of(value)
 
 
-def with_store(command: F) -> F:
-    """Give a click command the option ``--store``, as its parameter `store`."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar=STORE_VARIABLE,
-        show_envvar=True,
-        help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
-    )(command)
-
-
-def with_key(command: F) -> F:
-    """Give a click command the argument KEY and the option ``--value``, as `key` and `value`."""
-    command = click.option(
-        "--value",
-        metavar="TEXT",
-        help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
-        "stdin, where no other user of the machine sees it.",
-    )(command)
-    return click.argument("key")(command)
-
-
-@contextmanager
-def open_session(url: str | None, *, writes: bool = False, makes: bool = False) -> Iterator[StoreSession]:
-    """Open a store for a command, and close it afterwards.
+@asynccontextmanager
+async def open_limiter(url: str | None, *, writes: bool = False, makes: bool = False) -> AsyncIterator[Limiter]:
+    """Open a store for a command as a limiter, and close it afterwards.
 
     Args:
         url: Its address.
@@ -169,15 +109,14 @@ def open_session(url: str | None, *, writes: bool = False, makes: bool = False) 
             f"expected --store URL, or the variable {STORE_VARIABLE}; for example lmdb:///var/lib/app"
         )
     store = _open(url, writes, makes)
-    with asyncio.Runner() as runner:
-        logger.addHandler(logging.NullHandler())  # the observer tells instead
-        limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
-        limiter.engine.publisher.keep_quiet()
-        session = StoreSession(limiter, runner)
-        try:
-            yield session
-        finally:
-            session.close()
+    logger.addHandler(logging.NullHandler())  # the observer tells instead
+    limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
+    limiter.engine.publisher.keep_quiet()
+    try:
+        yield limiter
+    finally:
+        with suppress(StoreError):
+            await limiter.close()
 
 
 def _print(event: Event) -> None:
@@ -186,20 +125,15 @@ def _print(event: Event) -> None:
 
 
 def _open(url: str, writes: bool, makes: bool) -> Store:
-    try:
-        if not _LMDB.match(url):
-            store = open_store(url, read_only=not makes)
-        elif not writes:
-            store = open_store(url, read_only=True)
-        else:
-            if not makes or _is_there(url):
-                # A damaged file is refused here: a store that writes would set it aside.
-                open_store(url, read_only=True).close()
-            store = open_store(url)
-    except ConfigurationError as error:
-        if str(error).startswith("lmdb: "):
-            raise StoreUnavailable(str(error)) from error
-        raise
+    if not url.lower().startswith("lmdb:"):
+        store = open_store(url, read_only=not makes)
+    elif not writes:
+        store = open_store(url, read_only=True)
+    else:
+        if not makes or _is_there(url):
+            # A damaged file is refused here: a store that writes would set it aside.
+            open_store(url, read_only=True).close()
+        store = open_store(url)
     if isinstance(store, MemoryStore):
         raise ConfigurationError(
             "memory:// lies in the server's own process, where no command reaches it; "
@@ -214,3 +148,27 @@ def _is_there(url: str) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
+
+
+def middleware_of(
+    path: str | PathLike[str], limiter: Limiter | None = None, *, opens_store: bool = False
+) -> RateLimitMiddleware:
+    """Return the middleware of a configuration file; the store that the file names is not touched by default.
+
+    Args:
+        path: The file.
+        limiter: The limiter in the place of the file's store; by default one in memory.
+        opens_store: Whether the store of the file is opened instead.
+
+    Raises:
+        ConfigurationError: The file cannot be used.
+        StoreError: Its store cannot be opened.
+    """
+    options: dict[str, Any] = {"on_exceeded": _ignore}
+    if not opens_store:
+        options |= {"limiter": limiter or Limiter(), "replace_store": True}
+    return RateLimitMiddleware.from_file(nothing, path, **options).app
+
+
+def _ignore(*_: Any) -> None:
+    """Hear that a tracked rule was exceeded, which no middleware without requests tells."""

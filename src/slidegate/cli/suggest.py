@@ -11,10 +11,10 @@ import tomli_w
 
 from ..core.errors import ConfigurationError
 from ..logs import AccessRecord
-from ..simulation.replay import Clients
+from ..simulation.clients import Clients
 from ..simulation.suggest import BanFound, BanSurvey, RuleFound, Suggestion, Survey
 from .logs import Logs, check_header, header_of, log_options, share_of
-from .output import Output, silent_log, with_output
+from .report import Report, Reporter, Result, silent_log, with_report
 
 
 @click.command()
@@ -22,42 +22,38 @@ from .output import Output, silent_log, with_output
 @click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
 @click.option("--routes", type=click.IntRange(0, 100), default=8, show_default=True, help="Routes with own limits.")
 @log_options
-@with_output(forms=("text", "json"))
-def suggest(out: Output, /, touch: str, key: str, routes: int, **logs: Any) -> None:
+@with_report("json")
+def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) -> Result:
     """Work out limits from access logs that touch at most a share of clients, as TOML to paste.
 
     \b
     Example: slidegate suggest access.log --touch 0.1%
     """
-    share, named = share_of(touch), header_of(key)
+    share = share_of(touch)
+    clients = Clients(header_of(key))
     if "-" in logs["log"]:
         raise ConfigurationError("suggest reads its logs three times, and standard input only once; give it a file")
     reading = Logs(**logs)
-    clients = Clients(named)
     with silent_log():
         survey = Survey(clients)
         _read_into(survey, reading, out, "Looking for clients and routes")
         reading.remarks(out)
-        check_header(out, named, clients, survey.requests)
-        suggestion = Suggestion(survey, clients, share, routes)
+        check_header(out, clients)
+        suggestion = Suggestion(survey, share, routes)
         _read_into(suggestion, reading, out, "Counting peaks")
         rules = suggestion.rules()
-        failures = BanSurvey(rules, survey.scanners(), clients, named)
+        failures = BanSurvey(rules, survey)
         _read_into(failures, reading, out, "Counting failures")
     bans, warnings = failures.found(), survey.warnings(share)
-    if out.form == "json":
-        out.value(
-            {
-                "requests": survey.requests,
-                "clients": len(survey.clients),
-                "touch": share,
-                "rules": [rule._asdict() for rule in rules],
-                "bans": None if bans is None else bans._asdict(),
-                "warnings": warnings,
-            }
-        )
-        return
-    out.write(_toml(survey, rules, bans, warnings, touch, named))
+    value = {
+        "requests": clients.requests,
+        "clients": len(clients.tallies),
+        "touch": share,
+        "rules": [rule._asdict() for rule in rules],
+        "bans": None if bans is None else bans._asdict(),
+        "warnings": warnings,
+    }
+    return Report(value, _toml(clients, rules, bans, warnings, touch))
 
 
 class _Reader(Protocol):
@@ -67,17 +63,17 @@ class _Reader(Protocol):
         """Take one record."""
 
 
-def _read_into(reader: _Reader, reading: Logs, out: Output, subject: str) -> None:
+def _read_into(reader: _Reader, reading: Logs, out: Reporter, subject: str) -> None:
     with closing(reading.read(out, subject)) as records:
         for record in records:
             reader.add(record)
 
 
 def _toml(
-    survey: Survey, rules: list[RuleFound], bans: BanFound | None, warnings: list[str], touch: str, header: str | None
+    clients: Clients, rules: list[RuleFound], bans: BanFound | None, warnings: list[str], touch: str
 ) -> Iterator[str]:
-    clients = f"{len(survey.clients):,} clients"
-    yield f"# {survey.requests:,} requests of {clients}; limits may touch {touch.strip()} of them."
+    seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
+    yield f"# {seen}; limits may touch {touch.strip()} of them."
     yield from (f"# Warning: {warning}." for warning in warnings)
     if not rules:
         yield "# No limits: every client may be touched, so nobody is left who could say what is usual."
@@ -86,10 +82,9 @@ def _toml(
         peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
         counts = f"{rule.requests:,} requests of {rule.clients:,} clients; {rule.touched:,} touched"
         yield f"# {counts}; median peak: {peaks}."
-        table: dict[str, Any] = {"path": rule.path}
-        table["limits"] = rule.said
-        if header is not None:
-            table["key"] = {"header": header}
+        table: dict[str, Any] = {"path": rule.path, "limits": rule.said}
+        if clients.header is not None:
+            table["key"] = {"header": clients.header}
         yield "[[rules]]"
         yield from tomli_w.dumps(table).splitlines()
     yield ""
@@ -97,8 +92,5 @@ def _toml(
         yield "# No count of failures tells the scanners of this log from its other clients, or it has no scanners."
         return
     yield f"# Catches {bans.caught:,} of {bans.scanners:,} clients that look like scanners, and nobody else."
-    yield from tomli_w.dumps(
-        {
-            "bans": {"scanners": {"after": bans.after, "signals": {bans.signal: 1}}},
-        }
-    ).splitlines()
+    policy = {"after": bans.after, "signals": {bans.signal: 1}}
+    yield from tomli_w.dumps({"bans": {"scanners": policy}}).splitlines()

@@ -1,4 +1,4 @@
-"""One client as a log shows it, and whether it looks like a person, a crawler or a scanner.
+"""The clients of a log, and whether each looks like a person, a crawler or a scanner.
 
 The rules are few, each goes by the share of a client's requests, and `ClientTally.look` says which one spoke:
 
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from hashlib import blake2b
 from sys import intern
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from ..logs import AccessRecord
+from ..web.client_ip import client_ip
 
+MINUTE_US: Final = 60_000_000
 MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
 MAX_AGENT: Final = 200
@@ -68,29 +71,30 @@ class ClientTally:
         crawled: How many requests came with the agent of a crawler.
         browsed: How many came with that of a browser.
         probes: How many requests were for paths that scanners ask for.
-        first_us: When its first request came, Unix time.
-        last_us: When its last request came.
-        first_refused_us: When a limit refused one for the first time; None for never.
         agents: Its agents, at most 32.
+        busiest_minute: The most requests in one minute of the clock: enough for a chart; `suggest.Peaks` counts as
+            windows do.
     """
 
     __slots__ = (
-        *("agents", "banned", "browsed", "crawled", "failed", "first_refused_us", "first_us", "last_us"),
-        *("paths", "probes", "refused", "requests", "succeeded"),
+        *("_minute", "_minute_count", "agents", "banned", "browsed", "busiest_minute", "crawled", "failed", "paths"),
+        *("probes", "refused", "requests", "succeeded"),
     )
 
-    def __init__(self, first_us: int) -> None:
+    def __init__(self) -> None:
         self.requests = self.refused = self.banned = self.failed = self.probes = 0
         self.succeeded = self.crawled = self.browsed = 0
-        self.first_us = self.last_us = first_us
-        self.first_refused_us: int | None = None
+        self.busiest_minute = self._minute = self._minute_count = 0
         self.agents: tuple[str, ...] = ()
         self.paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
         """Count one request, as the log tells it."""
         self.requests += 1
-        self.last_us = max(self.last_us, record.time_us)
+        minute = record.time_us // MINUTE_US
+        self._minute_count = self._minute_count + 1 if minute == self._minute else 1
+        self._minute = minute
+        self.busiest_minute = max(self.busiest_minute, self._minute_count)
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
         elif 100 <= record.status <= 399:
@@ -127,3 +131,50 @@ class ClientTally:
     def many_agents(self) -> bool:
         """Whether this is probably a proxy or a NAT: many agents come from it."""
         return len(self.agents) >= PROXY_AGENTS
+
+
+class Clients:
+    """The clients of a log by name: as the middleware counts addresses, an IPv6 client by its /64.
+
+    Args:
+        header: The header field whose value tells clients apart instead of the address; requests without it are told
+            apart by address. Values are shown as digests, because they may be secrets.
+
+    Attributes:
+        tallies: The counts of each client by its name.
+        requests: How many requests were added.
+        without_header: How many of them did not have the header field.
+        first_us: When the first one came, Unix time; 0 before that.
+        last_us: When the last one came.
+    """
+
+    def __init__(self, header: str | None = None) -> None:
+        self.header = header
+        self.tallies: dict[str, ClientTally] = {}
+        self.requests = self.without_header = self.first_us = self.last_us = 0
+        self._client = client_ip()
+        self._names: dict[str, str] = {}
+
+    def name(self, record: AccessRecord) -> str:
+        """Return the name of the client of a request."""
+        value = None if self.header is None else record.header(self.header)
+        if value is not None:
+            digest = blake2b(value.encode(errors="replace"), digest_size=4).hexdigest()
+            return f"header:{self.header}#{digest}"
+        name = self._names.get(record.client)
+        if name is None:
+            name = self._names[record.client] = self._client.locate({"client": (record.client, 0), "headers": []})[0]
+        return name
+
+    def add(self, record: AccessRecord) -> tuple[str, ClientTally]:
+        """Count a request, and return the name and the counts of its client."""
+        self.requests += 1
+        self.without_header += self.header is not None and record.header(self.header) is None
+        self.first_us = self.first_us or record.time_us
+        self.last_us = max(self.last_us, record.time_us)
+        name = self.name(record)
+        tally = self.tallies.get(name)
+        if tally is None:
+            tally = self.tallies[name] = ClientTally()
+        tally.add(record)
+        return name, tally

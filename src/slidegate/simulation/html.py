@@ -18,7 +18,7 @@ from .report import MAX_SHOWN, Simulated
 WIDTH: Final = 720
 HEIGHT: Final = 180
 _BELOW: Final = HEIGHT + 22
-_NUMBERS: Final = ("requests", "refused", "banned", "requests a minute", "clients with more")
+_NUMBERS: Final = ("requests", "refused", "banned")
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: light-dark(#1d2329, #e6e9ec); --faint: light-dark(#57606a, #9aa4af);
@@ -36,11 +36,10 @@ td, th { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid
 th { color: var(--faint); font-size: .8rem; font-weight: 600; white-space: nowrap; }
 td { overflow-wrap: break-word; min-width: 6rem; max-width: 22rem; }
 .n { text-align: right; min-width: 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
-figure { margin: 0; } figcaption, summary { color: var(--faint); font-size: .85rem; margin-bottom: .25rem; }
+figure { margin: 0; } figcaption { color: var(--faint); font-size: .85rem; margin-bottom: .25rem; }
 svg { display: block; width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: var(--faint); }
 .passed { fill: var(--passed); } .refused { fill: var(--refused); } .axis { stroke: var(--rule); }
 .limit { stroke: var(--refused); stroke-width: 2; stroke-dasharray: 4 3; }
-.line { stroke: var(--passed); stroke-width: 2; fill: none; }
 @media (max-width: 500px) { svg text { font-size: 22px; } }
 """
 
@@ -56,7 +55,7 @@ def html_report(simulated: Simulated, what: str) -> str:
         (name, f"{tally.requests:,}", f"{tally.refused:,}", f"{tally.banned:,}", *tally.look())
         for name, tally in simulated.touched()[:MAX_SHOWN]
     ]
-    routes = sorted(simulated.routes.items(), key=lambda pair: (-pair[1]["requests"], pair[0]))[:MAX_SHOWN]
+    routes = simulated.busiest_routes()[:MAX_SHOWN]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -69,8 +68,6 @@ def html_report(simulated: Simulated, what: str) -> str:
         _over_time(simulated),
         "<h2>Clients by their busiest minute</h2>",
         _by_peak(simulated),
-        "<h2>Clients beyond each limit per minute</h2>",
-        _cut_off(simulated),
         "<h2>Clients refused most</h2>",
         _table("Clients", ("client", "requests", "refused", "banned", "looks like", "because"), clients),
         "<h2>Routes</h2>",
@@ -145,14 +142,14 @@ def _over_time(simulated: Simulated) -> str:
     lost = sum(refused for _, _, refused in points)
     return _chart(
         f"Requests in steps of {step_us / 1e6:,.0f} s, at most {most:,}. Orange: the {lost:,} of "
-        f"{simulated.requests:,} that were refused, banned or blocked.",
+        f"{simulated.clients.requests:,} that were refused, banned or blocked.",
         inside,
     )
 
 
 def _by_peak(simulated: Simulated) -> str:
     """Draw how many clients have which busiest minute; both axes are logarithmic."""
-    classes = Counter(int(log10(peak.most) * 8) for peak in simulated.peaks.values() if peak.most)
+    classes = Counter(int(log10(client.busiest_minute) * 8) for client in simulated.clients.tallies.values())
     if not classes:
         return "<p>None.</p>"
     count = max(classes) + 2
@@ -171,25 +168,6 @@ def _by_peak(simulated: Simulated) -> str:
         "axes are logarithmic. A dashed line is a limit, at what it allows in a minute on average.",
         inside,
     )
-
-
-def _cut_off(simulated: Simulated) -> str:
-    """Draw for each number of requests a minute how many clients ask for more in a minute."""
-    peaks = sorted((peak.most for peak in simulated.peaks.values()), reverse=True)
-    if not peaks:
-        return "<p>None.</p>"
-    right, most = log10(peaks[0] + 1), len(peaks)
-    places = [10 ** (right * step / 60) for step in range(61)]
-    beyond = [sum(peak > place for peak in peaks) for place in places]
-    path = " ".join(
-        f"{step / 60 * WIDTH:.1f},{HEIGHT - clients / most * HEIGHT:.1f}" for step, clients in enumerate(beyond)
-    )
-    rows = [(f"{place:,.0f}", f"{beyond[step]:,}") for step, place in enumerate(places) if step % 6 == 0]
-    inside = [f'<polyline class="line" points="{path}"/>']
-    inside += [_label(power / right * WIDTH, _BELOW, f"{10**power:,}") for power in range(int(right) + 1)]
-    said = f"How many of the {most:,} clients make more requests in their busiest minute than the number below."
-    table = _table("Clients beyond each limit", ("requests a minute", "clients with more"), rows)
-    return f"{_chart(said, inside)}<details><summary>The same in numbers</summary>{table}</details>"
 
 
 def _time(at_us: int) -> str:

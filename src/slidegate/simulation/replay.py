@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,7 +25,6 @@ from ..limiter import FailurePolicy, Limiter
 from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
-from ..web.client_ip import client_ip
 from ..web.config import ConfigLoader
 from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
@@ -222,34 +220,3 @@ def _split(target: str) -> tuple[str, bytes, bytes]:
             target = f"/{target}"
     raw, _, query = target.partition("?")
     return unquote(raw), raw.encode(errors="replace"), query.encode(errors="replace")
-
-
-class Clients:
-    """Names the client of each request: as the middleware counts addresses, an IPv6 client by its /64.
-
-    Args:
-        header: The header field whose value tells clients apart instead of the address; requests without it are told
-            apart by address. Values are shown as digests, because they may be secrets.
-
-    Attributes:
-        without_header: How many requests did not have it.
-    """
-
-    def __init__(self, header: str | None = None) -> None:
-        self._header = header
-        self._client = client_ip()
-        self._names: dict[str, str] = {}
-        self.without_header = 0
-
-    def name(self, record: AccessRecord) -> str:
-        """Return the name of the client of a request."""
-        if self._header is not None:
-            value = record.header(self._header)
-            if value is not None:
-                digest = blake2b(value.encode(errors="replace"), digest_size=4).hexdigest()
-                return f"header:{self._header}#{digest}"
-            self.without_header += 1
-        name = self._names.get(record.client)
-        if name is None:
-            name = self._names[record.client] = self._client.locate({"client": (record.client, 0), "headers": []})[0]
-        return name

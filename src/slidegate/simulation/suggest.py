@@ -30,8 +30,8 @@ from ..logs import AccessRecord
 from ..web import keys
 from ..web.rule_set import RuleSet
 from ..web.rules import Rule
-from .clients import CRAWLER, SCANNER, ClientTally
-from .replay import PASSED, Clients, Replay, scope_of
+from .clients import CRAWLER, SCANNER, Clients
+from .replay import PASSED, Replay, scope_of
 from .routes import OTHER, RouteGuesser
 
 EXACT: Final = DEFAULT_RESOLUTION
@@ -131,30 +131,19 @@ class Survey:
     """The first reading: clients, and routes.
 
     Args:
-        clients: Names the clients.
+        clients: Counts by client.
     """
 
     def __init__(self, clients: Clients) -> None:
-        self._named = clients
+        self.clients = clients
         self._guesser = RouteGuesser()
         self._routes: Counter[str] = Counter()
-        self.clients: dict[str, ClientTally] = {}
-        self.requests = 0
-        self.first_us = self.last_us = 0
 
     def add(self, record: AccessRecord) -> None:
         """Look at one record."""
-        if not record.method:
-            return
-        self.requests += 1
-        self.first_us = self.first_us or record.time_us
-        self.last_us = max(self.last_us, record.time_us)
-        name = self._named.name(record)
-        client = self.clients.get(name)
-        if client is None:
-            client = self.clients[name] = ClientTally(record.time_us)
-        client.add(record)
-        self._routes[self._guesser.of(record.path, record.status)] += 1
+        if record.method:
+            self.clients.add(record)
+            self._routes[self._guesser.of(record.path, record.status)] += 1
 
     def rules(self, count: int = MAX_ROUTES) -> list[Rule]:
         """Return a rule for each of the busiest routes, and one for all requests; their limits mean nothing yet.
@@ -174,18 +163,19 @@ class Survey:
 
     def scanners(self) -> set[str]:
         """Return the clients that look like scanners."""
-        return {name for name, client in self.clients.items() if client.look().kind == SCANNER}
+        return {name for name, client in self.clients.tallies.items() if client.look().kind == SCANNER}
 
     def warnings(self, touch: float) -> list[str]:
         """Return what speaks against believing the suggestion."""
         found = []
-        span_us = self.last_us - self.first_us
+        clients = self.clients
+        span_us = clients.last_us - clients.first_us
         if span_us < _DAY_US:
             found.append(f"the log covers {span_us / 3.6e9:.1f} hours; busier days than this one may come")
-        if touch * len(self.clients) < 1:
-            found.append(f"{touch:.4g} of {len(self.clients):,} clients is less than one, so no client is touched")
-        for name, client in self.clients.items():
-            share = client.requests / self.requests
+        if touch * len(clients.tallies) < 1:
+            found.append(f"{touch:.4g} of {len(clients.tallies):,} clients is less than one, so no client is touched")
+        for name, client in clients.tallies.items():
+            share = client.requests / clients.requests
             if client.many_agents and len(found) < 10:
                 found.append(f"{name} is probably a proxy or a NAT: {len(client.agents)} or more agents come from it")
             if share > _LARGE_SHARE:
@@ -241,14 +231,13 @@ class Suggestion:
 
     Args:
         survey: The first reading.
-        clients: Names the clients.
         touch: The share of clients, 0 to 1, that limits may touch.
         routes: How many routes get a rule of their own.
     """
 
-    def __init__(self, survey: Survey, clients: Clients, touch: float, routes: int = MAX_ROUTES) -> None:
-        self._named = clients
-        self._allowed = int(touch * len(survey.clients) + 1e-9)
+    def __init__(self, survey: Survey, touch: float, routes: int = MAX_ROUTES) -> None:
+        self._clients = survey.clients
+        self._allowed = int(touch * len(survey.clients.tallies) + 1e-9)
         rules = survey.rules(routes)
         self._rules = RuleSet(rules, Limiter().engine.claim)
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
@@ -261,7 +250,7 @@ class Suggestion:
         if scope is None:
             return
         now_us = self._now_us = max(self._now_us, record.time_us)
-        name = self._named.name(record)
+        name = self._clients.name(record)
         for bound in self._rules.select(scope).limiting:
             path = bound.rule.paths[0]
             self._requests[path] += 1
@@ -305,24 +294,20 @@ class BanSurvey:
 
     Args:
         rules: The suggested rules.
-        scanners: The clients that look like scanners.
-        clients: Names the clients.
-        header: The header field that the rules count by; by default they count by address.
+        survey: The first reading.
     """
 
-    def __init__(
-        self, rules: Sequence[RuleFound], scanners: set[str], clients: Clients, header: str | None = None
-    ) -> None:
-        key = None if header is None else keys.header(header)
+    def __init__(self, rules: Sequence[RuleFound], survey: Survey) -> None:
+        self._clients = survey.clients
+        self._scanners = survey.scanners()
+        key = None if self._clients.header is None else keys.header(self._clients.header)
         self._replay = Replay(rules=[Rule(rule.path, rule.said, key=key) for rule in rules])
-        self._scanners = scanners
-        self._named = clients
         self._failures: dict[str, dict[str, Peaks]] = {signal: {} for signal in SIGNALS}
 
     def add(self, record: AccessRecord) -> None:
         """Count one record, if the limits let it pass."""
         if self._replay.play(record).outcome == PASSED and 400 <= record.status <= 499:
-            name = self._named.name(record)
+            name = self._clients.name(record)
             for signal in SIGNALS if record.status == 404 else ("4xx",):
                 _counted(self._failures[signal], name, _BAN_LIMITS).add(self._replay.now_us)
 
