@@ -266,18 +266,6 @@ def test_shells_complete_commands_and_options(words: str, place: str, expected: 
     assert ended.stdout.decode().splitlines() == [f"plain,{expected}"]
 
 
-# -- the page about the command --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["explain", "simulate", "suggest", "check", "run"])
-def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
-    section = re.split(rf"^## slidegate {name}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
-    assert main([*name.split(), "--help"]) == 0
-    assert named <= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
-
-
 # -- words that nobody foresaw -------------------------------------------------------------------------------------
 
 KNOWN = [
