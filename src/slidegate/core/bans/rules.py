@@ -29,7 +29,8 @@ STEP: Final = 64
 PREFIX_SHARE: Final = 10
 """One in so many of all bans may be a prefix that a policy banned."""
 PAUSED_BY: Final = "outbound"
-"""Who makes the bans that are pauses: another server wants no requests of ours for a while."""
+PAUSED_KEYS: Final = "to:"
+"""Who makes the bans that are pauses, and how their keys begin: a server wants no requests of ours for a while."""
 
 
 class StoredBans(Protocol):
@@ -294,13 +295,18 @@ def banned(ban: Ban) -> Event:
     """Tell that a ban was made."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
-    told = f"paused {until}" if ban.by == PAUSED_BY else f"banned {until} by {ban.by}"
+    told = f"paused {until}" if _is_pause(ban) else f"banned {until} by {ban.by}"
     return Event("banned", f"{ban.key} is {told}: {ban.reason}", details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
     """Tell that a ban was taken back."""
-    return Event("unbanned", f"{ban.key} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
+    told = f"the pause of {ban.key} was ended" if _is_pause(ban) else f"{ban.key} was unbanned"
+    return Event("unbanned", f"{told} by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
+
+
+def _is_pause(ban: Ban) -> bool:
+    return ban.by == PAUSED_BY and ban.key.startswith(PAUSED_KEYS)
 
 
 def shadow_banned(ban: Ban) -> Event:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.outbound.pauses import MOST_CHARACTERS, MOST_S, read_pause_us
+from slidegate.httpx import MAX_CHARACTERS, MAX_PAUSE_S, read_pause_us
 
 NOW_S = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT."""
@@ -32,8 +32,8 @@ def pause_s(status: int, **fields: str) -> float | None:
         ("7.5", None),
         ("", None),
         ("\u0667", None),
-        ("9" * MOST_CHARACTERS, MOST_S),
-        ("9" * (MOST_CHARACTERS + 1), None),
+        ("9" * MAX_CHARACTERS, MAX_PAUSE_S),
+        ("9" * (MAX_CHARACTERS + 1), None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(status: int, value: str, expected: int | None) -> None:

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
-from slidegate.httpx import LimitedTransport, TurnTimeout
+from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.testing import FakeClock
 
 from .network import simulate
@@ -46,6 +46,14 @@ def test_httpx2_sends_through_it() -> None:
     assert simulate(clock, run()) == b'{"a":1}'
     assert server.bodies == [b'{"a":1}', b'{"a":1}', b""]
     assert clock.now_us == 10**12 + 1_000_000
+
+
+def test_a_client_of_httpx2_that_does_not_await_sends_through_it_too() -> None:
+    answers = [httpx2.Response(429, headers={"Retry-After": "0"}), httpx2.Response(200, content=b"here")]
+    inner: Any = httpx2.MockTransport(lambda request: answers.pop(0))
+    transport: Any = SyncLimitedTransport(limits="9/minute", transport=inner)
+    with httpx2.Client(transport=transport) as client:
+        assert client.post(URL, json={"a": 1}).content == b"here"
 
 
 @pytest.mark.parametrize(

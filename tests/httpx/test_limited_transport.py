@@ -19,7 +19,6 @@ from trio.testing import MockClock
 from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, SlidegateError
 from slidegate.core import Concurrency, StoreUnavailable
 from slidegate.httpx import LimitedTransport, TurnTimeout
-from slidegate.outbound.units import held_limit
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .network import Answers, DistantStore, simulate
@@ -194,24 +193,23 @@ def test_a_request_that_is_cancelled_under_way_counts_from_then_on() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.015, 0.02])
 def test_a_unit_that_a_distant_store_charges_for_a_cancelled_task_goes_back(after_s: float) -> None:
-    scene = Scene()
-    store: Any = DistantStore(scene.clock, lambda: 0.01)
-    scene = Scene(limits="10/minute", limiter=Limiter(store), transport=Slow(0))
+    clock, server = FakeClock(10**12), Slow(0)
+    store: Any = DistantStore(clock, lambda: 0.01)
+    limiter = Limiter(store)
+    client = httpx.AsyncClient(transport=LimitedTransport(limits="10/minute", limiter=limiter, transport=server))
 
     async def run() -> int:
-        task = asyncio.create_task(scene.client.get(URL))
+        task = asyncio.create_task(client.get(URL))
         await asyncio.sleep(after_s)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        sent = len(scene.transport._transport.paths)
+        sent = len(server.paths)
         await asyncio.sleep(0.1)
-        decision = await scene.transport._limiter.peek(
-            "to:api.example.com", held_limit(Limit(10, "1m")), 0, rule="outbound"
-        )
-        return 10 - decision.states[0].remaining - sent
+        (window,) = (await limiter.inspect("to:api.example.com")).windows
+        return window.used - sent
 
-    assert scene.run(run()) == 0
+    assert simulate(clock, run()) == 0
 
 
 async def test_a_cancelled_wait_of_anyio_ends_as_one_of_asyncio_does() -> None:
@@ -303,6 +301,9 @@ def test_workers_that_share_a_limiter_pause_together_and_an_operator_can_end_it(
         ]
         await scene.limiter.unban(ban.key)
         await waiting
+        assert scene.heard.events[-1].message == "the pause of to:api.example.com was ended by manual"
+        await scene.limiter.ban("203.0.113.7", "1h", by="outbound")
+        assert " is banned until " in scene.heard.events[-1].message, "it is no pause, whoever made it"
 
     scene.run(run())
     assert 5 <= scene.server.gaps_s[0] <= 6
@@ -481,8 +482,8 @@ def test_a_turn_that_is_not_used_because_closing_fails_is_handed_back() -> None:
     async def run() -> int | None:
         with pytest.raises(httpx.CloseError):
             await scene.client.get(URL)
-        decision = await scene.limiter.peek("to:api.example.com", held_limit(Limit(2, "1m")), 0, rule="outbound")
-        return decision.remaining
+        (window,) = (await scene.limiter.inspect("to:api.example.com")).windows
+        return window.remaining
 
     assert scene.run(run()) == 1
 
@@ -539,11 +540,9 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
     async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second", limiter=limiter, transport=inner)):
         pass
     assert inner.closed == 1
-    assert not limiter._closed
-    own = LimitedTransport(limits="9/second", transport=inner)
-    await own.aclose()
+    assert (await limiter.hit("k", "5/minute")).allowed
+    await LimitedTransport(limits="9/second", transport=inner).aclose()
     assert inner.closed == 2
-    assert own._limiter._closed
 
 
 async def test_the_default_transport_connects() -> None:
@@ -567,7 +566,7 @@ async def test_the_default_transport_connects() -> None:
         ({"limits": [Limit(300, 60, resolution=300), Limit(400, 60, resolution=400)]}, "limits: .* the same window"),
         ({"key": "host"}, "key: expected a function"),
         ({"limiter": MemoryStore()}, "limiter: expected a Limiter"),
-        ({"transport": httpx.HTTPTransport()}, "transport: expected an asynchronous one"),
+        ({"transport": httpx.HTTPTransport()}, "transport: expected one with handle_async_request"),
         ({"wait": 0}, "wait: expected more than nothing"),
         ({"wait_max": 0}, "wait_max: expected a whole number from 1"),
         ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
@@ -581,8 +580,7 @@ def test_a_value_that_cannot_work_is_named(options: dict[str, Any], message: str
 
 
 def test_without_its_extra_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("slidegate.httpx", "slidegate.outbound"))]:
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "slidegate.httpx")
     monkeypatch.setitem(sys.modules, "http_sf", None)
     with pytest.raises(ImportError, match=r'needs the package http_sf: pip install "slidegate\[httpx\]"'):
         importlib.import_module("slidegate.httpx")

@@ -1,1 +1,0 @@
-"""Requests to others: their limits are kept, their answers heeded."""

@@ -1,0 +1,165 @@
+"""Clients that do not await: threads wait their turn as tasks do, and get the same errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import Any
+
+import httpx
+import pytest
+
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore
+from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..redis_servers import RedisServer, needs_redis
+
+URL = "http://api.example.com/"
+
+
+class Server(httpx.BaseTransport):
+    """Answers by a function, and notes what was asked and how often it was closed."""
+
+    def __init__(self, answer: Callable[[], httpx.Response]) -> None:
+        self.answer = answer
+        self.lock = Lock()
+        self.asked: list[httpx.Request] = []
+        self.entered = self.closed = 0
+
+    def __enter__(self) -> Server:
+        self.entered += 1
+        return self
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        with self.lock:
+            self.asked.append(request)
+            return self.answer()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def limited(server: Server, **options: Any) -> httpx.Client:
+    return httpx.Client(transport=SyncLimitedTransport(**{"limits": "100/second", "transport": server, **options}))
+
+
+def test_threads_wait_for_room_and_the_server_never_sees_too_many(rng: Random) -> None:
+    limit = Limit(5, 0.2)
+    counts = Limiter(MemoryStore()).sync
+    server = Server(lambda: httpx.Response(200 if counts.hit("client", (limit,)) else 429))
+
+    with limited(server, limits=limit, wait="60s") as client, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: client.get(URL).status_code, range(22))) == {200}
+
+
+@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
+def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Limiter]:
+    url = {"memory": "memory://", "lmdb": f"lmdb://{tmp_path}/counts"}.get(request.param)
+    made = Limiter.from_url(url or request.getfixturevalue("server").url, deadline="30s")
+    yield made
+    made.sync.close()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+def test_what_one_thread_has_spent_or_was_told_holds_for_all_who_share_the_limiter(limiter: Limiter) -> None:
+    answers = [httpx.Response(200), httpx.Response(429, headers={"Retry-After": "60"})]
+    server = Server(lambda: answers.pop(0))
+    first, second = (limited(server, limits="9/minute", limiter=limiter, wait="20s") for _ in range(2))
+    assert [first.get(URL).status_code, second.get(URL).status_code] == [200, 429]
+    with pytest.raises(TurnTimeout, match="in 60 s"):
+        first.get(URL)
+    assert len(server.asked) == 2
+    (ban,) = limiter.sync.bans()
+    assert (ban.key, ban.by) == ("to:api.example.com", "outbound")
+
+
+def test_a_refused_request_is_sent_again_with_its_body_and_the_answer_before_is_closed() -> None:
+    closed: list[int] = []
+
+    class Body(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"wait"
+
+        def close(self) -> None:
+            closed.append(1)
+
+    answers = [httpx.Response(429, headers={"Retry-After": "0"}, stream=Body()), httpx.Response(200, stream=Body())]
+    server = Server(lambda: answers.pop(0))
+    with limited(server) as client, client.stream("POST", URL, content=b"once") as answer:
+        assert closed == [1]
+        assert answer.read() == b"wait"
+    assert [request.content for request in server.asked] == [b"once", b"once"]
+    assert closed == [1, 1]
+
+
+def test_errors_come_as_they_are_and_count_as_requests() -> None:
+    clock = FakeClock(10**12)
+    limiter = Limiter(MemoryStore(clock=clock))
+
+    def fail() -> httpx.Response:
+        raise httpx.ConnectError("no way")
+
+    client = limited(Server(fail), limits="1/minute", limiter=limiter, wait="1s")
+    with pytest.raises(httpx.ConnectError, match="no way"):
+        client.get(URL)
+    with pytest.raises(TurnTimeout) as caught:
+        client.get(URL)
+    assert (caught.value.key, caught.value.retry_after_us) == ("to:api.example.com", 60_000_000)
+    with suppress(httpx.ConnectError):
+        clock.advance("1m")
+        client.get(URL)
+
+
+def test_the_transport_inside_sees_the_context_of_the_caller() -> None:
+    span: ContextVar[str] = ContextVar("span", default="none")
+    seen: list[str] = []
+
+    def answer() -> httpx.Response:
+        seen.append(span.get())
+        return httpx.Response(200)
+
+    span.set("mine")
+    limited(Server(answer)).get(URL)
+    assert seen == ["mine"]
+
+
+def test_closing_closes_the_transport_and_leaves_a_shared_limiter_open() -> None:
+    limiter, server = Limiter(), Server(lambda: httpx.Response(200))
+    with limited(server, limiter=limiter) as client:
+        client.get(URL)
+    assert (server.entered, server.closed) == (1, 1)
+    assert limiter.sync.hit("k", "5/minute")
+    limited(server).close()
+    assert server.closed == 2
+
+
+def test_each_kind_of_client_is_told_which_transport_is_its_own() -> None:
+    with pytest.raises(ConfigurationError, match=r"httpx\.Client takes SyncLimitedTransport"):
+        httpx.Client(transport=LimitedTransport(limits="3/minute")).get(URL)
+    with pytest.raises(ConfigurationError, match=r"expected one with handle_request, for example httpx\.HTTPTransport"):
+        SyncLimitedTransport(limits="3/minute", transport=httpx.AsyncHTTPTransport())
+
+
+async def test_a_client_that_awaits_is_told_so_too() -> None:
+    transport: Any = SyncLimitedTransport(limits="3/minute")
+    with pytest.raises(ConfigurationError, match=r"httpx\.AsyncClient takes LimitedTransport"):
+        await httpx.AsyncClient(transport=transport).get(URL)
+
+
+def test_a_pause_that_is_too_long_is_said() -> None:
+    heard = RecordingObserver()
+    limiter = Limiter(observers=[heard])
+    server = Server(lambda: httpx.Response(429, headers={"Retry-After": "3601"}))
+    assert limited(server, limiter=limiter).get(URL).status_code == 429
+    assert "pause_ignored" in heard.kinds
