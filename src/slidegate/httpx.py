@@ -46,7 +46,7 @@ from .limiter import Limiter
 from .limiter.aio import to_the_end
 from .limiter.inspect import BucketCaller
 from .limiter.portal import PORTAL
-from .limiter.waiting import LoopWaiter
+from .limiter.waiting import Waiter
 
 try:
     import http_sf
@@ -204,7 +204,7 @@ class _Limited:
         Raises:
             TurnTimeout: The turn would not come in time, or too many stand in line.
         """
-        lines, waiter = self._limiter.engine.lines, LoopWaiter()
+        lines, waiter = self._limiter.engine.lines, Waiter()
         name = self._bucket.rule, self._limiter.key_for(key)
         line, _ = lines.join(name, waiter, self._wait_max)
         if line is None:
@@ -217,7 +217,7 @@ class _Limited:
             lines.leave(name, waiter)
         raise TurnTimeout(f"the turn of a request for {key!r} did not come in time", key=key)
 
-    async def _take_first(self, key: str, until_s: float, waiter: LoopWaiter) -> _Unit:
+    async def _take_first(self, key: str, until_s: float, waiter: Waiter) -> _Unit:
         engine = self._limiter.engine
         known, subjects = engine.keys.learn(key)
         while True:

@@ -69,6 +69,6 @@ def test_another_service_is_asked_no_faster_than_it_allows(
         waits_s.append(wait_s)
         clock.advance(us=round(wait_s * 1_000_000))
 
-    monkeypatch.setattr("slidegate.limiter.waiting.ThreadWaiter.wait", wait)
+    monkeypatch.setattr("slidegate.limiter.waiting.Waiter.wait", wait)
     assert statuses(example, 6, "/weather") == [200] * 6
     assert waits_s == [1.0, 1.0]

@@ -19,8 +19,8 @@ from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_dur
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
-from .sync import WithoutLoop, at_once
-from .waiting import ThreadWaiter, may_wait
+from .sync import WithoutLoop
+from .waiting import may_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +59,8 @@ class Limited:
         self._key = _checked_key(key)
         self._cost = _checked_cost(cost, self._limits)
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        if self._wait_us:
+            without_loop.expect_waits()
         self._rule = None if rule is None else check_name(rule, "rule")
         self._block = self._bucket(DEFAULT_RULE)
 
@@ -117,8 +119,7 @@ class Limited:
         known, subjects = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), subjects))
         if may_wait(decision):
-            waiter = ThreadWaiter(self._without_loop.ask)
-            decision = at_once(self._engine.lines.wait(decision, subjects, waiter))
+            decision = self._without_loop.wait(self._engine.lines.wait(decision, subjects), self._wait_us)
         return _unless_refused(decision)
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:

@@ -1,14 +1,15 @@
 """A limiter for threads that have no event loop: scripts, WSGI, Celery.
 
 The methods of a limiter are coroutines. A store that answers at once suspends none, so the thread itself runs it to its
-end: a memory store always, and LMDB unless each commit waits for a disk. For all other stores a thread with an event
-loop does; see `portal`.
+end: a memory store always, and LMDB unless each commit waits for a disk. For all other stores, and for calls that wait
+in line, a thread with an event loop does; see `portal`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping
 from datetime import timedelta
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -129,8 +130,10 @@ class WithoutLoop:
 
     def __init__(self, engine: Engine) -> None:
         store, failover = engine.store, engine.failover
-        alone = engine.per_process or store.answers_threads()
-        self._portal = None if alone else _shared_portal()
+        self._answers_here = engine.per_process or store.answers_threads()
+        self._portal: SharedPortal | None = None
+        if not self._answers_here:
+            self.expect_waits()
         self._most_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
@@ -149,6 +152,21 @@ class WithoutLoop:
         """Return the answer to a command of a person; see `ask`."""
         return self._run(work, _COMMAND_S)
 
+    def expect_waits(self) -> None:
+        """Be ready to do work that has to wait."""
+        # Most processes need none; and a child that is forked while another thread imports cannot do so later.
+        import anyio._backends._asyncio  # noqa: F401
+
+        from .portal import PORTAL
+
+        self._portal = PORTAL
+
+    def wait(self, work: Coroutine[Any, Any, T], wait_us: int) -> T:
+        """Return the answer to a request that waits in line, at most so long; see `ask`."""
+        assert self._portal is not None, "it was told to expect waits"
+        _expect_no_loop(work)
+        return self._portal.run(self, work, min(self._most_s + wait_us / 1_000_000, TIMEOUT_MAX))
+
     def close(self, work: Coroutine[Any, Any, None]) -> None:
         """Close the limiter."""
         try:
@@ -162,26 +180,23 @@ class WithoutLoop:
             self._portal.release(self)
 
     def _run(self, work: Coroutine[Any, Any, T], most_s: float) -> T:
-        if on_loop():
-            work.close()
-            raise ConfigurationError(
-                "limiter.sync waits for its answer, and the event loop that runs in this thread would stand still "
-                "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
-                "call it in a thread, as with asyncio.to_thread"
-            )
-        return at_once(work) if self._portal is None else self._portal.run(self, work, most_s)
+        _expect_no_loop(work)
+        if self._answers_here or self._portal is None:
+            return _at_once(work)
+        return self._portal.run(self, work, most_s)
 
 
-def _shared_portal() -> SharedPortal:
-    # Only here: most processes need none. And not later: a child that is forked while another thread imports cannot.
-    import anyio._backends._asyncio  # noqa: F401
+def _expect_no_loop(work: Coroutine[Any, Any, object]) -> None:
+    if on_loop():
+        work.close()
+        raise ConfigurationError(
+            "limiter.sync waits for its answer, and the event loop that runs in this thread would stand still "
+            "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
+            "call it in a thread, as with asyncio.to_thread"
+        )
 
-    from .portal import PORTAL
 
-    return PORTAL
-
-
-def at_once(work: Coroutine[Any, Any, T]) -> T:
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends to its end."""
     try:
         work.send(None)

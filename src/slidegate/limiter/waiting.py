@@ -24,10 +24,9 @@ import os
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -55,24 +54,8 @@ Name: TypeAlias = tuple[str, str]
 NOBODY: Final[Counter[Bucket]] = Counter()
 
 
-class Waiter(Protocol):
-    """How a request waits: in an event loop, or in a thread without one."""
-
-    def now_s(self) -> float:
-        """Return the time, by which bounds go."""
-
-    def call(self) -> None:
-        """End the wait, from any thread."""
-
-    async def wait(self, wait_s: float) -> None:
-        """Wait to be called, for no longer than this."""
-
-    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
-        """Return the answer to a question to the store."""
-
-
-class LoopWaiter:
-    """Waits in an event loop."""
+class Waiter:
+    """How a request waits in its event loop."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -84,11 +67,11 @@ class LoopWaiter:
             self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
     def now_s(self) -> float:
-        """See `Waiter.now_s`."""
+        """Return the time, by which bounds go."""
         return anyio.current_time()
 
     def call(self) -> None:
-        """See `Waiter.call`. An event is set in its own thread alone."""
+        """End the wait, from any thread; an event is set in its own thread alone."""
         if self._thread == threading.get_ident():
             self._event.set()
         else:
@@ -99,43 +82,10 @@ class LoopWaiter:
         self._event.set()
 
     async def wait(self, wait_s: float) -> None:
-        """See `Waiter.wait`."""
+        """Wait to be called, for no longer than this."""
         with anyio.move_on_after(wait_s):
             await self._event.wait()
         self._event = anyio.Event()
-
-    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
-        """See `Waiter.answer`."""
-        return await work
-
-
-class ThreadWaiter:
-    """Waits in a thread without an event loop; its coroutines never suspend.
-
-    Args:
-        ask: Runs a question to the store to its end.
-    """
-
-    def __init__(self, ask: Callable[[Coroutine[Any, Any, Decision]], Decision]) -> None:
-        self._event = threading.Event()
-        self._ask = ask
-
-    def now_s(self) -> float:
-        """See `Waiter.now_s`."""
-        return monotonic()
-
-    def call(self) -> None:
-        """See `Waiter.call`."""
-        self._event.set()
-
-    async def wait(self, wait_s: float) -> None:
-        """See `Waiter.wait`."""
-        self._event.wait(min(wait_s, threading.TIMEOUT_MAX))
-        self._event.clear()
-
-    async def answer(self, work: Coroutine[Any, Any, Decision]) -> Decision:
-        """See `Waiter.answer`."""
-        return self._ask(work)
 
 
 class Line:
@@ -246,21 +196,17 @@ class WaitingLines:
             if line is not None:
                 line.waiters[0].call()
 
-    async def wait(
-        self, refused: Decision, subjects: Sequence[BanSubject] = (), waiter: Waiter | None = None
-    ) -> Decision:
+    async def wait(self, refused: Decision, subjects: Sequence[BanSubject] = ()) -> Decision:
         """Wait in line, as long as the rules of a request allow.
 
         Args:
             refused: The refusal of the request, or its `Behind`.
             subjects: Further keys whose bans refuse.
-            waiter: How it waits; by default in the event loop that runs.
 
         Returns:
             What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
         """
-        request = _Request(self, self._engine, refused, subjects, LoopWaiter() if waiter is None else waiter)
-        return await request.wait()
+        return await _Request(self, self._engine, refused, subjects).wait()
 
     async def ask(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, first_in_line: bool = True
@@ -297,16 +243,15 @@ class _Request:
         engine: Engine,
         refused: Decision,
         subjects: Sequence[BanSubject],
-        waiter: Waiter,
     ) -> None:
         self._lines = lines
         self._engine = engine
         self._demand = refused.checks
         self._subjects = subjects
-        self._waiter = waiter
+        self._waiter = Waiter()
         self._last: Decision | None = None if isinstance(refused, Behind) else refused
         self._name, self._most, self._bound_us = _place(refused)
-        self._began_s = waiter.now_s()
+        self._began_s = self._waiter.now_s()
         self._counts = ExitStack()
         self._counted: Wait | None = None
         self._charged = any(bucket.count_denied for bucket, _, _ in self._demand)
@@ -374,11 +319,10 @@ class _Request:
             self._counted = self._counts.enter_context(self._engine.waits.one())
 
     async def _ask(self, *, first_in_line: bool = True) -> Decision:
-        ask = self._lines.ask(self._demand, self._subjects, first_in_line=first_in_line)
-        return await self._waiter.answer(ask)
+        return await self._lines.ask(self._demand, self._subjects, first_in_line=first_in_line)
 
     async def _peek(self) -> Decision:
-        return await self._waiter.answer(self._engine.peek(self._demand, self._subjects))
+        return await self._engine.peek(self._demand, self._subjects)
 
     async def _end(self, decision: Decision) -> Decision:
         """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""
