@@ -59,7 +59,7 @@ class Golden:
     def compare(self) -> None:
         """Compare the bytes; where nothing was written since, nothing but time has changed them."""
         stored = b""
-        for packed in self.redis.hvals(f"{self.store._prefix}:3:w:{{ann}}"):
+        for packed in self.redis.hvals(f"{self.store._prefix}:4:w:{{ann}}"):
             assert isinstance(packed, bytes)
             stored = packed
         ours, theirs = (self.limit.settle(window, self.clock.now_us) for window in (stored, self.window))
@@ -148,7 +148,7 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
     async with store_at(server, clock=clock) as store:
         charged = [await settle(store.hit([(bucket, "ann", cost)])) for cost in (3, 4)]
         assert await settle(store.refund(charged[0]))
-        (name,) = server.command("KEYS", f"{store._prefix}:3:w:*")
+        (name,) = server.command("KEYS", f"{store._prefix}:4:w:*")
         assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, -1, 4)]
         assert (await store.inspect("ann", [bucket])).windows == [PERIOD.pack(end_us, 0, -1, 4)]
         assert await store.reset("ann")

@@ -160,7 +160,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
             await worker.recovered()
             assert await worker.statuses(1) == [429]
         assert len({tuple(worker.digests()) for worker in workers}) == 1
-        assert server.command("HLEN", "slidegate:3:{bans}") >= 1
+        assert server.command("HLEN", "slidegate:4:{bans}") >= 1
         await close(*workers)
     finally:
         server.close()

@@ -69,7 +69,7 @@ def test_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(serv
 
 
 def holds_windows(server: RedisServer, count: int) -> bool:
-    return len(server.command("KEYS", "*:3:w:*")) >= count
+    return len(server.command("KEYS", "*:4:w:*")) >= count
 
 
 @pytest.mark.all

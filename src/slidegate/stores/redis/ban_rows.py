@@ -1,22 +1,29 @@
-"""How bans, strike records, policies and reports are packed for Redis; ``lua/bans.lua`` reads and writes the same."""
+"""How bans, strike records, policies and reports are packed for Redis; ``lua/bans.lua`` reads and writes the same.
+
+Redis says of which kinds the bans are that stand there, and `Kinds` which keys to look up for a client: its own, and
+one for each length of network in use.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from time import monotonic
 from typing import Final
 
+from ...core.addresses import BITS, format_network
 from ...core.bans.ban import Ban, BanChange, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rules import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
 from ...core.bans.strikes import Strike, StrikeRecord
+from ...core.memo import remember
 from ...core.store import Event
 
 _FOR_EVER: Final = -1
 _MAX_NUMBER: Final = 2**32 - 1
 _BAN: Final = Struct("<qqqqIH")
-_CHANGE: Final = Struct("<BqHH")
+_CHANGE: Final = Struct("<BqH")
 _STANDING: Final = Struct("<IqqqqHH")
 _STRIKE: Final = Struct("<qQH")
 _POLICY: Final = Struct("<IqqqdqBBIHqqHH")
@@ -24,13 +31,9 @@ _STEP: Final = Struct("<q")
 _KINDS: Final = {1: "banned", 2: "unbanned"}
 _TIME: Final = Struct("<q")
 _TOLD: Final = Struct("<HH")
-_MANY: Final = Struct("<H")
-_GUARD: Final = Struct("<BI")
-_KEY: Final = 0
-_BYTES: Final = {4: 4, 6: 16}
-
-UNGUARDED: Final = _MANY.pack(0)
-"""The guards of a request that no ban refuses."""
+_SIZE: Final = Struct("<H")
+_COUNTS: Final = re.compile(rb"=([0-9]+)")
+_NETWORKS: Final = re.compile(rb"([46])/([0-9]{1,3})")
 
 
 def text_of(packed: bytes) -> str:
@@ -64,10 +67,12 @@ def unpack_ban(key: bytes, packed: bytes) -> Ban:
 
 def unpack_change(packed: bytes) -> BanChange:
     """Read an entry of the history."""
-    kind, wall_us, by, key = _CHANGE.unpack_from(packed)
-    rest = packed[_CHANGE.size :]
-    ban = unpack_ban(rest[by : by + key], rest[by + key :])
-    return BanChange(_KINDS[kind], ban, wall_us, text_of(rest[:by]))  # type: ignore[arg-type]
+    kind, wall_us, size = _CHANGE.unpack_from(packed)
+    by, at = packed[_CHANGE.size : _CHANGE.size + size], _CHANGE.size + size
+    (size,) = _SIZE.unpack_from(packed, at)
+    at += _SIZE.size
+    ban = unpack_ban(packed[at : at + size], packed[at + size :])
+    return BanChange(_KINDS[kind], ban, wall_us, text_of(by))  # type: ignore[arg-type]
 
 
 def pack_record(policy: str, record: StrikeRecord) -> bytes:
@@ -119,8 +124,8 @@ def pack_policy(policy: BanPolicy) -> bytes:
             len(policy.ladder_us),
             len(name),
         )
-        + b"".join(map(_STEP.pack, policy.ladder_us))
         + name
+        + b"".join(map(_STEP.pack, policy.ladder_us))
     )
 
 
@@ -130,23 +135,56 @@ def made_name(policy: BanPolicy) -> str:
     return f"made:{policy.name}:{most.window_us}:{most.resolution}"
 
 
-def pack_guards(subjects: Sequence[BanSubject]) -> bytes:
-    """Pack the keys and addresses whose bans refuse a request."""
-    parts = [_MANY.pack(len(subjects))]
-    for guard in subjects:
-        if isinstance(guard, str):
-            kind, packed = _KEY, bytes_of(guard)
-        else:
-            kind, packed = guard[0], guard[1].to_bytes(_BYTES[guard[0]], "big")
-        parts += (_GUARD.pack(kind, len(packed)), packed)
-    return b"".join(parts)
+class Kinds:
+    """Of which kinds the bans in Redis are, see ``lua/banned.lua``.
+
+    Args:
+        told: What Redis says of them: empty where there are no bans.
+
+    Attributes:
+        text: The same without how many there are of each.
+    """
+
+    def __init__(self, told: bytes) -> None:
+        self.text = text_of_kinds(told)
+        networks = [(int(version), int(length)) for version, length in _NETWORKS.findall(self.text)]
+        self._networks = [(version, length) for version, length in networks if length <= BITS[version]]
+        self._known: dict[str, bytes] = {}
+
+    def keys_of(self, subjects: Sequence[BanSubject]) -> bytes:
+        """Return the keys under which the bans of a client would stand, packed."""
+        asked = repr(subjects)  # a client chooses its address, and so the hash of a number
+        packed = self._known.get(asked)
+        if packed is None:
+            packed = remember(self._known, asked, self._pack(subjects))
+        return packed
+
+    def _pack(self, subjects: Sequence[BanSubject]) -> bytes:
+        keys: list[str] = []
+        for guard in subjects:
+            if isinstance(guard, str):
+                keys += [guard] if guard else []  # under the empty key Redis holds no ban
+            else:
+                keys += [format_network(*guard, length) for version, length in self._networks if version == guard[0]]
+        texts = [bytes_of(key) for key in keys]
+        return _SIZE.pack(len(texts)) + b"".join([_SIZE.pack(len(text)) + text for text in texts])
+
+
+def text_of_kinds(told: bytes) -> bytes:
+    """Return what Redis says of kinds without how many there are of each."""
+    return _COUNTS.sub(b"", told)
+
+
+def count_of_kinds(told: bytes) -> int:
+    """Return how many bans there are."""
+    return sum(map(int, _COUNTS.findall(told)))
 
 
 def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
     """Read the bans in force that were found, and when that was in the bans' time."""
     (now_us,), at, bans = _TIME.unpack_from(packed), _TIME.size, []
     while at < len(packed):
-        key, row = _TOLD.unpack_from(packed, at)
+        row, key = _TOLD.unpack_from(packed, at)
         at += _TOLD.size + key + row
         bans.append(unpack_ban(packed[at - row - key : at - row], packed[at - row : at]))
     return now_us, bans
@@ -204,12 +242,3 @@ class Teller:
             return []
         self._next_s[event.kind, about] = now_s + SAY_EVERY_S
         return [event]
-
-
-def changes(reports: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and row of each ban that a command has made; the row is empty where it took one back."""
-    for report in reports:
-        kind, length = _HEAD.unpack_from(report)
-        if kind in (BANNED, UNBANNED):
-            key, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
-            yield key, row if kind == BANNED else b""

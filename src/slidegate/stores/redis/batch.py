@@ -30,9 +30,10 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Clock, Event
-from .bans import RedisBans
+from .bans import TRIES, RedisBans
 from .clock import ServerClock
 from .link import SICK, Connection, Eviction, Settings, open_connection, open_master, refusal, unexpected
+from .refusals import RefusalCache
 from .requests import Demand, Request
 from .script import Script, bans_script, windows_script
 
@@ -41,10 +42,7 @@ SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3
-"""An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
-
-NO_BANS: Final = b"", b""
-"""The number and the guards in a call that cannot see the bans, or need not."""
+"""An answer begins with the time, the kinds of bans, and the number of the last change."""
 
 _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
@@ -75,6 +73,7 @@ class Shared:
         max_waiting: How many requests may wait in a line.
         clock: The clock of a test.
         bans: The bans of the store.
+        refusals: The refusals that are known here.
         tell: Passes events on.
         read_only: Whether nothing is made where nothing of slidegate stands.
         eviction: Finds out whether a server evicts keys.
@@ -87,6 +86,7 @@ class Shared:
     max_waiting: int
     clock: Clock | None
     bans: RedisBans
+    refusals: RefusalCache
     tell: Callable[[Sequence[Event]], None]
     read_only: bool
     eviction: Eviction
@@ -307,13 +307,10 @@ class Batcher:
         done = partial(self._answered, connection, requests, monotonic(), tries)
         names = {shared.meta: 0, bans.list_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
-        guards = b""
-        number = bans.cache.number
-        if tries or bans.cache.latest != number or {request.judged for request in requests} != {number}:
-            guards = b"".join(request.guards() for request in requests)
+        kinds = bans.kinds
+        guards = b"".join([kinds.keys_of(request.subjects) for request in requests]) if kinds.text else b""
         self._calls += 1
-        known = head(shared.clock, 1), number, guards
-        connection.send(done, how, what, len(names), *names, *known, packed)
+        connection.send(done, how, what, len(names), *names, head(shared.clock, 1), kinds.text, guards, packed)
 
     def _answered(
         self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
@@ -324,11 +321,11 @@ class Batcher:
         elif isinstance(answer, HiredisError):
             self._refused(connection, requests, tries, str(answer))
         elif says_state(answer) and len(answer) == STATE_PARTS:
+            self._shared.bans.heard(self, answer[1], answer[2], sent_s)
             self._again(connection, requests, tries)
         else:
             if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
-                self._shared.bans.heard_state(self, answer[2], sent_s)
-                self._shared.bans.heard(self, answer[1], sent_s)
+                self._shared.bans.heard(self, answer[1], answer[2], sent_s)
             self._shared.tell(deliver(connection, requests, sent_s, answer))
         if self._line and not self._scheduled:
             self._go()
@@ -343,11 +340,11 @@ class Batcher:
             connection.close(refusal(connection.name, error))
 
     def _again(self, connection: Connection, requests: Sequence[Request], tries: int) -> None:
-        """Ask again where nothing was decided because bans have changed, and send the guards of the requests."""
-        if tries:
+        """Ask again where nothing was decided, because there are bans of other kinds."""
+        if tries == TRIES:
             fail(requests, StoreUnavailable(f"redis: {connection.name} decides nothing"))
         else:
-            self._call(connection, requests, b"EVALSHA", windows_script().name, 1)
+            self._call(connection, requests, b"EVALSHA", windows_script().name, tries + 1)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

@@ -65,33 +65,3 @@ class ServerClock:
         self.steps += now_us < self._latest_us
         self._latest_us = now_us
         return now_us
-
-
-class BansClock(ServerClock):
-    """The time of bans, which never runs back: where the server's does, it goes on from where it was.
-
-    How far it is ahead by now stands in Redis, so that all workers agree.
-    """
-
-    __slots__ = ("_ahead_us", "_bans_us")
-
-    def __init__(self, clock: Clock | None) -> None:
-        super().__init__(clock)
-        self._ahead_us = self._bans_us = 0
-
-    def saw_bans(self, now_us: int, wall_us: int, ahead_us: int, sent_us: int) -> None:
-        """Record the bans' and the server's time, and how far the bans' is ahead; see `saw`."""
-        self.saw(wall_us, sent_us)
-        self._ahead_us = max(self._ahead_us, ahead_us)
-        self._bans_us = max(self._bans_us, now_us)
-
-    def now_us(self) -> tuple[int, int]:
-        """Return the bans' time and the server's."""
-        wall_us = self.least_us()
-        now_us = wall_us + self._ahead_us
-        if now_us < self._bans_us:
-            if self._clock is not None or now_us < self._bans_us - STEP_US:
-                self._ahead_us += self._bans_us - now_us
-            now_us = self._bans_us
-        self._bans_us = now_us
-        return now_us, wall_us

@@ -3,9 +3,10 @@
 A call goes to the node of its slot, so requests of one turn of the loop are grouped by slot, and the calls to one node
 share its connection. `cluster_nodes` finds and reaches the nodes.
 
-The bans lie in one slot, and calls for others cannot see them. So requests are judged by the list that is held here,
-which is refreshed twice in `TRUST_S`. Where it is older they are looked up first, all of a turn in one question; but
-they do not wait for that for long: without an answer the bans that are held count, and limits go on.
+The bans lie in one slot, and calls for others cannot see them. So they are asked about twice in `TRUST_S`. Where there
+are some, those of a client are looked up before its request goes, all of a turn in one question, and again after
+`TRUST_S`. But requests do not wait for that for long: without an answer the bans that are known here count, and limits
+go on.
 """
 
 from __future__ import annotations
@@ -22,18 +23,17 @@ from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Event
-from .ban_cache import TRUST_S
-from .bans import UNSEEN
-from .batch import CLOSED, MAX_IN_CALL, NO_BANS, STATE_PARTS, deliver, fail, head, remove_from
+from .batch import CLOSED, MAX_IN_CALL, STATE_PARTS, deliver, fail, head, remove_from
 from .cluster_nodes import MAX_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
 from .link import SICK, Connection, refusal
+from .refusals import TRUST_S
 from .requests import Request
 from .script import CHANGED, windows_script
 
 MAX_CALLS: Final = 256
 """How many calls to one node may be unanswered."""
-NEWS_TIMEOUT_S: Final = 0.02
-"""How long requests wait for news of bans: less than a limiter's deadline."""
+NEWS_TIMEOUT_S: Final = 0.03
+"""How long requests wait for a look at the bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
 
@@ -86,22 +86,23 @@ class ClusterBatcher(ClusterNodes):
         line = self._line
         if not line or self._closed:
             return
-        now_s = self._asked_s = monotonic()
+        self._asked_s = monotonic()
         if not self._ready:
             self._open()
             return
         requests = list(line)
         line.clear()
-        age_s = now_s - self._shared.bans.cache.known_s
-        if age_s >= TRUST_S / 2:
+        bans, refusals = self._shared.bans, self._shared.refusals
+        if refusals.age_s() >= TRUST_S / 2:
             self._hear()
-        seen, unseen = list[Request](), list[Request]()
+        is_free = not bans.kinds.text and refusals.age_s() < TRUST_S
+        passing, unknown = list[Request](), list[Request]()
         for request in requests:
-            known = request.judged is None or (request.judged != UNSEEN and age_s < TRUST_S)
-            (seen if known else unseen).append(request)
-        if unseen:
-            self._carry(unseen, self._look_up(unseen))
-        self._group(seen)
+            passes = is_free or not request.subjects or refusals.passes(request.subjects)
+            (passing if passes else unknown).append(request)
+        if unknown:
+            self._carry(unknown, self._look_up(unknown))
+        self._group(passing)
 
     def _group(self, requests: Sequence[Request]) -> None:
         """Send requests, those of one slot together."""
@@ -152,8 +153,8 @@ class ClusterBatcher(ClusterNodes):
             connection.send(ignore, b"ASKING")
         done = partial(self._came, node, connection, call, monotonic())
         node.calls += 1
-        known = head(self._shared.clock, 0, self._shared.bans.cache.reset_us), *NO_BANS
-        connection.send(done, call.how, call.what, len(names), *names, *known, packed)
+        known = head(self._shared.clock, 0, self._shared.bans.reset_us)
+        connection.send(done, call.how, call.what, len(names), *names, known, b"", b"", packed)
 
     def _came(self, node: Node, connection: Connection, call: Call, sent_s: float, answer: Any) -> None:
         node.calls -= 1
@@ -208,7 +209,7 @@ class ClusterBatcher(ClusterNodes):
     async def _tell_hands(self) -> None:
         """Let all workers know that something was handed back."""
         self._owes_hands = True
-        await self.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
+        await self.ask(b"HINCRBY", self._shared.meta, b"number", 1)
         self._owes_hands = False
 
     def _hear(self) -> None:
@@ -220,7 +221,7 @@ class ClusterBatcher(ClusterNodes):
         try:
             if self._owes_hands:
                 await self._tell_hands()
-            await self._shared.bans.refresh(self)
+            await self._shared.bans.look(self, [])
             self._waits_for_news = True
         except StoreError as error:
             now_s, self._waits_for_news = monotonic(), False
@@ -233,16 +234,24 @@ class ClusterBatcher(ClusterNodes):
             self._news = None
 
     async def _look_up(self, requests: Sequence[Request]) -> None:
-        """Send the requests that no ban refuses; where looking takes too long, the bans that are held decide."""
-        found = [request.held() for request in requests]
+        """Send the requests that no ban refuses; where looking takes too long, the bans that are known here decide."""
+        refusals = self._shared.refusals
+        told: Sequence[bytes | None] = [None] * len(requests)
         if self._waits_for_news:
-            try:
-                async with asyncio.timeout(NEWS_TIMEOUT_S):
-                    told = await self._shared.bans.look(self, [request.guards() for request in requests])
-                    found = [request.refused(each) for request, each in zip(requests, told, strict=True)]
-            except (StoreError, TimeoutError):
-                self._waits_for_news = False  # until the bans could be read
-        for request, refused in zip(requests, found, strict=True):
-            if refused is not None and not request.future.done():
-                request.future.set_result(refused)
-        self._group(requests)
+            sent_s = monotonic()
+            looking = self._start(self._shared.bans.look(self, [request.subjects for request in requests]))
+            # And not `asyncio.timeout`: where this process was held up, the answer may be here by now.
+            await asyncio.wait((looking,), timeout=NEWS_TIMEOUT_S)
+            self._waits_for_news = looking.done() and not looking.cancelled() and looking.exception() is None
+            if self._waits_for_news:
+                told = looking.result()
+        passing = []
+        for request, each in zip(requests, told, strict=True):
+            refusal = request.known() if each is None else request.refused(each)
+            if refusal is None:
+                passing.append(request)
+                if each is not None:
+                    refusals.let_pass(request.subjects, sent_s)
+            elif not request.future.done():
+                request.future.set_result(refusal)
+        self._group(passing)

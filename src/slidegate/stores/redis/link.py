@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from struct import error as StructError
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
@@ -71,25 +71,24 @@ def unexpected(place: str, answer: object) -> StoreUnavailable:
     return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
 
 
+@contextmanager
+def making_sense() -> Iterator[None]:
+    """Raise a StoreUnavailable where what a server has answered cannot be read, whatever that was."""
+    try:
+        yield
+    except SlidegateError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError) as error:
+        raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
+
+
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Raise a StoreUnavailable where a method cannot read what a server has answered, whatever that was."""
+    """Do that for all of a method."""
 
     @wraps(method)
     async def read(*args: P.args, **named: P.kwargs) -> T:
-        try:
+        with making_sense():
             return await method(*args, **named)
-        except SlidegateError:
-            raise
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-            ArithmeticError,
-            StructError,
-        ) as error:
-            raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
 
     return read
 

@@ -1,27 +1,33 @@
 """Refusals that are given here, without asking Redis.
 
-A demand that was refused is refused again until something leaves its windows, or is handed back. The first is known to
-the microsecond. Hand-backs and resets are numbered in Redis, and answers carry the number: where it has changed,
-everything here is forgotten. So a refusal is given from here as long as Redis was heard less than `TRUST_S` ago, and a
-refund by one worker is known to all after that time at the latest. Charges and refunds of this process are known at
-once: a refusal whose request was sent before a hand-back of this process is not remembered, though its answer may come
-while the hand-back is still on its way.
+A demand that was refused is refused again until something leaves its windows, or is handed back; a client that was
+banned, until the ban ends. Both moments are known to the microsecond. Hand-backs, resets and changes of bans are
+numbered in Redis, and answers carry the number: where it has changed, everything here is forgotten. So a refusal is
+given from here as long as Redis was heard less than `TRUST_S` ago, and a refund or an unban by one worker is known to
+all after that time at the latest. Charges and refunds of this process are known at once: a refusal whose request was
+sent before a hand-back of this process is not remembered, though its answer may come while the hand-back is still on
+its way.
 
 A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
-of one client costs ten commands a second for each key.
+of one client costs ten commands a second for each key. One by a ban that requests prolong is given for as long, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import monotonic
+from time import monotonic, monotonic_ns
+from typing import Final
 
-from ...core.decision import Check, Decision, Reason, refused_later
-from ...core.memo import MEMO_SIZE
-from .ban_cache import TRUST_S
+from ...core.bans.ban import Ban, BanSubject
+from ...core.decision import BanRefusal, Check, Decision, Reason, refused_later
+from ...core.memo import MEMO_SIZE, remember
+from ...core.store import Clock
 from .clock import ServerClock
 from .strikes import PAUSE_S
+
+TRUST_S: Final = 1.0
+"""How long what Redis has said holds here."""
 
 
 class CachedRefusal:
@@ -50,25 +56,59 @@ class CachedRefusal:
         return refused_later(self.decision.readings, self.decision.now_us, now_us, checks)
 
 
+class CachedBan:
+    """A remembered ban: the moment when it was found in force, in its own time and in that of a clock here."""
+
+    __slots__ = ("_at_us", "_ban", "_clock", "_now_us", "next_s")
+
+    def __init__(self, ban: Ban, now_us: int, clock: Clock) -> None:
+        self._ban = ban
+        self._now_us = now_us
+        self._clock = clock
+        self._at_us = clock()
+        self.next_s = monotonic() + PAUSE_S if ban.prolong_us else float("inf")
+
+    def again(self, checks: Sequence[Check]) -> BanRefusal | None:
+        """Return the refusal as it is now; None where the ban is over, or the clock was set back."""
+        elapsed_us = self._clock() - self._at_us
+        now_us = self._now_us + elapsed_us
+        ban = prolonged(self._ban, now_us)
+        if elapsed_us < 0 or (ban.ends_us is not None and now_us >= ban.ends_us):
+            return None
+        return BanRefusal(ban.by, ban, now_us, checks)
+
+
+def prolonged(ban: Ban, now_us: int) -> Ban:
+    """Return a ban as it is after a request, which prolongs some."""
+    if not ban.prolong_us or ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
+        return ban
+    return ban._replace(ends_us=now_us + ban.prolong_us)
+
+
 class RefusalCache:
     """The refusals that are known to last; bounded, and emptied when full.
 
     Args:
-        charge: Charges checks whatever their limits, for refusals that count; None to give none of these from here.
+        charge: Charges checks whatever their limits, for refusals that count.
+        clock: The clock of a test; refusals that count, and those by bans that go on, are then not given from here.
 
     Attributes:
+        bans: The bans by which requests were refused, by the keys and addresses of these.
         hand_backs: How many refunds and resets this process has sent.
         latest_us: The latest time of a server that this process has seen, or worked out.
     """
 
-    def __init__(self, charge: Callable[[Sequence[Check]], object] | None) -> None:
+    def __init__(self, charge: Callable[[Sequence[Check]], object], clock: Clock | None) -> None:
         self._charge = charge
+        self._clock = clock
+        self.bans: dict[str, CachedBan] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.hand_backs = 0
         self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
-        self._hands = b""
+        self._state = b""
         self._heard_s = float("-inf")
+        self._passed_s: dict[str, float] = {}
 
     def learn(self, decision: Decision, clock: ServerClock, hand_backs: int, *, lasts: bool) -> None:
         """Remember the answer to a hit where it is a refusal that `lasts`.
@@ -91,10 +131,10 @@ class RefusalCache:
             self.forget(checks)  # the charge has changed what other demands see
         if hand_backs != self.hand_backs:
             return
-        if not lasts or (counts and self._charge is None):
+        if not lasts or (counts and self._clock is not None):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
-            self.clear()
+            self._clear_windows()
         self.known[checks] = CachedRefusal(decision, clock, counts=counts)
         for _, key, _ in checks:
             self._about.setdefault(key, set()).add(checks)
@@ -106,7 +146,7 @@ class RefusalCache:
         if known is None:
             return None
         now_s = monotonic()
-        if now_s - self._heard_s >= TRUST_S or not known.lasts() or (known.counts and now_s >= known.next_s):
+        if self.age_s() >= TRUST_S or not known.lasts() or (known.counts and now_s >= known.next_s):
             return None
         known.given += 1
         if known.counts and known.given == 1:
@@ -149,24 +189,60 @@ class RefusalCache:
         self.hand_backs += 1
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
-        self.clear()
+        self._clear_windows()
 
     def clear(self) -> None:
         """Forget everything."""
+        self._clear_windows()
+        self.bans.clear()
+        self._passed_s.clear()
+
+    def heard(self, state: bytes, sent_s: float) -> None:
+        """Record the number of the last change in an answer; `sent_s` is when its call was sent (monotonic)."""
+        self._heard_s = max(self._heard_s, sent_s)
+        if state != self._state:
+            self._state = state
+            self.clear()
+
+    def age_s(self) -> float:
+        """Return how long ago Redis was asked for what was heard last."""
+        return monotonic() - self._heard_s
+
+    # -- bans --------------------------------------------------------------------------------------------------------
+
+    def learn_ban(self, subjects: Sequence[BanSubject], ban: Ban, now_us: int) -> None:
+        """Remember a ban that refuses keys and addresses at a moment of its time."""
+        if self._clock is None or not ban.prolong_us:
+            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock or _monotonic_us))
+
+    def banned(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False
+    ) -> BanRefusal | None:
+        """Return the refusal of a demand by a ban that is known; with `stale` also where Redis was not heard lately."""
+        known = self.bans.get(repr(subjects))
+        if known is None or (not stale and (self.age_s() >= TRUST_S or monotonic() >= known.next_s)):
+            return None
+        return known.again(checks)
+
+    def let_pass(self, subjects: Sequence[BanSubject], sent_s: float) -> None:
+        """Remember that Redis, asked at a moment (monotonic), has found no ban of keys and addresses."""
+        remember(self._passed_s, repr(subjects), sent_s)
+
+    def passes(self, subjects: Sequence[BanSubject]) -> bool:
+        """Tell whether no ban of keys and addresses was found lately."""
+        return monotonic() - self._passed_s.get(repr(subjects), float("-inf")) < TRUST_S
+
+    def _clear_windows(self) -> None:
         self.known.clear()
         self._about.clear()
-
-    def heard(self, hands: bytes, sent_s: float) -> None:
-        """Record the number of the last hand-back in an answer; `sent_s` is when its call was sent (monotonic)."""
-        self._heard_s = max(self._heard_s, sent_s)
-        if hands != self._hands:
-            self._hands = hands
-            self.clear()
 
     def _count(self, checks: Sequence[Check], known: CachedRefusal) -> None:
         if self.known.get(checks) is known:
             del self.known[checks]
-        if self._charge is not None:
-            due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
-            if due:
-                self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])
+        due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
+        if due:
+            self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])
+
+
+def _monotonic_us() -> int:
+    return monotonic_ns() // 1_000

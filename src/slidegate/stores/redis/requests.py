@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Bucket, Check, Decision
 from ...core.views import Snapshot
-from .ban_cache import guards_of
-from .ban_rows import UNGUARDED, pack_guards
 from .clock import ServerClock
 from .refusals import RefusalCache
 from .script import (
@@ -55,16 +53,12 @@ class Request(ABC):
 
     Args:
         future: Gets the result.
-
-    Attributes:
-        judged: The number of the list of bans that let it pass; None where no ban refuses it, or it was looked up.
     """
 
-    __slots__ = ("future", "judged")
+    __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[Any], judged: bytes | None = None) -> None:
+    def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
-        self.judged = judged
 
     @property
     @abstractmethod
@@ -79,23 +73,24 @@ class Request(ABC):
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
         """Return the result for the task that awaits the request; an error that is raised here is raised there."""
 
-    def guards(self) -> bytes:
-        """Return the keys and addresses whose bans refuse it, packed."""
-        return UNGUARDED
-
-    def held(self) -> BanRefusal | None:
-        """Return the answer where the bans that are held here refuse it, else None."""
-        return None
+    @property
+    def subjects(self) -> tuple[BanSubject, ...]:
+        """The keys and addresses whose bans refuse it."""
+        return ()
 
     def refused(self, told: bytes) -> BanRefusal | None:
         """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
+        return None
+
+    def known(self) -> BanRefusal | None:
+        """Return the answer where a ban that is known here refuses it, however long ago Redis was heard."""
         return None
 
 
 class Demand(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "subjects", "what")
+    __slots__ = ("_asked_us", "_first", "_hand_backs", "_subjects", "_tools", "checks", "what")
 
     def __init__(
         self,
@@ -104,16 +99,15 @@ class Demand(Request):
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
-        judged: bytes | None,
         *,
         first_in_line: bool = False,
     ) -> None:
-        super().__init__(future, judged)
+        super().__init__(future)
         self._tools = tools
         self.what = what
         self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
-        self.subjects = subjects
+        self._subjects = subjects
         self._hand_backs = tools.refusals.hand_backs
         self._asked_us = tools.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
@@ -156,17 +150,18 @@ class Demand(Request):
             for part in decision.take_apart(held=True):
                 self._tools.hand_back(part)
 
-    def guards(self) -> bytes:
+    @property
+    def subjects(self) -> tuple[BanSubject, ...]:
         """See `Request`."""
-        return UNGUARDED if self.judged is None else pack_guards(guards_of(self.checks, self.subjects))
-
-    def held(self) -> BanRefusal | None:
-        """See `Request`."""
-        return self._tools.bans.cache.judge(self.checks, self.subjects)
+        return () if self.what == CHARGE else guards_of(self.checks, self._subjects)
 
     def refused(self, told: bytes) -> BanRefusal | None:
         """See `Request`."""
-        return self._tools.bans.refused(told, self.checks, prolong=self.what in (HIT, LOOK))
+        return self._tools.bans.refused(told, self.checks, self.subjects, is_hit=self.what in (HIT, LOOK))
+
+    def known(self) -> BanRefusal | None:
+        """See `Request`."""
+        return self._tools.refusals.banned(self.checks, self.subjects, stale=True)
 
 
 class Refund(Request):
@@ -248,3 +243,8 @@ class Inspection(Request):
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Snapshot:
         """See `Request`."""
         return Snapshot(now_us, windows_of(answer, sum(len(bucket.limits) for bucket, _, _ in self._checks)))
+
+
+def guards_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:
+    """Return the keys and addresses whose bans refuse a demand."""
+    return *subjects, *(key for _, key, _ in checks)

@@ -32,14 +32,14 @@ from ..forks import hold_over_fork
 from ..leases import DEFAULT_PLACE_LEASE, HeldPermits, place_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
-from .bans import UNSEEN, RedisBans
+from .bans import RedisBans
 from .batch import Batcher, Shared
 from .cluster import ClusterBatcher
 from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
 from .refusals import RefusalCache
-from .requests import Demand, Inspection, Refund, Reset, Tools
+from .requests import Demand, Inspection, Refund, Reset, Tools, guards_of
 from .script import CHARGE, HIT, PEEK, Names, Packing
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
@@ -101,9 +101,9 @@ class RedisStore(Store):
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._names = Names(prefix, readable=readable)
-        refusals = RefusalCache(self._count_denied if clock is None else None)
+        refusals = RefusalCache(self._count_denied, clock)
         tell, meta = self.observers.tell_all, self._names.meta
-        self.bans = RedisBans(self._batcher, meta, clock, refusals.heard, tell, max_bans, read_only=read_only)
+        self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
         held = HeldPermits(place_lease_us(place_lease))
         packing = Packing(self._names, held, clock or system_us)
         self._renewals = Renewals(held, clock or _monotonic_us, packing, self.observers.tell_all, self._batcher)
@@ -116,6 +116,7 @@ class RedisStore(Store):
             max_waiting=max_waiting,
             clock=clock,
             bans=self.bans,
+            refusals=refusals,
             tell=self.observers.tell_all,
             read_only=read_only,
             eviction=Eviction(self.observers.tell_all),
@@ -168,29 +169,22 @@ class RedisStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
-        bans, refusals = self.bans, self._tools.refusals
-        judged = bans.cache.number
-        if bans.cache.active_bans.by_key and bans.cache.judge(checks, subjects) is not None:
-            refusal = bans.at_once(checks, subjects)
-            if refusal is not None:
-                return refusal
-            judged = UNSEEN
-        elif refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
+        refusals = self._tools.refusals
+        if refusals.bans and (refusal := refusals.banned(checks, guards_of(checks, subjects))) is not None:
+            return refusal
+        if refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
-            return self._demand(HIT, checks, subjects, judged, first_in_line=first_in_line)
-        return self._ask(HIT, checks, subjects, judged, first_in_line=first_in_line)
+            return self._demand(HIT, checks, subjects, first_in_line=first_in_line)
+        return self._ask(HIT, checks, subjects, first_in_line=first_in_line)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
-        judged = self.bans.cache.number
-        if self.bans.cache.judge(checks, subjects) is not None:
-            judged = UNSEEN
-        return self._demand(PEEK, checks, subjects, judged)
+        return self._demand(PEEK, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left."""
-        return self._demand(CHARGE, checks, (), None)
+        return self._demand(CHARGE, checks, ())
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
@@ -283,18 +277,17 @@ class RedisStore(Store):
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
             if self._closed:
                 return
-            self._ask(CHARGE, part, (), None).add_done_callback(_look_at)
+            self._ask(CHARGE, part, ()).add_done_callback(_look_at)
 
     def _demand(
         self,
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
-        judged: bytes | None,
         *,
         first_in_line: bool = False,
     ) -> Awaitable[Decision]:
-        ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
+        ask = partial(self._ask, first_in_line=first_in_line)
         if self._is_multi_slot(checks):
             return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, subjects)
         return ask(what, checks, subjects)
@@ -304,7 +297,6 @@ class RedisStore(Store):
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
-        judged: bytes | None,
         *,
         first_in_line: bool = False,
     ) -> asyncio.Future[Decision]:
@@ -313,9 +305,7 @@ class RedisStore(Store):
             self._renewals.catch_up(checks)
         if tools.refusals.known and what in (HIT, CHARGE):
             tools.refusals.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(
-            batcher.loop.create_future(), tools, what, checks, subjects, judged, first_in_line=first_in_line
-        )
+        request = Demand(batcher.loop.create_future(), tools, what, checks, subjects, first_in_line=first_in_line)
         batcher.add(request)
         return request.future
 

@@ -1,23 +1,15 @@
--- The rules of core/bans/rules.py. They report changes in `events`, which the caller puts into words.
-
-local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
-local events = {}
-
-local function tell(kind, ban, key)
-  events[#events + 1] = pack("<BH", kind, #key) .. key .. (ban and pack_ban(ban) or "")
-end
+-- The rules of core/bans/rules.py, and the commands of users. Changes are reported in `events`.
 
 -- A policy as the caller packs it, and the place in KEYS of the window of bans that it made.
 local function policy_at(arg, made_key)
-  local p = { made_key = made_key, ladder = {} }
-  local steps, name, at
-  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, p.most,
-    p.most_resolution, p.most_step, p.most_span, steps, name, at =
-    unpack_from("<I4i8i8i8di8BBI4Hi8i8HH", arg)
+  local p, most = { made_key = made_key, ladder = {} }, {}
+  local steps, at
+  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, most.amount, most.resolution,
+    most.step, most.span, steps, p.name, at = unpack_from("<I4i8i8i8di8BBI4Hi8i8HHc0", arg)
   for place = 1, steps do
     p.ladder[place], at = unpack_from("<i8", arg, at)
   end
-  p.name = sub(arg, at, at + name - 1)
+  p.most = most
   return p
 end
 
@@ -26,7 +18,7 @@ local function has_room(key, is_prefix, most)
   if ban_of(key) then -- it is over, and what is recorded takes its place
     remove_ban(key)
   end
-  while let_go(64) > 0 and banned.many() >= most do
+  while let_go(64) > 0 and count_bans() >= most do
   end
   local share = floor(most / 10)
   local full_of_prefixes = false
@@ -41,7 +33,7 @@ local function has_room(key, is_prefix, most)
     end
     full_of_prefixes = redis.call("SCARD", KEYS[PREFIXES]) >= share
   end
-  local room = banned.many() < most
+  local room = count_bans() < most
   if room and not full_of_prefixes then
     return true
   end
@@ -51,9 +43,7 @@ end
 
 -- Count one more ban that a policy makes; false if it has made as many as it may.
 local function may_make(policy)
-  local limit = { amount = policy.most, resolution = policy.most_resolution }
-  limit.step, limit.span = policy.most_step, policy.most_span
-  local value = redis.call("GET", KEYS[policy.made_key])
+  local limit, value = policy.most, redis.call("GET", KEYS[policy.made_key])
   local made = value and ring.unpack(value) or ring.new()
   ring.settle(made, limit, now)
   if ring.wait(made, limit, now, 1, 0) ~= 0 then
@@ -97,8 +87,7 @@ local function strike(policy, key, weight, reason, source, most)
     made.prolong = policy.prolongs == 1 and length or 0
     if policy.shadow == 0 then
       record(made)
-      remember(BANNED, made, made.by)
-      tell(BANNED, made, key)
+      change(BANNED, made, made.by)
     else
       tell(SHADOW, made, key)
     end
@@ -113,15 +102,14 @@ local commands = {}
 -- Answers with the ban that was made, and how many strikes are missing for the next. What comes again is counted once
 function commands.strike()
   let_go(2)
-  local policy, key, most = policy_at(ARGV[3], 10), ARGV[4], tonumber(ARGV[7])
+  local policy, key, most = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
   local made
-  if redis.call("SET", KEYS[9], "", "NX", "PX", ARGV[8]) then
+  if redis.call("SET", KEYS[8], "", "NX", "PX", ARGV[8]) then
     made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", most)
   end
   if made and ARGV[9] then
-    strike(policy_at(ARGV[10], 11), ARGV[9], 1, ARGV[11], key, most)
+    strike(policy_at(ARGV[10], 10), ARGV[9], 1, ARGV[11], key, most)
   end
-  keep_time()
   local s, missing = records_of(key)[policy.name], policy.amount
   for _, counted in ipairs(s and s.strikes or {}) do
     missing = missing - counted.weight
@@ -136,8 +124,7 @@ function commands.ban()
   local ban = { key = ARGV[3], reason = ARGV[5], by = ARGV[6], level = 0, made = now, wall = wall, prolong = 0 }
   ban.ends = length < 0 and -1 or now + length
   record(ban)
-  remember(BANNED, ban, ban.by)
-  tell(BANNED, ban, ban.key)
+  change(BANNED, ban, ban.by)
   return pack_ban(ban)
 end
 
@@ -149,16 +136,14 @@ function commands.unban()
     forgotten = forgotten or over_at(s) > now
     redis.call("ZREM", KEYS[OVER], member_of(key, name))
   end
-  redis.call("HDEL", KEYS[STANDINGS], key)
+  redis.call("HDEL", KEYS[RECORDS], key)
   if ban then
     remove_ban(key)
-    note_change(key)
     if ban.ends < 0 and all_end() then
       redis.call("PEXPIRE", KEYS[LIST], LONGEST_MS)
     end
     if not is_over(ban) then
-      remember(UNBANNED, ban, by)
-      tell(UNBANNED, ban, key)
+      change(UNBANNED, ban, by)
       return 1
     end
   end
@@ -193,6 +178,7 @@ function commands.load()
     end
     place = place + 2
   end
+  renumber()
   while place < #ARGV do
     local key, name, row = ARGV[place], ARGV[place + 1], ARGV[place + 2]
     local found = records_of(key)
@@ -200,8 +186,8 @@ function commands.load()
     if not found[name] or found[name].last <= last_strike then
       found[name] = nil
       keep_records(key, found)
-      local others = redis.call("HGET", KEYS[STANDINGS], key) or ""
-      redis.call("HSET", KEYS[STANDINGS], key, others .. row)
+      local others = redis.call("HGET", KEYS[RECORDS], key) or ""
+      redis.call("HSET", KEYS[RECORDS], key, others .. row)
       keep_records(key, records_of(key))
     end
     place = place + 3
@@ -209,51 +195,20 @@ function commands.load()
   return ""
 end
 
-local MOST_NEWS = 250
-
--- Takes the number of the change that the caller knows. Answers with the next changes, at most `MOST_NEWS`: the number
--- of the last one, whether it is the last of all, then key and row of each; 0 if Redis does not know all of them any
--- more.
-function commands.since()
-  local known = tonumber(ARGV[3])
-  local floor_at = redis.call("HGET", KEYS[META], "floor") or 0
-  if not known or known > last or known < (tonumber(floor_at) or 0) then
-    return 0
-  end
-  local newest = redis.call("ZRANGE", KEYS[CHANGES], -1, -1, "WITHSCORES")[2]
-  if known < last and tonumber(newest) ~= last then
-    return 0 -- some are lost
-  end
-  local from = "(" .. text_of(known)
-  local news = redis.call("ZRANGEBYSCORE", KEYS[CHANGES], from, "+inf", "WITHSCORES", "LIMIT", 0, MOST_NEWS)
-  local found = { text_of(last), "1" }
-  if #news == 2 * MOST_NEWS then
-    found = { news[#news], tonumber(news[#news]) == last and "1" or "" }
-  end
-  for place = 1, #news, 2 do
-    found[#found + 1] = news[place]
-    found[#found + 1] = redis.call("HGET", KEYS[LIST], news[place]) or ""
-  end
-  return found
-end
-
--- Takes the guards of requests, and answers with the bans in force for each.
+-- the keys under which bans of some requests would stand. Answers with the bans in force for each
 function commands.find()
-  local found, at, place = {}, 1, 0
+  local told, at, _ = {}, 1, nil
   while at <= #ARGV[3] do
-    local bans
-    bans, at = banned.of_request(ARGV[3], at, now, wall)
-    place = place + 1
-    found[place] = banned.told(bans, now)
+    told[#told + 1], _, at = find_bans(KEYS[LIST], ARGV[3], at, now, wall)
   end
-  return found
+  return told
 end
 
--- keys. Answers with the bans' time, then how each key stands under each policy, "" where it does not
+-- keys. Answers with how each stands under each policy, "" where it does not
 function commands.strike_records()
-  local found = { text_of(now) }
-  for place, row in ipairs(ARGV[3] and redis.call("HMGET", KEYS[STANDINGS], unpack(ARGV, 3)) or {}) do
-    found[place + 1] = row or ""
+  local found = {}
+  for place, row in ipairs(ARGV[3] and redis.call("HMGET", KEYS[RECORDS], unpack(ARGV, 3)) or {}) do
+    found[place] = row or ""
   end
   return found
 end
@@ -262,23 +217,20 @@ end
 function commands.reset_all()
   reset = max(reset, wall)
   redis.call("HSET", KEYS[META], "reset", text_of(reset))
-  hands = redis.call("HINCRBY", KEYS[META], "hands", 1)
+  renumber()
   return ""
 end
 
 -- everything but the numbers
 function commands.clear()
-  for name = LIST, PREFIXES do
+  for name = LIST, HISTORY do
     redis.call("UNLINK", KEYS[name])
   end
-  last = max(last + 1, now)
-  redis.call("HSET", KEYS[META], "bans", text_of(last), "floor", text_of(last))
   return commands.reset_all()
 end
 
 local answer = commands[ARGV[2]]()
-if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "strike_records" then
-  note_parts()
+if ARGV[2] ~= "find" and ARGV[2] ~= "strike_records" then
+  note_meta()
 end
-local times = pack("<i8i8i8i8", now, wall, ahead, reset)
-return { times, last > 0 and text_of(last) or "", state_of(life, hands), answer, events }
+return { pack("<i8i8i8", now, wall, reset), kinds_of(KEYS[LIST]), state_of(life, number), answer, events }

@@ -1,18 +1,18 @@
 -- The keys of Redis that hold bans. All of them lie in one slot of a cluster:
 --
---   meta        numbers: `bans` (of the last change), `floor` (below it changes are not known any more), `ahead` and
---               `latest` of the bans' time; `parts`, until when each of the others lives; `life`, which is another one
---               after a loss of data; `hands`, of the last hand-back; and `reset`, when all windows were reset
+--   meta        `life`, which is another one after a loss of data; `number`, of the last change that workers have to
+--               forget answers for: of bans, and of what was handed back; `reset`, when all windows were reset; `ahead`
+--               and `latest` of the bans' time; and `parts`, until when each of the next four lives
 --   list        a ban for each key, see banned.lua     ends       keys by the end of their ban
---   changes     keys by the number of their last change, the latest `MOST_CHANGES`
---   history     the latest `MOST_HISTORY` changes, newest first
---   standings   for each key, how it stands under each policy     over       these strike records by when they are forgotten
+--   records     for each key, its strikes under each policy     over     these records by when they are forgotten
 --   prefixes    keys that may be prefixes banned by a policy
+--   history     the latest `MOST_HISTORY` changes, newest first
 
-local MOST_CHANGES, MOST_HISTORY = 4096, 10000
+local MOST_HISTORY = 10000
 local LONGEST_MS = 400 * 86400000
 local SURE_US = 1000000 -- how long before its end a key of Redis has not expired for certain
-local META, LIST, ENDS, CHANGES, HISTORY, STANDINGS, OVER, PREFIXES = 1, 2, 3, 4, 5, 6, 7, 8
+local META, LIST, ENDS, RECORDS, OVER, PREFIXES, HISTORY = 1, 2, 3, 4, 5, 6, 7
+local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
 
 local wall, slack_ms = tonumber(ARGV[1]), 86400000
 if wall < 0 then
@@ -24,15 +24,13 @@ local function text_of(number)
   return string.format("%.0f", number)
 end
 
-local numbers = redis.call("HMGET", KEYS[META], "bans", "ahead", "latest", "hands", "life", "parts", "reset")
-local last, ahead, latest = tonumber(numbers[1]) or 0, tonumber(numbers[2]) or 0, tonumber(numbers[3]) or 0
-local life, hands, parts, reset = numbers[5] or "", numbers[4] or 0, numbers[6], tonumber(numbers[7]) or -1
-local banned = make_banned(KEYS[LIST])
-local now
-now, ahead = banned.time(KEYS[META], wall, ahead, latest)
+local stored = redis.call("HMGET", KEYS[META], "life", "number", "reset", "ahead", "latest", "parts")
+local life, number, reset, parts = stored[1] or "", stored[2] or 0, tonumber(stored[3]) or -1, stored[6]
+local now, ahead = time_of_bans(KEYS[META], wall, tonumber(stored[4]) or 0, tonumber(stored[5]) or 0)
 
-local function keep_time()
-  redis.call("HSET", KEYS[META], "ahead", text_of(ahead), "latest", text_of(now))
+-- Have all workers forget what they answer without asking.
+local function renumber()
+  number = redis.call("HINCRBY", KEYS[META], "number", 1)
 end
 
 -- Let a key live until a moment, if it does not live longer already, or for ever.
@@ -44,10 +42,13 @@ local function keep(name, until_at, for_ever)
   end
 end
 
-local unpack_ban, pack_ban = banned.unpack, banned.pack
+local function pack_ban(ban)
+  local times = pack("<i8i8i8i8", ban.made, ban.ends, ban.wall, ban.prolong)
+  return times .. pack("<I4Hc0", ban.level, #ban.by, ban.by) .. ban.reason
+end
 
 local function is_over(ban)
-  return banned.is_over(ban, now, wall)
+  return is_over_at(ban, now, wall)
 end
 
 local function ban_of(key)
@@ -55,45 +56,54 @@ local function ban_of(key)
   return row and unpack_ban(key, row)
 end
 
-local function note_change(key)
-  if redis.call("EXISTS", KEYS[CHANGES]) == 0 then
-    redis.call("HSET", KEYS[META], "floor", text_of(last))
+local function count_bans()
+  return redis.call("HLEN", KEYS[LIST]) - redis.call("HEXISTS", KEYS[LIST], KINDS)
+end
+
+-- The kind of a key. A key that only looks like a network does no harm: a look-up for its length finds nothing.
+local function kind_of(key)
+  if find(key, "^%d+%.%d+%.%d+%.%d+$") then
+    return "4/32"
   end
-  last = max(last + 1, now)
-  redis.call("HSET", KEYS[META], "bans", text_of(last))
-  keep_time()
-  redis.call("ZADD", KEYS[CHANGES], text_of(last), key)
-  local oldest = redis.call("ZRANGE", KEYS[CHANGES], 0, -MOST_CHANGES - 1, "WITHSCORES")
-  if #oldest > 0 then
-    redis.call("HSET", KEYS[META], "floor", oldest[#oldest])
-    redis.call("ZREMRANGEBYRANK", KEYS[CHANGES], 0, -MOST_CHANGES - 1)
+  local four = string.match(key, "^%d+%.%d+%.%d+%.%d+/(%d+)$")
+  local six = string.match(key, "^[%x:]+/(%d+)$")
+  return four and "4/" .. four or six and "6/" .. six or "key"
+end
+
+-- Take note that a ban was put in or taken out.
+local function count_kind(key, step)
+  local many, texts = { [kind_of(key)] = step }, {}
+  for kind, before in string.gmatch(kinds_of(KEYS[LIST]), "(%S+)=(%d+)") do
+    many[kind] = (many[kind] or 0) + before
   end
-  redis.call("PEXPIRE", KEYS[CHANGES], LONGEST_MS)
+  for kind, count in pairs(many) do
+    if count > 0 then
+      texts[#texts + 1] = kind .. "=" .. count
+    end
+  end
+  table.sort(texts) -- so that the kinds stand in the same order, however many there are of each
+  if #texts > 0 then
+    redis.call("HSET", KEYS[LIST], KINDS, table.concat(texts, " "))
+  else
+    redis.call("HDEL", KEYS[LIST], KINDS)
+  end
 end
 
 local function remove_ban(key)
   if redis.call("HDEL", KEYS[LIST], key) > 0 then
-    banned.count_length(key, -1)
+    count_kind(key, -1)
   end
   redis.call("ZREM", KEYS[ENDS], key)
 end
 
 local function all_end()
-  return banned.many() == redis.call("ZCARD", KEYS[ENDS])
-end
-
--- A prefix that a policy has banned.
-local function note_prefix(ban)
-  if ban.level > 0 and sub(ban.by, -7) == "/prefix" then
-    redis.call("SADD", KEYS[PREFIXES], ban.key)
-    redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
-  end
+  return count_bans() == redis.call("ZCARD", KEYS[ENDS])
 end
 
 -- Put a ban in force, in the place of one of the same key.
 local function record(ban)
   if redis.call("HSET", KEYS[LIST], ban.key, pack_ban(ban)) > 0 then
-    banned.count_length(ban.key, 1)
+    count_kind(ban.key, 1)
   end
   if ban.ends >= 0 then
     redis.call("ZADD", KEYS[ENDS], text_of(ban.ends), ban.key)
@@ -103,15 +113,26 @@ local function record(ban)
     redis.call("ZREM", KEYS[ENDS], ban.key)
     redis.call("PERSIST", KEYS[LIST])
   end
-  note_prefix(ban)
-  note_change(ban.key)
+  if ban.level > 0 and sub(ban.by, -7) == "/prefix" then
+    redis.call("SADD", KEYS[PREFIXES], ban.key)
+    redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
+  end
 end
 
-local function remember(kind, ban, by)
-  local entry = pack("<Bi8HH", kind, wall, #by, #ban.key) .. by .. ban.key .. pack_ban(ban)
+local events = {} -- which the caller puts into words
+
+local function tell(kind, ban, key)
+  events[#events + 1] = pack("<BHc0", kind, #key, key) .. (ban and pack_ban(ban) or "")
+end
+
+-- Tell of a ban that was made or taken back, and remember it.
+local function change(kind, ban, by)
+  tell(kind, ban, ban.key)
+  local entry = pack("<Bi8", kind, wall) .. pack("<Hc0", #by, by) .. pack("<Hc0", #ban.key, ban.key) .. pack_ban(ban)
   redis.call("LPUSH", KEYS[HISTORY], entry)
   redis.call("LTRIM", KEYS[HISTORY], 0, MOST_HISTORY - 1)
   redis.call("PEXPIRE", KEYS[HISTORY], LONGEST_MS)
+  renumber()
 end
 
 -- Forget bans that are over, at most so many; return how many there were.
@@ -123,14 +144,14 @@ local function let_go(most)
   return #over
 end
 
--- Note until when each part lives: 0 where there is none, -1 for ever.
-local function note_parts()
+-- Note the bans' time, and until when each part lives: 0 where there is none, -1 for ever.
+local function note_meta()
   local ends = {}
-  for place = LIST, PREFIXES do
+  for place = LIST, OVER do
     local left_ms = redis.call("PTTL", KEYS[place])
     ends[place - 1] = pack("<i8", left_ms == -2 and 0 or left_ms == -1 and -1 or now + left_ms * 1000)
   end
-  redis.call("HSET", KEYS[META], "parts", table.concat(ends))
+  redis.call("HSET", KEYS[META], "ahead", text_of(ahead), "latest", text_of(now), "parts", table.concat(ends))
 end
 
 local function is_lost(place)
@@ -140,21 +161,15 @@ end
 
 -- Redis may evict any key, and a list of bans without their ends, or strike records without theirs, would never be forgotten:
 -- so they go together. Where bans are lost the data has another life from now on, so that all workers learn of it.
-local function notice_loss()
-  if is_lost(STANDINGS) or is_lost(OVER) then
-    redis.call("UNLINK", KEYS[STANDINGS], KEYS[OVER])
-    note_parts()
-  end
-  if is_lost(LIST) or is_lost(ENDS) then
-    redis.call("UNLINK", KEYS[LIST], KEYS[ENDS], KEYS[CHANGES])
-    life, last = sub(redis.sha1hex(life .. text_of(now)), 1, LIFE_BYTES), max(last + 1, now)
-    redis.call("HSET", KEYS[META], "life", life, "bans", text_of(last), "floor", text_of(last))
-    note_parts()
-  end
+if parts and (is_lost(RECORDS) or is_lost(OVER)) then
+  redis.call("UNLINK", KEYS[RECORDS], KEYS[OVER])
+  note_meta()
 end
-
-if parts then
-  notice_loss()
+if parts and (is_lost(LIST) or is_lost(ENDS)) then
+  redis.call("UNLINK", KEYS[LIST], KEYS[ENDS])
+  life = sub(redis.sha1hex(life .. text_of(now)), 1, LIFE_BYTES)
+  redis.call("HSET", KEYS[META], "life", life)
+  note_meta()
 end
 
 -- How keys stand under policies, as core/bans/strikes.py. A record is a table like `StrikeRecord`, with the `window` and
@@ -162,18 +177,15 @@ end
 -- loaded and its policy has not struck since.
 
 local function records_of(key)
-  local row = redis.call("HGET", KEYS[STANDINGS], key)
+  local row = redis.call("HGET", KEYS[RECORDS], key)
   local found, at = {}, 1
   while row and at <= #row do
     local s, name, many = { strikes = {} }, nil, nil
-    s.level, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HH", row, at)
-    found[sub(row, at, at + name - 1)] = s
-    at = at + name
+    s.level, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HHc0", row, at)
+    found[name] = s
     for place = 1, many do
-      local strike, source = {}, nil
-      strike.at, strike.weight, source, at = unpack_from("<i8I8H", row, at)
-      strike.source = sub(row, at, at + source - 1)
-      at = at + source
+      local strike = {}
+      strike.at, strike.weight, strike.source, at = unpack_from("<i8I8Hc0", row, at)
       s.strikes[place] = strike
     end
   end
@@ -199,7 +211,7 @@ end
 
 -- The member of `over` for a strike record.
 local function member_of(key, name)
-  return pack("<H", #name) .. name .. key
+  return pack("<Hc0", #name, name) .. key
 end
 
 local function keep_records(key, found)
@@ -211,26 +223,26 @@ local function keep_records(key, found)
     else
       redis.call("ZADD", KEYS[OVER], text_of(over), member_of(key, name))
       ends = max(ends, over)
-      local head = pack("<I4i8i8i8i8HH", s.level, s.last, s.until_at, s.window, s.forgive, #s.strikes, #name)
-      parts[#parts + 1] = head .. name
+      local numbers = pack("<I4i8i8i8i8H", s.level, s.last, s.until_at, s.window, s.forgive, #s.strikes)
+      parts[#parts + 1] = numbers .. pack("<Hc0", #name, name)
       for _, strike in ipairs(s.strikes) do
-        parts[#parts + 1] = pack("<i8I8H", strike.at, strike.weight, #strike.source) .. strike.source
+        parts[#parts + 1] = pack("<i8I8Hc0", strike.at, strike.weight, #strike.source, strike.source)
       end
     end
   end
   if ends == 0 then
-    redis.call("HDEL", KEYS[STANDINGS], key)
+    redis.call("HDEL", KEYS[RECORDS], key)
     return
   end
-  redis.call("HSET", KEYS[STANDINGS], key, table.concat(parts))
-  keep(STANDINGS, ends)
+  redis.call("HSET", KEYS[RECORDS], key, table.concat(parts))
+  keep(RECORDS, ends)
   keep(OVER, ends)
 end
 
 local function forget_record(member)
   redis.call("ZREM", KEYS[OVER], member)
-  local size = unpack_from("<H", member)
-  local name, key = sub(member, 3, size + 2), sub(member, size + 3)
+  local name, from = unpack_from("<Hc0", member)
+  local key = sub(member, from)
   local found = records_of(key)
   if found[name] then
     found[name] = nil

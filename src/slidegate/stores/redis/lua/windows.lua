@@ -345,12 +345,12 @@ local function bytes_of(what, many)
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
 
--- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the guards
--- of each request, and ARGV[4] the requests; they are decided in order. The answer is {time, number of bans, life and
--- number of hand-backs, answers ...}.
+-- One call: ARGV[1] is the head, ARGV[2] the kinds of bans that the caller knows, ARGV[3] under which keys the bans of each
+-- request would stand, and ARGV[4] the requests; they are decided in order. The answer is {time, kinds of bans, life and
+-- number of the last change, answers ...}.
 --
--- There are no answers where bans have changed and ARGV[3] is empty: the caller asks again, and sends the guards of the
--- requests. Then they are judged here, by the bans that stand here, whatever changes meanwhile.
+-- There are no answers where there are bans of other kinds: the caller works the keys out again, and asks again. So all
+-- are judged by the bans that stand here at this moment.
 
 local FAILED, BANNED = 255, 5
 local STATE_PARTS = 3
@@ -363,19 +363,19 @@ end
 local replies = { pack("<i8", now), "", "" }
 local judged
 if with_meta == 1 then
-  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "ahead", "latest", "reset")
-  reset = tonumber(seen[6]) or -1
-  replies[2], replies[3] = seen[1] or "", state_of(seen[2], seen[3])
-  if ARGV[3] == "" and replies[2] ~= ARGV[2] then
+  local stored = redis.call("HMGET", KEYS[1], "life", "number", "reset", "ahead", "latest")
+  reset = tonumber(stored[3]) or -1
+  replies[2], replies[3] = kinds_of(KEYS[2]), state_of(stored[1], stored[2])
+  if string.gsub(replies[2], "=%d+", "") ~= ARGV[2] then
     return replies
   end
-  if ARGV[3] ~= "" then
-    local banned, at = make_banned(KEYS[2]), 1
-    local bans_now = banned.time(KEYS[1], now, tonumber(seen[4]) or 0, tonumber(seen[5]) or 0)
+  if replies[2] ~= "" then
+    local at = 1
+    local bans_now = time_of_bans(KEYS[1], now, tonumber(stored[4]) or 0, tonumber(stored[5]) or 0)
     judged = function()
-      local found
-      found, at = banned.of_request(ARGV[3], at, bans_now, now)
-      return #found > 0 and pack("<B", BANNED) .. banned.told(found, bans_now)
+      local told, found
+      told, found, at = find_bans(KEYS[2], ARGV[3], at, bans_now, now)
+      return found > 0 and pack("<B", BANNED) .. told
     end
   end
 end
@@ -399,7 +399,7 @@ while next_at <= #requests do
   handed_back = handed_back or byte(reply) == CHANGED
 end
 if handed_back and with_meta == 1 then
-  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "hands", 1))
+  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "number", 1))
 end
 local saved, why = pcall(save, now, slack_ms)
 if not saved then
