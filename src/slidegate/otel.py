@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .metrics.meters import OtelMetrics
+    from .metrics.otel import OtelMetrics
     from .metrics.spans import DecisionSpans
 except ModuleNotFoundError as error:
     raise ImportError(f'slidegate.otel needs the package {error.name}: pip install "slidegate[otel]"') from error

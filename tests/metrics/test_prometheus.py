@@ -32,8 +32,8 @@ from slidegate import (
 from slidegate.core.statistics.histogram import EXPORTED_BOUNDS_US as BOUNDS_US
 from slidegate.limiter.events import KINDS
 from slidegate.limiter.stats import MAX_SERIES
-from slidegate.metrics.catalogue import BOUNDS_S, DURATION
-from slidegate.metrics.collector import packed, unpacked
+from slidegate.metrics.definitions import BOUNDS_S
+from slidegate.metrics.prometheus import packed, unpacked
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
@@ -349,5 +349,5 @@ def test_what_another_version_has_published_is_nothing(text: Any) -> None:
     ids=["a count", "fewer buckets", "no number", "a list", "null", "an object"],
 )
 def test_a_histogram_in_another_form_is_nothing(value: Any) -> None:
-    written = json.dumps({DURATION.name: [[["GET /", "redis"], value]]}).encode()
+    written = json.dumps({"request.duration": [[["GET /", "redis"], value]]}).encode()
     assert unpacked(base64.b85encode(zlib.compress(written)).decode()) == {}

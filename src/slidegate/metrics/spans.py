@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.decision import Decision, Reason
 from ..web.request import RequestLimits
 from ..web.scope_keys import RECORD, STATUS
-from .catalogue import PREFIX
+from .definitions import PREFIX
 
 EVENT: Final = "slidegate.decision"
 """The name of the event that each decision about a request makes on its span."""

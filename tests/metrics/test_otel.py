@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core.statistics.series import MAX_NOTED
-from slidegate.metrics.catalogue import BOUNDS_S
+from slidegate.metrics.definitions import BOUNDS_S, METRICS
 from slidegate.otel import OtelMetrics
 from slidegate.testing import FakeClock
 
@@ -122,7 +122,7 @@ async def test_an_exporter_that_fails_hurts_no_request(
     def broken(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(site.metrics._duration, "record", broken)
+    monkeypatch.setattr(type(site.metrics._histograms[METRICS["request.duration"]]), "record", broken)
     with caplog.at_level(logging.ERROR):
         answers = await asyncio.gather(*(call(site.app, "/items/1") for _ in range(MAX_NOTED + 1)))
     assert {answer.status for answer in answers} == {200}

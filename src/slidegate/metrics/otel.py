@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
@@ -18,9 +17,7 @@ from ..core.logs import logger
 from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.stats import NO_ROUTE_AT_ALL
-from . import catalogue
-from .catalogue import BOUNDS_S, CATALOGUE, PREFIX, Metric
-from .values import Values, ValuesOfLimiter
+from .definitions import BOUNDS_S, METRICS, PREFIX, LimiterMetrics, Metric, Values
 
 _Observe = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -52,25 +49,23 @@ class OtelMetrics:
                 f"meter_provider: expected a MeterProvider of opentelemetry, not {meter_provider!r}"
             )
         check_flag("durations", durations)
-        self._values = ValuesOfLimiter(limiter, near_limit=near_limit)
+        self._values = LimiterMetrics(limiter, near_limit=near_limit)
         self._engine = limiter.engine
         if self._engine.waits.timed is not None:
             self._values.close()
             raise ConfigurationError("limiter: it has an OtelMetrics already; close that, or use it")
         meter = (get_meter_provider() if meter_provider is None else meter_provider).get_meter(PREFIX)
-        histograms: dict[Metric, Histogram] = {}
-        for metric in CATALOGUE:
+        self._histograms: dict[Metric, Histogram] = {}
+        for metric in METRICS.values():
             observe: list[_Observe] = [partial(self._observe, metric)]
             if metric.kind == "counter":
                 meter.create_observable_counter(metric.name, observe, metric.unit, metric.help)
             elif metric.kind == "gauge":
                 meter.create_observable_gauge(metric.name, observe, metric.unit, metric.help)
             else:
-                histograms[metric] = meter.create_histogram(
+                self._histograms[metric] = meter.create_histogram(
                     metric.name, metric.unit, metric.help, explicit_bucket_boundaries_advisory=BOUNDS_S
                 )
-        self._duration: Final = histograms[catalogue.DURATION]
-        self._time_in_queue: Final = histograms[catalogue.TIME_IN_QUEUE]
         self._closed = False
         self._engine.waits.timed = self._record_wait
         self._follows = durations
@@ -90,31 +85,21 @@ class OtelMetrics:
 
     def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:
         values: Values = {} if self._closed else self._values.read(metric)
-        return [
-            Observation(value, _attributes(metric, labels))
-            for labels, value in values.items()
-            if isinstance(value, int)
-        ]
+        return [Observation(value, metric.named(labels)) for labels, value in values.items() if isinstance(value, int)]
 
     def _follow(self, series: Series) -> None:
         """Have the times of a route recorded from now on."""
         if series.route != NO_ROUTE_AT_ALL:
-            attributes = _attributes(catalogue.DURATION, (series.route, self._values.store))
-            series.timed = partial(_record, self._duration, attributes)
+            series.timed = partial(self._record, METRICS["request.duration"], series.route)
 
     def _record_wait(self, outcome: str, took_us: int) -> None:
-        attributes = _attributes(catalogue.TIME_IN_QUEUE, (outcome, self._values.store))
-        _record(self._time_in_queue, attributes, (took_us,))
+        self._record(METRICS["request.time_in_queue"], outcome, (took_us,))
 
-
-def _record(histogram: Histogram, attributes: dict[str, str], times_us: Sequence[int]) -> None:
-    """Record times. This happens in the middle of a request, which no exception of an exporter may hurt."""
-    try:
-        for time_us in times_us:
-            histogram.record(time_us / 1_000_000, attributes)
-    except Exception:
-        logger.exception("recording times with %r failed", histogram)
-
-
-def _attributes(metric: Metric, labels: Sequence[str]) -> dict[str, str]:
-    return {metric.attribute(name): value for name, value in zip(metric.attributes, labels, strict=True)}
+    def _record(self, metric: Metric, label: str, times_us: Sequence[int]) -> None:
+        """Record times. This happens in the middle of a request, which no exception of an exporter may hurt."""
+        histogram, attributes = self._histograms[metric], metric.named((label, self._values.store))
+        try:
+            for time_us in times_us:
+                histogram.record(time_us / 1_000_000, attributes)
+        except Exception:
+            logger.exception("recording times with %r failed", histogram)

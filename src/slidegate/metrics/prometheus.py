@@ -8,28 +8,33 @@ asked. Each worker has a label of its own: its counters end with it, and Prometh
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
+import anyio
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, StoreError
 from ..limiter import Limiter
-from .catalogue import BOUNDS_S, CATALOGUE, Metric
-from .scrape import Scrape
-from .values import Times, Value, Values, ValuesOfLimiter
+from .definitions import BOUNDS_S, METRICS, LimiterMetrics, Metric, Times, Value, Values
 
 SECTION: Final = "metrics"
 WORKER: Final = "worker"
 """The label that tells workers apart, where they share a store."""
+_METHODS: Final = ("GET", "HEAD")
+_FAST: Final = 1
 MAX_VALUES_BYTES: Final = 4 << 20
-_BY_NAME: Final = {metric.name: metric for metric in CATALOGUE}
 _LE: Final = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, float("inf")))  # type: ignore[no-untyped-call]
 
 _All: TypeAlias = Mapping[Metric, Values]
@@ -59,7 +64,7 @@ class PrometheusMetrics:
     def __init__(self, limiter: Limiter, *, registry: CollectorRegistry | None = None, near_limit: bool = True) -> None:
         if registry is not None and not callable(getattr(registry, "register", None)):
             raise ConfigurationError(f"registry: expected a CollectorRegistry of prometheus_client, not {registry!r}")
-        self._values = ValuesOfLimiter(limiter, near_limit=near_limit)
+        self._values = LimiterMetrics(limiter, near_limit=near_limit)
         self._engine = limiter.engine
         self._published = ""
         self._shared = self._engine.publisher.publishes
@@ -79,7 +84,7 @@ class PrometheusMetrics:
     def collect(self) -> Iterable[Family]:
         """Read all metrics; the registry calls this. Who asks past `app` sees this worker alone."""
         found = _of_workers.get() or {"": self._values.read_all()}
-        for metric in CATALOGUE:
+        for metric in METRICS.values():
             family = self._family(metric)
             for worker, values in found.items():
                 label = (worker,) if self._shared else ()
@@ -89,7 +94,7 @@ class PrometheusMetrics:
 
     def describe(self) -> Iterable[Family]:
         """Return all metrics without values, so that the registry knows their names."""
-        return [self._family(metric) for metric in CATALOGUE]
+        return [self._family(metric) for metric in METRICS.values()]
 
     def close(self) -> None:
         """Take the metrics out of the registry."""
@@ -128,13 +133,51 @@ _of_workers: Final[ContextVar[Mapping[str, _All] | None]] = ContextVar("of_worke
 """What the scrape that is under way shows."""
 
 
+class Scrape:
+    """An ASGI application that shows the metrics of a registry.
+
+    They are read and written in a thread: with thousands of series that takes as long as hundreds of requests.
+
+    Args:
+        registry: The registry.
+        prepare: Called before the registry is read, in the same context.
+    """
+
+    def __init__(self, registry: CollectorRegistry, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._registry = registry
+        self._prepare = prepare
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            response = await self._answer(Request(scope))
+            await response(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method not in _METHODS:
+            return PlainTextResponse("Method Not Allowed", 405, {"Allow": ", ".join(_METHODS)})
+        write, content_type = choose_encoder(request.headers.get("accept", ""))
+        if self._prepare is not None:
+            await self._prepare()
+        body = await anyio.to_thread.run_sync(write, self._registry)
+        headers = {"Content-Type": content_type, "Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body = await anyio.to_thread.run_sync(gzip.compress, body, _FAST)
+            headers["Content-Encoding"] = "gzip"
+        return Response(body, headers=headers)
+
+
 def packed(values: _All) -> str:
     """Return the values of a worker as text: 200 series have 80 KB of JSON, more than a section may have."""
     listed = {
-        metric.name: [
-            [labels, value if isinstance(value, int) else [value.sum_us, *value.counts]] for labels, value in of.items()
+        name: [
+            [labels, value if isinstance(value, int) else [value.sum_us, *value.counts]]
+            for labels, value in values[metric].items()
         ]
-        for metric, of in values.items()
+        for name, metric in METRICS.items()
+        if metric in values
     }
     return base64.b85encode(zlib.compress(json.dumps(listed, separators=(",", ":")).encode())).decode()
 
@@ -144,9 +187,9 @@ def unpacked(text: Any) -> _All:
     try:
         listed = json.loads(zlib.decompressobj().decompress(base64.b85decode(text), MAX_VALUES_BYTES))
         return {
-            _BY_NAME[name]: {tuple(map(str, labels)): _value(_BY_NAME[name], value) for labels, value in of}
+            METRICS[name]: {tuple(map(str, labels)): _value(METRICS[name], value) for labels, value in of}
             for name, of in listed.items()
-            if name in _BY_NAME
+            if name in METRICS
         }
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error):
         return {}
