@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from slidegate.core import Bucket, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import environment as lmdb_env
-from slidegate.stores.lmdb import host_clock as lmdb_clock
 from slidegate.stores.lmdb import layout as lmdb_layout
-from slidegate.stores.lmdb.host_clock import boot_id, boot_us, offset_us, written
+from slidegate.stores.lmdb.layout import boot_id, boot_us, offset_us, written
 from slidegate.testing import RecordingObserver
 
 FIRST, SECOND = bytes(15) + b"\1", bytes(15) + b"\2"
@@ -72,27 +71,27 @@ def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
     assert boot_us() >= first > 0
     assert len(boot_id()) == 16
     assert boot_id() == boot_id()
-    monkeypatch.setattr(lmdb_clock, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(lmdb_layout, "_BOOT_ID", tmp_path / "missing")
     assert boot_id() == bytes(16)
 
 
 def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine: dict[str, Any] = {"boot": FIRST, "boot_us": 10**9, "wall_us": 10**15}
-    for module, name in itertools.product((lmdb_env, lmdb_layout), ("boot_us", "wall_us")):
+    machine: dict[str, Any] = {"boot": FIRST, "boot_us": 10**9, "system_us": 10**15}
+    for module, name in itertools.product((lmdb_env, lmdb_layout), ("boot_us", "system_us")):
         monkeypatch.setattr(module, name, lambda name=name: machine[name])
     for module in (lmdb_env, lmdb_layout):
         monkeypatch.setattr(module, "boot_id", lambda: machine["boot"])
     asked = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 
     def store() -> LmdbStore:
-        return LmdbStore(tmp_path / "lmdb", map_size=1 << 20, wall_clock=lambda: machine["wall_us"])
+        return LmdbStore(tmp_path / "lmdb", map_size=1 << 20, wall_clock=lambda: machine["system_us"])
 
     before = store()
     for _ in range(5):
         before.hit(asked)
     before.bans.ban("user:eve", HOUR_US, "by request", "ann")
     before.close()
-    machine.update(boot=SECOND, boot_us=5, wall_us=10**15 + HOUR_US // 2)
+    machine.update(boot=SECOND, boot_us=5, system_us=10**15 + HOUR_US // 2)
     after = store()
     assert after.hit(asked).retry_after_us == HOUR_US // 2  # type: ignore[union-attr]
     assert [ban.left_us(after._now_us()) for ban in after.bans.active()] == [HOUR_US // 2]

@@ -31,14 +31,15 @@ import lmdb
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable, quoted
 from ...core.store import Event
 from ..forks import hold_over_fork
+from ..system_clock import system_us
 from . import opening
 from .checking import DATA, LOCK, check_directory
-from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
-from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
+from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases, boot_id, boot_us, written
 from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
 
 IN_PROCESS_S: Final = 0.05
 """How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
+RECORD_EVERY_US: Final = 1_000_000
 _LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
 _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
@@ -99,7 +100,7 @@ class Environment:
         self._open(opening.PATIENCE_S)
 
     def now_us(self) -> int:
-        """Return the time of this host; see `host_clock`."""
+        """Return the time of this host; see `layout`."""
         return boot_us() + self._offset_us
 
     # -- writing and reading -----------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class Environment:
             return
         self._looked_us = now_us
         record = txn.get(CLOCK, None, self.dbs.meta)
-        txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
+        txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), system_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
         self.untold += self._readers.look(self._lmdb)
         self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA

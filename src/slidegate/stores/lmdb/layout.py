@@ -1,20 +1,31 @@
-"""The layout of an LMDB environment: its databases, and the version of its rows.
+"""The layout of an LMDB environment: its databases, the version of its rows, and the clock of the host.
 
 A row of a window begins with a version of its own, and a row of another version is no window: two versions may write to
 one file for a second, while workers are replaced. The file as a whole has the layout version, which stands in `meta`.
 It goes up whenever the bytes or the meaning of any row change. A file of another version is refused and left alone.
+
+All processes of a host have one clock. It runs as fast as the machine's boot clock (Linux: `CLOCK_BOOTTIME`, which no
+NTP step touches and which counts while the machine sleeps), so they read the same time without asking each other. Its
+offset stands in the file::
+
+    time = boot clock + offset
+
+After a reboot the boot clock starts from 0. The first process then finds another boot id, and sets a new offset. Time
+goes on from the last recorded moment plus the time that has passed since then by the system's clock, and never from
+before that moment. The moment is recorded about once a second; a reboot takes longer.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from ...core.errors import ConfigurationError, StoreUnavailable
+from ..system_clock import system_us
 from .checking import Damaged
-from .host_clock import boot_id, boot_us, offset_us, wall_us, written
 
 SCHEMA_VERSION: Final = 6
 SCHEMA: Final = b"schema"
@@ -35,6 +46,11 @@ CELL: Final = b"c"
 PLACE: Final = b"p"
 """What a row is of that has an entry in `ends`."""
 DUE: Final = Struct(">q")
+
+_RECORD: Final = Struct("=16sqqq")  # boot id, offset, last recorded moment, Unix time of that moment
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is the same for all processes and counts while the machine sleeps.
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Databases(NamedTuple):
@@ -64,51 +80,39 @@ def due_row(due_us: int, row: bytes) -> bytes:
     return DUE.pack(due_us) + row
 
 
-def load(path: Path, environment: Any) -> tuple[Databases, int]:
-    """Open the databases, and read or write `meta`; return the databases and the clock's offset.
+def load(path: Path, environment: Any, *, writes: bool) -> tuple[Databases, int]:
+    """Open the databases; return them and the clock's offset.
 
     Args:
         path: The directory.
         environment: LMDB's environment.
+        writes: Whether to make what is missing, and to record the time.
 
     Raises:
         ConfigurationError: The environment belongs to something else, or to another version.
+        StoreUnavailable: There are no databases to read, or not all yet.
         Damaged: It is ours, and its version cannot be read.
     """
-    with environment.begin(write=True) as txn:
+    if not writes and environment.stat()["entries"] == 0:
+        raise StoreUnavailable(f"lmdb: there is no store at {path}: its file holds nothing")
+    with environment.begin(write=writes) as txn:
         _check_version(path, environment, txn)
-        meta = environment.open_db(b"meta", txn)
-        dbs = {name: environment.open_db(name.encode(), txn) for name in NAMES}
-        txn.put(SCHEMA, WRITTEN_SCHEMA, db=meta)
-        cell_key = txn.get(CELL_KEY, None, meta)
+        if writes:
+            txn.put(SCHEMA, WRITTEN_SCHEMA, db=environment.open_db(b"meta", txn))
+    # In transactions of their own: a handle goes with the one that it was opened in, unless that is committed.
+    dbs = {name: environment.open_db(name.encode(), create=writes) for name in NAMES}
+    with environment.begin(write=writes) as txn:
+        cell_key, record = txn.get(CELL_KEY, None, dbs["meta"]), txn.get(CLOCK, None, dbs["meta"])
+        boot = boot_id()
+        offset = offset_us(record, boot, boot_us(), system_us())
+        if cell_key is None and not writes:
+            raise StoreUnavailable(f"lmdb: {path} is not made yet; is another process at it?")
         if cell_key is None:
             cell_key = os.urandom(32)
-            txn.put(CELL_KEY, cell_key, db=meta)
-        record, boot = txn.get(CLOCK, None, meta), boot_id()
-        offset = offset_us(record, boot, boot_us(), wall_us())
-        txn.put(CLOCK, written(record, boot, offset, boot_us(), wall_us()), db=meta)
-    return Databases(**dbs, cell_key=cell_key), offset
-
-
-def load_to_read(path: Path, environment: Any) -> tuple[Databases, int]:
-    """Open the databases of an environment in which nothing can be written; return what `load` does.
-
-    Raises:
-        StoreUnavailable: There are none, or not all yet.
-        ConfigurationError: The environment belongs to something else, or to another version.
-        Damaged: It is ours, and its version cannot be read.
-    """
-    if environment.stat()["entries"] == 0:
-        raise StoreUnavailable(f"lmdb: there is no store at {path}: its file holds nothing")
-    with environment.begin() as txn:
-        _check_version(path, environment, txn)
-    # In transactions of their own: a handle goes with the one that it was opened in, unless that is committed.
-    dbs = {name: environment.open_db(name.encode(), create=False) for name in NAMES}
-    with environment.begin() as txn:
-        cell_key, record = txn.get(CELL_KEY, None, dbs["meta"]), txn.get(CLOCK, None, dbs["meta"])
-    if cell_key is None:
-        raise StoreUnavailable(f"lmdb: {path} is not made yet; is another process at it?")
-    return Databases(**dbs, cell_key=bytes(cell_key)), offset_us(record, boot_id(), boot_us(), wall_us())
+            txn.put(CELL_KEY, cell_key, db=dbs["meta"])
+        if writes:
+            txn.put(CLOCK, written(record, boot, offset, boot_us(), system_us()), db=dbs["meta"])
+        return Databases(**dbs, cell_key=bytes(cell_key)), offset
 
 
 def _check_version(path: Path, environment: Any, txn: Any) -> None:
@@ -136,3 +140,41 @@ def _check_version(path: Path, environment: Any, txn: Any) -> None:
             f"lmdb: {path} was written with layout version {version[0]}, and this slidegate reads {SCHEMA_VERSION}; "
             f"{way_out}"
         )
+
+
+def boot_us() -> int:
+    """Return microseconds since the machine was started."""
+    return time.clock_gettime_ns(_CLOCK) // 1000
+
+
+def boot_id() -> bytes:
+    """Return 16 bytes that are different after each start of the machine; zeros where the system has none."""
+    try:
+        return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))[:16].ljust(16, b"\0")
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def offset_us(record: bytes | None, boot: bytes, machine_us: int, unix_us: int) -> int:
+    """Return the offset: the time minus the boot clock.
+
+    Args:
+        record: The bytes that `written` returned last, perhaps before a reboot; None in a new environment.
+        boot: The boot id.
+        machine_us: The boot clock.
+        unix_us: Unix time, with which a new environment starts.
+    """
+    if record is None:
+        return unix_us - machine_us
+    before, offset, last_us, last_unix_us = _RECORD.unpack(record)
+    if before == boot and machine_us + offset >= last_us:
+        return int(offset)
+    return int(last_us + max(unix_us - last_unix_us, 0) - machine_us)
+
+
+def written(record: bytes | None, boot: bytes, offset: int, machine_us: int, unix_us: int) -> bytes:
+    """Return the record to write; its moment is never earlier than that of the record before."""
+    last_us = machine_us + offset
+    if record is not None:
+        last_us = max(last_us, _RECORD.unpack(record)[2])
+    return _RECORD.pack(boot, offset, last_us, unix_us)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import time
-from collections.abc import Callable
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
 from shutil import copyfileobj
@@ -33,7 +31,7 @@ from .checking import (
     set_aside,
     unusable,
 )
-from .layout import NAMES, Databases, load, load_to_read
+from .layout import NAMES, Databases, load
 
 PATIENCE_S: Final = 5.0
 """How long to wait for the gate if no deadline is shorter."""
@@ -104,19 +102,28 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
         StoreUnavailable: They are to be read only, and are not there, or cannot be read.
         StoreTimeout: Another process holds the files.
     """
-    if options.read_only:
-        return _open_to_read(path, options, patience_s, suspect)
-    check_directory(path)
-    warning = check_file_system(path)
-    events = [Event("store_doubtful", warning)] if warning else []
+    if not options.read_only:
+        return _open_files(path, options, patience_s, suspect)
+    try:
+        return _open_files(path, options, patience_s, suspect)
+    except ConfigurationError as error:
+        raise StoreUnavailable(str(error)) from error
+
+
+def _open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
+    events: list[Event] = []
     salvage: list[Path] = []
+    if not options.read_only:
+        check_directory(path)
+        warning = check_file_system(path)
+        events += [Event("store_doubtful", warning)] if warning else []
     for _ in range(_ATTEMPTS):
-        file = _lock_data(path, patience_s)
+        file = _lock_data(path, options, patience_s)
         try:
             opened = _open(path, options, file, suspect, events, salvage)
         except BaseException as error:
             try:
-                if not _put_right(path / DATA, file, error, events, salvage):
+                if not _put_right(path / DATA, options, file, error, events, salvage):
                     raise
             finally:
                 os.close(file)
@@ -150,32 +157,23 @@ def whole_size(file: int) -> int:
     return -(-os.fstat(file).st_size // _PAGE) * _PAGE
 
 
-def _lock_data(path: Path, patience_s: float) -> int:
+def _lock_data(path: Path, options: Options, patience_s: float) -> int:
     """Open the data file and take its gate, which keeps everybody else from writing to it and from opening it.
 
     Raises:
         ConfigurationError: It cannot be opened.
+        StoreUnavailable: It is to be read only, and is not there.
         StoreTimeout: Another process has held the gate for too long.
     """
-
-    def open_data() -> int:
-        try:
-            return os.open(path / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise unusable(path, error) from error
-
-    return _take_gate(path, open_data, patience_s)
-
-
-def _take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> int:
-    """Take the gate of the data file that a function opens, and return that file.
-
-    Raises:
-        StoreTimeout: Another process has held the gate for too long.
-    """
+    flags = os.O_RDONLY if options.read_only else os.O_RDWR | os.O_CREAT
     until_s = time.monotonic() + patience_s
     while True:
-        file = open_data()
+        try:
+            if options.read_only:
+                _check_there(path)
+            file = os.open(path / DATA, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise unusable(path, error) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_file_at(file, path / DATA):
@@ -194,17 +192,38 @@ def _take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> i
         time.sleep(POLL_S)
 
 
-def _put_right(data: Path, file: int, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
+def _check_there(path: Path) -> None:
+    """Check that there are files to read; without LMDB's lock file nobody would see who reads.
+
+    Raises:
+        StoreUnavailable: There are none.
+    """
+    try:
+        found = {name: (path / name).stat().st_size for name in (DATA, LOCK)}
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreUnavailable(
+            f"lmdb: there is no store at {path}: {error.filename} is not there; a worker that opens it makes one"
+        ) from None
+    if not found[DATA]:
+        raise StoreUnavailable(f"lmdb: there is no store at {path}: {DATA} is empty")
+
+
+def _put_right(
+    data: Path, options: Options, file: int, error: BaseException, events: list[Event], salvage: list[Path]
+) -> bool:
     """Set a damaged data file aside; return whether another attempt may succeed.
 
     A file that is not at its path any more was moved or deleted meanwhile, whatever the error says.
 
     Raises:
         ConfigurationError: It is not damaged, and cannot be used.
+        StoreUnavailable: It is damaged, and to be read only.
     """
     if isinstance(error, (_Moved, FileNotFoundError)) or (isinstance(error, Exception) and not is_file_at(file, data)):
         return True
     if isinstance(error, (Damaged, *BROKEN)):
+        if options.read_only:
+            raise StoreUnavailable(f"lmdb: {data.parent} is damaged: {error}") from error
         try:
             kept = set_aside(data)
         except OSError as failed:
@@ -234,12 +253,13 @@ def _open(
     if size:
         check_data(path, every_page=inode == suspect[0] or nobody_else_has(path / LOCK))
         if not (path / LOCK).exists():
-            _start_apart(path, file)
+            if not options.read_only:
+                _start_apart(path, file)
             raise _Moved
-    else:
+    elif not options.read_only:
         # This lock file belongs to a data file that is gone; a stopped process may hold LMDB's own lock in it for ever.
         (path / LOCK).unlink(missing_ok=True)
-    environment = _map(path, options, max(options.map_size, size))
+    environment = _map(path, options, size if options.read_only else max(options.map_size, size))
     try:
         if not is_file_at(file, path / DATA):
             raise _Moved
@@ -290,56 +310,9 @@ def _start_apart(path: Path, file: int) -> None:
 def _load_with_room(path: Path, environment: Any, file: int, options: Options) -> tuple[Databases, int]:
     """Load; if there is no room even for that, make some: a full file that cannot be opened can never be emptied."""
     try:
-        return load(path, environment)
+        return load(path, environment, writes=not options.read_only)
     except lmdb.MapFullError:
         size = environment.info()["map_size"] + _ROOM_TO_OPEN
         take_room(file, size, options)
         environment.set_mapsize(size)
-        return load(path, environment)
-
-
-def _open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
-    file = -1
-    try:
-        if not stat.S_ISDIR(path.stat().st_mode):
-            raise StoreUnavailable(f"lmdb: there is no store at {path}: it is no directory")
-        file = _take_gate(path, lambda: os.open(path / DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), patience_s)
-        found = os.fstat(file)
-        if found.st_ino == suspect[0] and suspect[1]:
-            raise StoreUnavailable(f"lmdb: {path} is damaged: {suspect[1]}")
-        opened = _read(path, options, file, found)
-        fcntl.flock(file, fcntl.LOCK_UN)
-        return opened
-    except BaseException as error:
-        if file >= 0:
-            os.close(file)
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            what = f"the directory holds no {DATA}" if path.is_dir() else "nothing stands there"
-            raise StoreUnavailable(f"lmdb: there is no store at {path}: {what}") from None
-        if isinstance(error, OSError):
-            raise StoreUnavailable(str(unusable(path, error))) from error
-        if isinstance(error, (ConfigurationError, lmdb.Error)):
-            raise StoreUnavailable(f"lmdb: {path / DATA} cannot be read: {error}") from error
-        raise
-
-
-def _read(path: Path, options: Options, file: int, found: os.stat_result) -> Opened:
-    if not found.st_size:
-        raise StoreUnavailable(f"lmdb: there is no store at {path}: {DATA} is empty")
-    if not (path / LOCK).exists():
-        # Without it nobody would see who reads, and LMDB would make it.
-        raise StoreUnavailable(f"lmdb: {path} has no {LOCK}; is it a copy? A worker that opens it makes one")
-    try:
-        check_data(path, every_page=nobody_else_has(path / LOCK))
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"lmdb: {path / DATA} is no store, or it is damaged: {error}") from error
-    environment = _map(path, options, found.st_size)
-    try:
-        dbs, offset = load_to_read(path, environment)
-        return Opened(environment, file, dbs, offset, (found.st_ino, (path / LOCK).stat().st_ino), [], [])
-    except BROKEN as error:
-        environment.close()
-        raise StoreUnavailable(f"lmdb: {path} is damaged: {error}") from error
-    except BaseException:
-        environment.close()
-        raise
+        return load(path, environment, writes=True)

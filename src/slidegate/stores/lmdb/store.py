@@ -6,7 +6,7 @@ and writes back those that changed. A repeated refusal, a `peek` and the check f
 
 `batching` chooses the moment of a transaction, and `transaction` runs it. In it, `windows` and `permits` read and write
 the rows, and `core.decide` decides. `bans` finds bans and makes them. `environment` has the files: the gate, their
-growth, and with `opening`, `checking`, `layout` and `host_clock` all that is looked at before they are trusted.
+growth, and with `opening`, `checking` and `layout` all that is looked at before they are trusted.
 """
 
 from __future__ import annotations
