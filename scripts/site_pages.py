@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
-PAGES: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES: Final = {"CHANGELOG.md": "changelog.md"}
 """Files of the root, and the pages in `docs` that stand for them."""
 
 

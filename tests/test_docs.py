@@ -238,7 +238,7 @@ def test_every_page_is_in_the_navigation_once_below_a_group() -> None:
     listed = re.findall(r"^      - (\S+\.md)$", navigation[1], re.MULTILINE)
     assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
     groups = re.split(r"^  - .*:\n", navigation[1], flags=re.MULTILINE)[1:]
-    for folder in ("how_to/", "stores/", "concepts/", "coming_from/", "reference/"):
+    for folder in ("how_to/", "stores/", "coming_from/", "reference/"):
         assert sum(folder in group for group in groups) == 1, f"pages of {folder} stand in one group"
 
 

@@ -6,7 +6,6 @@ A line ``<!-- comparison -->`` opens its place, and ``<!-- end of comparison -->
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +21,17 @@ OTHERS: Final = {
     "slowapi": "slowapi",
     "limits `moving-window`": "limits",
     "fastapi-limiter": "fastapi_limiter",
-    "asgi-ratelimit": "asgi_ratelimit",
+    "fastapi-guard": "fastapi_guard",
+    "asgi-ratelimit": "index",
 }
 """The others by their names in the overview, and the pages about them."""
 QUESTIONS: Final = {
     "Most requests of one client in any minute": "Most requests of one client in any minute",
-    "Most in any second": "Most of them in one second",
     "`Retry-After`; when one is admitted": "`Retry-After`; when the client is really let in",
+    "Twice the limit": "A client that asks twice as often as it may, where 500 are allowed: admitted",
+    "`5/minute` and `50/hour`": "`5/minute` and `50/hour` together allow 50: admitted",
 }
-"""Columns of the overview, and what the README calls them."""
-TWO: Final = "`5/minute` and `50/hour`"
+"""Columns of the overview, by how they begin, and what the README calls them."""
 MIDDLEWARES: Final = {
     "slidegate": "slidegate",
     "slowapi": "slowapi (ASGI middleware)",
@@ -49,9 +49,17 @@ KNOWN: Final[dict[str, list[str]]] = {
         "Redis, Valkey, MongoDB",
         "Redis, by pyrate-limiter",
         "Redis",
+        "Redis",
     ],
-    "Bans": ["longer each time; addresses, networks, keys", "none", "none", "none", "`block_time`, always as long"],
-    "Tries limits on your access logs": ["`slidegate simulate`, `suggest`", "no", "no", "no", "no"],
+    "Bans": [
+        "longer each time; addresses, networks, keys",
+        "none",
+        "none",
+        "none",
+        "addresses, always as long",
+        "`block_time`, always as long",
+    ],
+    "Tries limits on your access logs": ["`slidegate simulate`, `suggest`", "no", "no", "no", "no", "no"],
 }
 """What nobody has to measure, in the order of `OURS` and `OTHERS`; the pages say the same."""
 
@@ -68,15 +76,15 @@ def grids(text: str) -> list[Grid]:
 
 
 def fact(text: str, row: str, column: str) -> str:
-    """Return a cell of the tables of a page, by the beginning of its row and by the head of its column.
+    """Return a cell of the tables of a page, by its row and by the beginning of its column's head.
 
     Raises:
         LookupError: There is no such cell.
     """
     for heads, *rows in grids(text):
-        for cells in rows:
-            if column in heads and cells[0].startswith(row):
-                return cells[heads.index(column)]
+        for head, cells in ((head, cells) for cells in rows for head in heads):
+            if head.startswith(column) and cells[0] == row:
+                return cells[heads.index(head)]
     raise LookupError(f"no table has the row {row!r} and the column {column!r}")
 
 
@@ -88,21 +96,17 @@ def added(figures: Figures, names: dict[str, str], system: str) -> str:
     return "; ".join(f"{table.number(names[system], 'added us'):+.0f}" for table in tables)
 
 
-def table(read: Callable[[str], str], figures: Figures) -> Table:
+def table(overview: str, figures: Figures) -> Table:
     """Return the table.
 
     Args:
-        read: Returns the text of a page of docs/coming_from.
+        overview: The text of docs/coming_from/index.md.
         figures: Those of the benchmark of the middleware.
     """
     systems = [OURS, *OTHERS]
-    rows: list[list[str]] = [
-        [called, *(fact(read("index"), system, question) for system in systems)]
-        for question, called in QUESTIONS.items()
+    rows = [
+        [called, *(fact(overview, system, question) for system in systems)] for question, called in QUESTIONS.items()
     ]
-    columns = {"slowapi": "slowapi", "limits `moving-window`": "`moving-window`"}
-    two = [fact(read(page), TWO, columns.get(system, system)) for system, page in OTHERS.items()]
-    rows.append([f"{TWO} together allow 50: admitted", fact(read("slowapi"), TWO, OURS), *two])
     for what, names in (("on Starlette", MIDDLEWARES), ("at an endpoint of FastAPI", ENDPOINTS)):
         costs = [added(figures, names, system) for system in systems]
         rows.append([f"Microseconds that it adds {what}: admitted; refused", *costs])
@@ -113,7 +117,7 @@ def table(read: Callable[[str], str], figures: Figures) -> Table:
 
 def filled(text: str) -> str:
     """Return the README with the table in its place."""
-    shown = table(lambda page: (ROOT / PAGES / f"{page}.md").read_text("utf-8"), load("middleware")).markdown()
+    shown = table((ROOT / PAGES / "index.md").read_text("utf-8"), load("middleware")).markdown()
     return PLACE.sub(lambda found: f"{found['opens']}\n{shown}\n\n{found['closes']}", text)
 
 

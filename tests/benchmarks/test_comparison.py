@@ -7,10 +7,10 @@ import pytest
 from benchmarks.report import comparison
 
 PAGE = """
-| | slowapi | slidegate |
+| limiter | Most of all | `a` and `b`: admitted |
 | --- | --- | --- |
-| Most of all | 199 | 100 |
-| `a` and `b` | 10; 11 | 50 |
+| slowapi | 199 | 10; 11 |
+| slidegate | 100 | 50 |
 
 | more | slowapi |
 | --- | ---: |
@@ -24,13 +24,13 @@ def test_the_readme_holds_the_table_of_the_pages_and_figures() -> None:
     assert text == comparison.filled(text), "run python3 dev.py bench --write"
 
 
-def test_facts_are_found_by_row_and_column() -> None:
-    assert comparison.fact(PAGE, "Most", "slidegate") == "100"
-    assert comparison.fact(PAGE, "`a` and", "slowapi") == "10; 11"
+def test_facts_are_found_by_row_and_the_beginning_of_a_column() -> None:
+    assert comparison.fact(PAGE, "slidegate", "Most") == "100"
+    assert comparison.fact(PAGE, "slowapi", "`a` and") == "10; 11"
     assert comparison.fact(PAGE, "Others", "slowapi") == "`x`"
 
 
-@pytest.mark.parametrize(("row", "column"), [("Nothing", "slowapi"), ("Others", "slidegate"), ("Most", "nobody")])
+@pytest.mark.parametrize(("row", "column"), [("Nothing", "Most"), ("Others", "Most"), ("slowapi", "Least")])
 def test_a_fact_that_is_gone_is_an_error_and_no_empty_cell(row: str, column: str) -> None:
     with pytest.raises(LookupError, match="no table has the row"):
         comparison.fact(PAGE, row, column)

@@ -51,7 +51,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], capsys: pytest.CaptureF
 
 
 def test_the_page_shows_the_real_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "guides" / "simulation.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "choosing_a_number.md").read_text("utf-8")
     found = re.search(r"^slidegate (suggest [^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
     assert found is not None
     monkeypatch.chdir(ROOT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import slidegate
 import slidegate.core
 import slidegate.httpx
-from slidegate import Reason
+from slidegate import Reason, Rule
 from slidegate.cli import exits
 from slidegate.cli.questions import CODES as SUBJECTS
 from slidegate.web.checks import CODES
@@ -18,6 +18,7 @@ from .anchors import ROOT, leads_somewhere
 
 FINDINGS = ROOT / "docs" / "reference" / "findings.md"
 ERRORS = ROOT / "docs" / "reference" / "errors.md"
+RULES = ROOT / "docs" / "guides" / "rules.md"
 SOURCE = ROOT / "src" / "slidegate"
 PAGE = re.compile(r"docs/[\w/]+\.md(?:#[\w-]+)?")
 
@@ -26,6 +27,12 @@ def headings(page: Path, group: str) -> list[str]:
     """Return the headings of the third level below one of the second."""
     section = page.read_text("utf-8").partition(f"\n## {group}\n")[2].partition("\n## ")[0]
     return re.findall(r"^### (.+)$", section, re.MULTILINE)
+
+
+def rows(page: Path, group: str) -> list[str]:
+    """Return the first cells of the rows of a table below a heading of the second level."""
+    section = page.read_text("utf-8").partition(f"\n## {group}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `?(\w+)`? \|", section, re.MULTILINE)[1:]
 
 
 def exceptions() -> set[str]:
@@ -44,16 +51,20 @@ def exit_codes() -> set[int]:
 
 
 def test_every_finding_has_its_heading_in_order() -> None:
-    assert headings(FINDINGS, "What the gate finds") == list(CODES)
+    assert headings(FINDINGS, "What the middleware finds") == list(CODES)
     assert headings(FINDINGS, "What slidegate check finds") == list(SUBJECTS)
     assert not set(SUBJECTS) & set(CODES)
 
 
-def test_every_exception_reason_and_exit_has_its_heading() -> None:
+def test_every_exception_reason_and_exit_has_its_row() -> None:
     assert len(exceptions()) >= 8
-    assert set(headings(ERRORS, "Exceptions")) == exceptions()
-    assert headings(ERRORS, "Reasons") == [f"Reason {reason}" for reason in Reason]
-    assert headings(ERRORS, "Exit codes") == [f"Exit code {code}" for code in sorted(exit_codes())]
+    assert set(rows(ERRORS, "Exceptions")) == exceptions()
+    assert rows(ERRORS, "Reasons") == list(Reason)
+    assert rows(ERRORS, "Exit codes") == [str(code) for code in sorted(exit_codes())]
+
+
+def test_the_table_of_options_has_every_option_of_a_rule() -> None:
+    assert rows(RULES, "Every option of a rule") == list(inspect.signature(Rule).parameters)
 
 
 def test_every_page_that_the_source_names_is_there() -> None:

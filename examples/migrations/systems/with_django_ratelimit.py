@@ -15,9 +15,6 @@ from django_ratelimit.decorators import ratelimit
 from slidegate.testing import FakeClock
 
 from ..asking import CLIENT, Answer
-from ..rows import Row
-from ..virtual_time import virtual_time
-from . import with_slidegate
 
 if not settings.configured:
     settings.configure(
@@ -62,11 +59,3 @@ def one(clock: FakeClock) -> View:
 def two_limits(clock: FakeClock) -> View:
     """Return two limits; the one on top is asked first."""
     return View(ratelimit(key="ip", rate="50/h")(ratelimit(key="ip", rate="5/m")(hello)))
-
-
-def extra() -> list[Row]:
-    """Return the facts of django-ratelimit's page that other pages do not have."""
-    with virtual_time() as clock:
-        theirs, ours = one(clock), with_slidegate.default(clock)
-        statuses = [[system.ask().status for _ in range(101)][-1] for system in (theirs, ours)]
-        return [Row("Status of a refusal", *map(str, statuses))]

@@ -11,10 +11,6 @@ from flask_limiter.util import get_remote_address
 from slidegate.testing import FakeClock
 
 from ..asking import CLIENT, Answer
-from ..attacks import flood
-from ..rows import Row, apart, of
-from ..virtual_time import virtual_time
-from . import with_slidegate
 
 
 class Wsgi:
@@ -52,31 +48,3 @@ def one(clock: FakeClock) -> Wsgi:
 def two_limits(clock: FakeClock) -> Wsgi:
     """Return two limits, the longer one first."""
     return app_of("50/hour", "5/minute")
-
-
-class Nowhere:
-    """An application of which only a path without a route is asked."""
-
-    def __init__(self, system: Any) -> None:
-        self.system = system
-
-    def ask(self) -> Answer:
-        """Ask for it."""
-        return self.system.ask("/nowhere")
-
-
-def extra() -> list[Row]:
-    """Return the facts of Flask-Limiter's page that other pages do not have."""
-    with virtual_time() as clock:
-        return [
-            Row(
-                "One client asks three endpoints, 100 times each: admitted",
-                apart(one(clock), ["/a", "/b", "/c"], 100),
-                apart(with_slidegate.default(clock), ["/a", "/b", "/c"], 100),
-            ),
-            Row(
-                "1,000 requests of one client to paths without a route: not refused",
-                of(flood(Nowhere(one(clock)))),
-                of(flood(Nowhere(with_slidegate.default(clock)))),
-            ),
-        ]

@@ -70,11 +70,6 @@ def exact(clock: FakeClock) -> Asgi:
     return gate(clock, limits="100/minute @100")
 
 
-def a_second(clock: FakeClock) -> Asgi:
-    """Return the gate with one limit over a second."""
-    return gate(clock, limits="100/second")
-
-
 def two_limits(clock: FakeClock) -> Asgi:
     """Return the gate with two limits."""
     return gate(clock, limits="5/minute; 50/hour")

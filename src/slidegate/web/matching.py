@@ -4,7 +4,7 @@ Between the middleware and the code that serves a request there are routers, fil
 all take one text for the same path. A rule is compared with the path below `root_path` and with its normal forms, in
 which there are no runs of slashes and no dot segments: one keeps matrix parameters (``;x=1``), one does not. A limit
 applies if its path matches one of the texts, an exemption only if it matches all of them. No route is asked, and only
-of few paths the mounts. `docs/reference/paths.md` has the rule in seven sentences.
+of few paths the mounts. `docs/guides/rules.md#paths` has the rule in seven sentences.
 
 Default limits ask the routes about every text of a path, see `readings`. The case of a path is never changed, and no
 header names another path.
