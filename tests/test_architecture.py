@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "admin": ({"core", "limiter", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
-    "logs": ({"core"}, {"zstandard"}),
+    "logs": ({"core"}, {"backports"}),
     "metrics": (
         {"core", "limiter", "stores", "web"},
         {"anyio", "opentelemetry", "prometheus_client", "starlette"},

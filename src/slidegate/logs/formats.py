@@ -37,7 +37,7 @@ _SYSLOG: Final = re.compile(
 )
 # A user name may hold anything but a bare quotation mark, so the time stands in front of the first one of these.
 _CLF: Final = re.compile(
-    rf'([^"\\]*(?:\\.[^"\\]*)*)\[([^][" ]{{1,40}}(?: [^][" ]{{1,8}})?)\] {_QUOTED} (\S++) (?:[0-9]++|-)'
+    rf'((?:[^"]*\\")*[^"]*)\[([^][" ]{{1,40}}(?: [^][" ]{{1,8}})?)\] {_QUOTED} (\S++) (?:[0-9]++|-)'
     rf"(?:$| (?:{_QUOTED} {_QUOTED})?)",
     re.ASCII,
 )
@@ -45,6 +45,7 @@ _REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?",
 _METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
 _MONTHS: Final = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
 _CLF_TIME: Final = re.compile(
     r"([0-9]{2})/([A-Z][a-z]{2})/([0-9]{4}):([0-9]{2}:[0-9]{2}:[0-9]{2}) ([+-][0-9]{2}[0-5][0-9])"
 )
@@ -58,7 +59,7 @@ def parse_line(line: bytes, parse: Parse | None = None) -> AccessRecord | Skip:
         line: The line, with or without its end.
         parse: Reads its text; by default any known format will do.
     """
-    if len(line.removesuffix(b"\n")) > MAX_LINE_BYTES:
+    if len(line) - line.endswith(b"\n") > MAX_LINE_BYTES:
         return Skip.TOO_LONG
     line = line.removeprefix(_BOM).strip()
     if not line:
@@ -249,7 +250,7 @@ def text_time_us(text: str) -> int | None:
 
 def moment_us(moment: datetime) -> int | None:
     """Return a moment with a zone in microseconds since 1970; None without a zone, or before that."""
-    time_us = (moment - _EPOCH) // timedelta(microseconds=1) if moment.tzinfo is not None else -1
+    time_us = (moment - _EPOCH) // _US if moment.tzinfo is not None else -1
     return time_us if time_us >= 0 else None
 
 

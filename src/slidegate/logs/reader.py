@@ -18,7 +18,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from operator import itemgetter
@@ -43,8 +43,6 @@ _OTHER_MAGIC: Final = {
     **{b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"},
     **{b"\x04\x22\x4d\x18": "lz4"},
 }
-_MAX_ZSTD_WINDOW_BYTES: Final = 1 << 27
-_DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error)
 _time_us: Final = itemgetter(0)
 
 _Opening: TypeAlias = tuple[int]
@@ -180,7 +178,7 @@ class _LogFile:
             ConfigurationError: The file is packed in a way that cannot be unpacked, or cannot be read.
         """
         with self._unreadable(), self._opened() as raw:
-            file, damaged = _unpacked(raw, self.name)
+            file, damaged, errors = _unpacked(raw, self.name)
             self._open = raw
             try:
                 while line := file.readline(MAX_LINE_BYTES + 2):
@@ -188,7 +186,7 @@ class _LogFile:
                     if len(line) > MAX_LINE_BYTES:
                         while line and not line.endswith(b"\n"):
                             line = file.readline(MAX_LINE_BYTES)
-            except _DAMAGE:
+            except errors:
                 yield damaged
             finally:
                 self._taken_bytes, self._open = self.taken_bytes, None
@@ -244,8 +242,8 @@ def _custom(format: str | None, fields: Mapping[str, str] | None) -> Parse | Non
     return parse_by_fields(fields) if fields is not None else None
 
 
-def _unpacked(file: io.BufferedReader, name: str) -> tuple[BinaryIO, Skip]:
-    """Return the file as plain text, and what a line is called at which packed data is damaged."""
+def _unpacked(file: io.BufferedReader, name: str) -> tuple[BinaryIO, Skip, tuple[type[Exception], ...]]:
+    """Return the file as plain text, and what a line is called at which packed data is damaged, and its errors."""
     magic = file.peek(6)
     packer = next((packer for sign, packer in _OTHER_MAGIC.items() if magic.startswith(sign)), None)
     if packer is not None:
@@ -254,67 +252,20 @@ def _unpacked(file: io.BufferedReader, name: str) -> tuple[BinaryIO, Skip]:
             "unpack it"
         )
     if magic.startswith(_GZIP_MAGIC):
-        return io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file))), Skip.GZIP
+        packed = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)))
+        return packed, Skip.GZIP, (EOFError, gzip.BadGzipFile, zlib.error)
     if magic.startswith(_ZSTD_MAGIC):
-        return io.BufferedReader(_Zstd(file, name)), Skip.ZSTD
-    return file, Skip.FORMAT
+        zstd = _zstd(name)
+        return zstd.ZstdFile(file), Skip.ZSTD, (EOFError, zstd.ZstdError)
+    return file, Skip.FORMAT, ()
 
 
-class _Zstd(io.RawIOBase):
-    """Unpacks zstd data, frame after frame. The package's own reader does not tell a frame that has no end."""
-
-    def __init__(self, packed: BinaryIO, name: str) -> None:
-        self._packed = packed
-        self._new_frame, self._error = _zstd(name)
-        self._frame: Any = None
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True: that is what it is for."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Unpack some bytes.
-
-        Raises:
-            EOFError: The data is damaged or cut off.
-        """
-        while not self._ready:
-            # In small pieces, because each may unpack to very much.
-            piece = self._packed.read(1_024)
-            if not piece:
-                if self._frame is not None:
-                    raise EOFError("a frame has no end")
-                return 0
-            self._ready = memoryview(b"".join(self._frames(piece)))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-    def _frames(self, piece: bytes) -> Iterator[bytes]:
-        while piece:
-            self._frame = self._frame or self._new_frame()
-            try:
-                yield self._frame.decompress(piece)
-            except self._error as error:
-                raise EOFError("a frame is damaged") from error
-            piece = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = None
-
-
-def _zstd(name: str) -> tuple[Callable[[], Any], type[Exception]]:
-    """Return a maker of decompressors, and the error that they raise; from 3.14 on Python has one."""
-    try:
-        module = importlib.import_module("compression.zstd")
-        return module.ZstdDecompressor, module.ZstdError
-    except ImportError:
-        pass
-    try:
-        module = importlib.import_module("zstandard")
-    except ImportError:
-        raise ConfigurationError(
-            f"cannot read '{escaped(name, 300)}': it is packed with zstd, and nothing here unpacks that; install "
-            "slidegate[cli], or unpack it with `zstd -d`"
-        ) from None
-    return module.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj, module.ZstdError
+def _zstd(name: str) -> Any:
+    """Return the module that reads zstd; from 3.14 on Python has one."""
+    for module in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            return importlib.import_module(module)
+    raise ConfigurationError(
+        f"cannot read '{escaped(name, 300)}': it is packed with zstd, and nothing here unpacks that; install "
+        "slidegate[cli], or unpack it with `zstd -d`"
+    )
