@@ -11,36 +11,35 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
+from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
+from starlette.routing import PARAM_REGEX
 from starlette.types import Scope
 
-from ..core.addresses import IPV6_PREFIX
 from ..core.arguments import check_flag
-from ..core.bans.policy import BanPolicy, ban_target
+from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.limits import AnyLimit
 from ..core.store import Store
-from ..limiter import Limiter
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
 from .matching import PathIndex, PathMatcher
 from .request import RequestLimits
-from .routes import layers, root_of
+from .routes import layers
 from .rules import Rule
 
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
+
 CODES: Final = {
-    "SG101": "most addresses are trusted proxies",
     "SG102": "a proxy's header comes in, and no proxy is trusted",
     "SG103": "several processes, each with a memory of its own",
     "SG104": "a rule can never apply",
     "SG105": "one named rule stands in two middlewares",
     "SG107": "browsers will not see the 429",
-    "SG108": "one customer is many clients",
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
-    "SG111": "bans meet the proxy, not its clients",
     "SG112": "a honeypot does not work",
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
@@ -58,10 +57,13 @@ CLIENT_CHOOSES: Final = r"(?:^|\+)(?:header|cookie|query):"
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
-_PARAMETER: Final = r"\{\w+(?::(\w+))?\}"
-_ALL_BELOW: Final = r"([^{]*)\{\w+:path\}"
-
-
+_SAMPLES: Final[Mapping[type, str]] = {
+    StringConvertor: "~",
+    PathConvertor: "~/~",
+    IntegerConvertor: "0",
+    FloatConvertor: "0.5",
+    UUIDConvertor: "00000000-0000-0000-0000-000000000000",
+}
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -79,27 +81,6 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
-
-
-@runtime_checkable
-class Checked(Protocol):
-    """The part of a middleware that the checks see."""
-
-    @property
-    def app(self) -> object:
-        """The application that it guards."""
-
-    @property
-    def limiter(self) -> Limiter:
-        """The limiter that holds its counts."""
-
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """The rules that it holds requests to."""
-
-    @property
-    def default_limits(self) -> Sequence[AnyLimit]:
-        """The limits of each route."""
 
 
 def switched_off(enabled: object) -> str:
@@ -131,25 +112,18 @@ def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     return frozenset(codes)
 
 
-def about_settings(
-    middleware: Checked, client: ClientAddress, off: str, policies: Collection[BanPolicy]
-) -> Iterator[Finding]:
+def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Finding]:
     """Yield the findings about the settings of a middleware.
 
     Args:
         middleware: The middleware.
-        client: How it finds the client's address.
         off: The setting that switches it off; empty if none does.
-        policies: Its ban policies.
     """
     if off:
         yield Finding(
             "SG110",
             f"slidegate is switched off ({off}): every request passes; where that is not meant, take it out",
         )
-    for address in (client, *(rule.key for rule in middleware.rules)):
-        if isinstance(address, ClientAddress):
-            yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
     if where and middleware.limiter.engine.per_process:
         yield Finding(
@@ -159,25 +133,10 @@ def about_settings(
         )
     yield from _about_rules(middleware)
     yield from _about_layers(middleware)
-    yield from _about_bans(policies)
+    yield from _about_bans(middleware.policies)
 
 
-def _about_address(client: ClientAddress) -> Iterator[Finding]:
-    if client.permissive:
-        yield Finding(
-            "SG101",
-            "most addresses are trusted proxies, so any client can name itself in a header; list the networks of your "
-            "proxies, or say how many stand in front: client_ip(trusted=1)",
-        )
-    if client.ipv6_prefix > IPV6_PREFIX:
-        yield Finding(
-            "SG108",
-            f"ipv6_prefix={client.ipv6_prefix}: one customer usually has a whole /64 and can use any number of its "
-            "addresses; 64 is the default",
-        )
-
-
-def _about_rules(middleware: Checked) -> Iterator[Finding]:
+def _about_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about rules that can never apply."""
     for earlier, later in hidden_rules(middleware.rules):
         yield Finding(
@@ -191,33 +150,25 @@ def _about_rules(middleware: Checked) -> Iterator[Finding]:
             f"default_limits can never apply: {last!r} covers all requests and ends the list; give it a path, or leave "
             "out one of them",
         )
-    root = root_of(middleware.app)
-    for rule in middleware.rules if root else ():
-        path = next((path for path in rule.paths if rule.exempt and path.startswith(f"{root}/")), None)
-        if path is not None:
-            yield Finding(
-                "SG104",
-                f"{quoted(path)} exempts nothing: the application below takes its root_path {quoted(root)} away from "
-                f"paths; write {quoted(path.removeprefix(root))}",
-            )
 
 
-def _about_layers(middleware: Checked) -> Iterator[Finding]:
+def _about_layers(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about other middlewares further in."""
-    names = {rule.name for rule in middleware.rules} - {None}
-    for layer in layers(middleware.app):
-        if _is_cors(layer):
-            yield Finding(
-                "SG107",
-                "CORSMiddleware stands inside RateLimitMiddleware, so scripts in browsers cannot read a 429; add it "
-                "after RateLimitMiddleware, and it stands outside",
-            )
-        for name in sorted(names & {rule.name for rule in layer.rules}, key=str) if isinstance(layer, Checked) else ():
-            yield Finding(
-                "SG105",
-                f"rule {name!r} stands in two middlewares, one inside the other; it is charged once: give them two "
-                "names if they are two limits",
-            )
+    inner = list(layers(middleware.app))
+    if any(map(_is_cors, inner)):
+        yield Finding(
+            "SG107",
+            "CORSMiddleware stands inside RateLimitMiddleware, so scripts in browsers cannot read a 429; add it "
+            "after RateLimitMiddleware, and it stands outside",
+        )
+    callers = [caller for caller in middleware.limiter.engine.callers.listed() if any(caller is one for one in inner)]
+    theirs = {bucket.rule for caller in callers for bucket in caller.buckets()}
+    for name in sorted({rule.name for rule in middleware.rules if rule.name is not None} & theirs):
+        yield Finding(
+            "SG105",
+            f"rule {name!r} stands in two middlewares, one inside the other; it is charged once: give them two "
+            "names if they are two limits",
+        )
 
 
 def _is_cors(layer: object) -> bool:
@@ -232,16 +183,13 @@ def _is_cors(layer: object) -> bool:
 
 def _about_bans(policies: Collection[BanPolicy]) -> Iterator[Finding]:
     keyed = [policy for policy in policies if policy.key is not None and re.search(CLIENT_CHOOSES, policy.key.identity)]
-    if keyed and not any(map(_bans_by_address, policies)):
+    by_address = any(policy.key is None or isinstance(policy.key, ClientAddress) for policy in policies)
+    if keyed and not by_address:
         yield Finding(
             "SG113",
             f"policy {keyed[0].name!r} bans by {keyed[0].key.identity}, which the client chooses, and none bans by "
             'address; add one that does, such as BanPolicy("100/10m", name="addresses")',
         )
-
-
-def _bans_by_address(policy: BanPolicy) -> bool:
-    return policy.key is None or isinstance(policy.key, ClientAddress)
 
 
 def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
@@ -263,48 +211,39 @@ def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> st
 
 def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
-    everywhere: list[int] = []
-    index: PathIndex[int] = PathIndex()
-    alike: dict[str, list[int]] = {}
+    ending: PathIndex[int] = PathIndex()
     for place, later in enumerate(rules):
-        # A rule that covers all paths covers the first one, and the text that it begins with.
-        first = later.paths[0]
-        ends = {*everywhere, *alike.get(_nameless(first), ()), *index.find(first.partition("{")[0])}
-        earlier = next((rules[end] for end in sorted(ends) if _covers(rules[end], later)), None)
+        samples = [_sample(matcher) for matcher in later.matchers]
+        # A rule that covers all paths covers the first one.
+        candidates = sorted(ending.find(samples[0] if samples else ""))
+        earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
         if earlier is not None:
             yield earlier, later
-        if not (later.final or later.blocks) or later.conditional:
-            continue
-        if not later.matchers:
-            everywhere.append(place)
-        for matcher in later.matchers:
-            index.add((matcher.path, matcher.convertors), place)
-            alike.setdefault(_nameless(matcher.path), []).append(place)
+        if (later.final or later.blocks) and not later.conditional:
+            for matcher in later.matchers:
+                ending.add((matcher.path, matcher.convertors), place)
+            if not later.matchers:
+                ending.add(None, place)
 
 
-def _covers(earlier: Rule, later: Rule) -> bool:
+def _sample(matcher: PathMatcher) -> str:
+    """Return a path of a rule with values that its parameters take, and narrower ones do not."""
+
+    def value(found: re.Match[str]) -> str:
+        return _SAMPLES.get(type(matcher.convertors[found[1]]), found[0])
+
+    return PARAM_REGEX.sub(value, matcher.path)
+
+
+def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
     methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
     if earlier.connection is not None and earlier.connection != later.connection:
         return False
     if earlier.methods is not None and (methods is None or not methods <= earlier.methods):
         return False
-    if not earlier.matchers or not later.matchers:
+    if not earlier.matchers or not samples:
         return not earlier.matchers
-    return all(any(_covers_path(own, asked) for own in earlier.matchers) for asked in later.matchers)
-
-
-def _covers_path(own: PathMatcher, asked: PathMatcher) -> bool:
-    if not asked.convertors:
-        return own.exempts(asked.path)
-    below = re.fullmatch(_ALL_BELOW, own.path)
-    if below is not None and asked.path.partition("{")[0].startswith(below[1]):
-        return True
-    # The names of parameters do not matter.
-    return _nameless(own.path) == _nameless(asked.path)
-
-
-def _nameless(path: str) -> str:
-    return re.sub(_PARAMETER, lambda found: f"{{{found[1] or 'str'}}}", path)
+    return all(any(matcher.exempts(sample) for matcher in earlier.matchers) for sample in samples)
 
 
 class StartupChecks:
@@ -312,14 +251,12 @@ class StartupChecks:
 
     Args:
         client: How the middleware finds the client's address.
-        policies: Its ban policies.
         store: The store of its limiter.
     """
 
-    def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = (), store: Store | None = None) -> None:
+    def __init__(self, client: ClientAddress, store: Store) -> None:
         self._store = store
         self._trusted = client.trusted
-        self._policies = [policy for policy in policies if _bans_by_address(policy)]
         self._left = WATCHED
         self._found: set[str] = set()
 
@@ -351,10 +288,9 @@ class StartupChecks:
             yield Finding(
                 "SG102",
                 f"{fields[0].decode().title()} came with a request and no proxy is trusted: if one stands in front, "
-                'all its clients are counted as one; name it, for example client_ip(trusted=["10.0.0.0/8"])',
+                "all its clients are one, which limits count and policies ban together; name it, for example "
+                'client_ip(trusted=["10.0.0.0/8"])',
             )
-            if self._policies and host:
-                yield self._about_bans(host)
 
     def look_back(self, scope: Scope, request: RequestLimits) -> Iterator[Finding]:
         """Yield what shows only after the application has served a request."""
@@ -371,14 +307,3 @@ class StartupChecks:
         new = code not in self._found
         self._found.add(code)
         return new
-
-    def _about_bans(self, host: str) -> Finding:
-        """Return the finding about bans behind a proxy that is not trusted."""
-        met = [policy for policy in self._policies if ban_target(policy, host) is not None]
-        if met:
-            what = f"policy {met[0].name!r} bans the peer for what one client does: everybody behind it is shut out"
-        else:
-            what = f"the peer {host} is of a private network, which no policy bans: nobody behind it is ever banned"
-        return Finding(
-            "SG111", f'if a proxy stands in front, {what}; name it, for example client_ip(trusted=["10.0.0.0/8"])'
-        )

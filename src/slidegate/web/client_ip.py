@@ -64,22 +64,18 @@ class ClientAddress:
 
     Attributes:
         trusted: Whether any proxy is trusted.
-        permissive: Whether most addresses are trusted proxies.
         ipv6_prefix: Bits of an IPv6 address that make one client.
         networks: The networks of trusted proxies.
         header: The header in which proxies name the client, as it comes in a scope.
     """
 
-    def __init__(
-        self, networks: Networks, unix: bool, hops: int, permissive: bool, header: str, prefixes: tuple[int, int]
-    ) -> None:
+    def __init__(self, networks: Networks, unix: bool, hops: int, header: str, prefixes: tuple[int, int]) -> None:
         self.networks = networks
         self._unix = unix
         self._hops = hops
         self.header = header.lower().encode()
         self._split = split_forwarded if self.header == b"forwarded" else split_list
         self._prefixes = prefixes
-        self.permissive = permissive
         self.ipv6_prefix = prefixes[1]
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
@@ -193,22 +189,21 @@ def client_ip(
             stand in front, where their addresses are not known: the client is that many entries from the right.
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
         ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
-        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is the start-up finding SG108.
+        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128. One customer usually has a /64.
         trust_all: Allow networks that cover most addresses: then any client can name itself, so say it aloud.
 
     Raises:
         ConfigurationError: A network cannot be read, or they cover most addresses, or a value is out of its range.
     """
     networks, unix, hops = _read_trusted(trusted)
-    permissive = networks.covers_most_of() is not None
-    if permissive and not trust_all:
+    if networks.covers_most_of() is not None and not trust_all:
         raise ConfigurationError(
             "trusted: these networks cover most addresses, so any client could name itself; list the proxies you run, "
             f"{_EXAMPLE} (trust_all=True insists)"
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
     check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
-    return ClientAddress(networks, unix, hops, permissive, check_header_name(header), (ipv4_prefix, ipv6_prefix))
+    return ClientAddress(networks, unix, hops, check_header_name(header), (ipv4_prefix, ipv6_prefix))
 
 
 def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:

@@ -185,9 +185,8 @@ class RateLimitMiddleware(Breakable):
         self._enabled = not off
         self._ignored = checked_codes(ignored)
         self.findings: list[Finding] = []
-        self._watch: StartupChecks | None = StartupChecks(self._client, self.policies, self.limiter.store)
-        settings = about_settings(self, self._client, off, self.policies)
-        for finding in (*settings, *about_honeypots(self, self.policies)):
+        self._watch: StartupChecks | None = StartupChecks(self._client, self.limiter.store)
+        for finding in (*about_settings(self, off), *about_honeypots(self)):
             self._say(finding)
 
     @classmethod

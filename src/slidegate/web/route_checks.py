@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.convertors import PathConvertor, StringConvertor
 from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
-from ..core.bans.policy import BanPolicy
 from ..core.errors import closest
-from .checks import Checked, Finding
+from .checks import Finding
 from .decorators import unawaited
 from .matching import PathMatcher
 from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 _ANY: Final = re.compile("[^/]+")
 _REST: Final = re.compile(".*")
@@ -34,9 +36,9 @@ class AdminApp:
     """An application for operators, such as the dashboard. The start says which rules above count it."""
 
 
-def about_honeypots(middleware: Checked, policies: Collection[BanPolicy]) -> Iterator[Finding]:
+def about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about paths that strike, and should not, or never do."""
-    for policy in policies:
+    for policy in middleware.policies:
         for path, weight in policy.signals.items():
             if not isinstance(path, str) or not path.startswith("/"):
                 continue
@@ -85,20 +87,23 @@ def about_callers(app: object) -> Iterator[Finding]:
         )
 
 
-def about_unmet_rules(middleware: Checked) -> Iterator[Finding]:
+def about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield a finding for each rule whose paths lead to no route of the application.
 
     It is silent where something may answer that shows no routes, and about rules that meet scanners: those that block
     or track, nor about rules for preflights.
     """
-    routes = list(walk(middleware.app))
-    if not routes or any(map(_may_answer_more, applications(middleware.app))):
+    top, *others = applications(middleware.app)
+    routes = list(top.walk())
+    if not routes or any(map(_may_answer_more, (top, *others))):
         return
     for rule in middleware.rules:
         if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
-            if not any(is_about(rule, tail, place) for tail in _without_roots(path) for place in routes):
+            # Only a limit may be written with the root that the application takes away from paths.
+            tails = (path,) if rule.exempt else _without_roots(path)
+            if not any(is_about(rule, tail, place) for tail in tails for place in routes):
                 near = closest(path, [_KIND.sub("}", _typed(place)) for place in routes])
                 yield Finding(
                     "SG123",
