@@ -83,7 +83,7 @@ def fill(store: Any, policy: BanPolicy, most: int, keys: list[str]) -> int:
     """Strike each key, which bans it where there is room; return how many were not banned."""
     full = 0
     for key in keys:
-        before = len(store.bans.active())
+        before = len(list(store.bans.active()))
         made = store.bans.strike(policy, key, 1, "why") is not None
         assert made == (before < most), (key, before, most)
         full += not made

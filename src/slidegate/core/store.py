@@ -154,7 +154,7 @@ class BanStore(ABC):
         """
 
     @abstractmethod
-    def active(self) -> Sequence[Ban] | Awaitable[Sequence[Ban]]:
+    def active(self) -> Iterable[Ban] | Awaitable[Iterable[Ban]]:
         """Return the bans in force."""
 
     @abstractmethod

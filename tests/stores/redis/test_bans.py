@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slidegate import BanPolicy, Limiter
 from slidegate.core.addresses import Address, format_network, parse_address
 from slidegate.core.bans.active import ActiveBans
-from slidegate.core.bans.ban import BanSubject, ban_key
+from slidegate.core.bans.ban import BanSubject, ban_key, longest
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
@@ -74,7 +74,7 @@ def test_a_request_is_refused_by_the_ban_that_a_list_of_all_bans_finds(server: R
             for ban in await one.bans.active():
                 listed.add(ban)
             for guard in [*(found for found, _ in drawn), *others, *keys]:
-                expected = listed.find((guard,), NOW_US, NOW_US)
+                expected = longest(listed.active((guard,), NOW_US, NOW_US))
                 assert await one.bans.find((guard,)) == expected
                 answer = await hit(other, "user:ann", guard)
                 assert answer.ban == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..addresses import BITS, Address, canonical_key, parse_network, prefix_length
@@ -56,12 +57,23 @@ class Ban(NamedTuple):
     @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
-        return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
+        ends = self.ends()
+        return _moment(ends[1]) if ends else None
 
     @property
     def is_prefix(self) -> bool:
         """Whether it is of a prefix that a policy banned."""
         return self.level > 0 and self.by.endswith(PREFIX_NAME)
+
+    def ends(self) -> tuple[int, ...]:
+        """Return when it ends in the store's time, and when in Unix time; nothing for never."""
+        return () if self.ends_us is None else (self.ends_us, self.wall_us + self.ends_us - self.made_us)
+
+    def prolonged(self, now_us: int) -> Ban:
+        """Return it as it goes on after a request now."""
+        if not self.prolong_us or self.ends_us is None or now_us + self.prolong_us <= self.ends_us:
+            return self
+        return self._replace(ends_us=now_us + self.prolong_us)
 
     def left_us(self, now_us: int) -> int | None:
         """Return how long it still lasts at a moment of the store's time; None for ever."""
@@ -97,18 +109,16 @@ class BanChange(NamedTuple):
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
     """Tell whether one ban ends later than another, in one store's time."""
-    if ban.ends_us is None or than.ends_us is None:
-        return ban.ends_us is None and than.ends_us is not None
-    return ban.ends_us > than.ends_us
+    return _end_us(ban) > _end_us(than)
 
 
 def longest(bans: Iterable[Ban]) -> Ban | None:
     """Return the ban that ends last, the first of several; None if there is none."""
-    found: Ban | None = None
-    for ban in bans:
-        if found is None or lasts_longer(ban, found):
-            found = ban
-    return found
+    return max(bans, key=_end_us, default=None)
+
+
+def _end_us(ban: Ban) -> float:
+    return inf if ban.ends_us is None else ban.ends_us
 
 
 def ban_key(key: object) -> str:

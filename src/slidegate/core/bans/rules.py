@@ -34,7 +34,7 @@ PAUSED_KEYS: Final = "to:"
 
 
 class StoredBans(Protocol):
-    """Bans by key, those that are over and not removed yet among them. `StoredBans` is one in memory."""
+    """Bans by key, those that are over and not removed yet among them. `ActiveBans` is one in memory."""
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -51,9 +51,6 @@ class StoredBans(Protocol):
 
     def remove(self, key: str) -> Ban | None:
         """Take a ban out, and return it."""
-
-    def prolong(self, ban: Ban, now_us: int) -> Ban:
-        """Let a ban that requests prolong go on from now, and return it."""
 
     def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
         """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
@@ -106,7 +103,7 @@ class BanRules:
         """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
         bans = [ban for ban in bans if not ban.is_over(now_us, wall_us)]
         if prolong:
-            bans = [self._prolong(ban, now_us) if ban.prolong_us else ban for ban in bans]
+            bans = [self._prolong(ban, now_us) for ban in bans]
         ban = longest(bans)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
@@ -218,7 +215,10 @@ class BanRules:
         return True
 
     def _prolong(self, ban: Ban, now_us: int) -> Ban:
-        prolonged = self._storage.active_bans.prolong(ban, now_us)
+        prolonged = ban.prolonged(now_us)
+        if prolonged is ban:
+            return ban
+        self._storage.active_bans.add(prolonged)
         state = self._storage.state(ban.by)
         record = state.strikes.get(ban.key) if state else None
         if state is not None and record is not None and prolonged.ends_us is not None:

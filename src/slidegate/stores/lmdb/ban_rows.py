@@ -95,16 +95,6 @@ class BanRows:
         self._count(ban, place, -1)
         return ban
 
-    def prolong(self, ban: Ban, now_us: int) -> Ban:
-        """Let a ban that requests prolong go on from now, and return it."""
-        if ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
-            return ban
-        row, prolonged = row_of(ban.key), ban._replace(ends_us=now_us + ban.prolong_us)
-        for end in _ends(row, ban):
-            self._txn.delete(end, b"", self._dbs.ban_ends)
-        self._write(row, prolonged)
-        return prolonged
-
     def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
         """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
         left = False
@@ -397,10 +387,7 @@ def _network(place: tuple[int, int, bytes]) -> bytes:
 
 def _ends(row: bytes, ban: Ban) -> list[bytes]:
     """Return the rows of the end of a ban by each clock."""
-    if ban.ends_us is None:
-        return []
-    moments = ban.ends_us, ban.wall_us + ban.ends_us - ban.made_us
-    return [clock + _NUMBER.pack(max(end_us, 0)) + row for clock, end_us in zip(_CLOCKS, moments, strict=True)]
+    return [clock + _NUMBER.pack(max(end_us, 0)) + row for clock, end_us in zip(_CLOCKS, ban.ends(), strict=False)]
 
 
 def _pack_record(record: StrikeRecord) -> bytes:

@@ -6,10 +6,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from time import monotonic_ns
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar
 
-from ...core.bans.active import ActiveBans, Held, held
-from ...core.bans.ban import Ban, BanChange, BanSubject
+from ...core.bans.active import ActiveBans
+from ...core.bans.ban import Ban, BanChange, BanSubject, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
@@ -69,23 +69,13 @@ def _of_numbers(known: StrikeRecord | tuple[int, int, int]) -> StrikeRecord:
     return StrikeRecord(*known) if isinstance(known, tuple) else known
 
 
-def _active(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
-    return Listed([row for row in rows if not _is_over(row, now_us, wall_us)])
-
-
-def _is_over(row: Held, now_us: int, wall_us: int) -> bool:
-    """See `Ban.is_over`; this needs no object of each."""
-    _, _, _, _, made_us, ends_us, began_us, _ = row
-    return ends_us is not None and (now_us >= ends_us or wall_us >= began_us + ends_us - made_us)
-
-
 class MemoryBanStorage:
     """What a memory store remembers about bans."""
 
     def __init__(self) -> None:
         self.active_bans = ActiveBans()
         self.by_policy: dict[str, PolicyState] = {}
-        self._history: deque[tuple[str, int, str, Held]] = deque(maxlen=MAX_HISTORY)
+        self._history: deque[tuple[Any, ...]] = deque(maxlen=MAX_HISTORY)
 
     def state(self, policy: str) -> PolicyState | None:
         """Return the state of a policy, None if there is none."""
@@ -114,36 +104,12 @@ class MemoryBanStorage:
         self._history.clear()
 
     def remember(self, change: BanChange) -> None:
-        """Add a change to the history, as a tuple: see `core.bans.in_force`."""
-        self._history.append((change.kind, change.wall_us, change.by, held(change.ban)))
+        """Add a change to the history, as a tuple: see `core.bans.active`."""
+        self._history.append((change.kind, tuple(change.ban), change.wall_us, change.by))
 
     def history(self) -> list[BanChange]:
         """Return the changes, oldest first."""
-        return [BanChange(kind, Ban(*row), wall_us, by) for kind, wall_us, by, row in self._history]  # type: ignore[arg-type]
-
-
-class Listed(Sequence[Ban]):
-    """Bans that become objects one by one, as they are looked at: all at once would hold an event loop up."""
-
-    def __init__(self, rows: Sequence[Held]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    @overload
-    def __getitem__(self, place: int) -> Ban: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Ban]: ...
-
-    def __getitem__(self, place: int | slice) -> Ban | list[Ban]:
-        if isinstance(place, slice):
-            return [Ban(*row) for row in self._rows[place]]
-        return Ban(*self._rows[place])
+        return [BanChange(kind, Ban._make(row), wall_us, by) for kind, row, wall_us, by in self._history]
 
 
 class MemoryBans(BanStore):
@@ -180,7 +146,7 @@ class MemoryBans(BanStore):
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
         with self._lock:
-            return self.active_bans.find(subjects, *self._moments())
+            return longest(self.active_bans.active(subjects, *self._moments()))
 
     def judge(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
         """Return the refusal of a demand by a ban, if there is one.
@@ -230,11 +196,11 @@ class MemoryBans(BanStore):
         with self._lock:
             return self._moments()[0], stored_records(self._storage.by_policy, keys)
 
-    def active(self) -> Sequence[Ban]:
-        """Return the bans in force."""
+    def active(self) -> Iterator[Ban]:
+        """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
         with self._lock:
             rows, moments = list(self.active_bans.by_key.values()), self._moments()
-        return _active(rows, *moments)
+        return (ban for ban in map(Ban._make, rows) if not ban.is_over(*moments))
 
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
@@ -257,8 +223,8 @@ class MemoryBans(BanStore):
                 for key, record in state.strikes.items()
                 if not state.is_over(record, now_us)
             ]
-            bans = _active(list(self.active_bans.by_key.values()), now_us, wall_us)
-            return list(to_rows(Bans(list(bans), strike_records), now_us, wall_us))
+            bans = [ban for ban in self.active_bans if not ban.is_over(now_us, wall_us)]
+            return list(to_rows(Bans(bans, strike_records), now_us, wall_us))
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
