@@ -115,6 +115,10 @@ class Observers:
 class BanStore(ABC):
     """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
 
+    def may_refuse(self) -> bool:
+        """Return False where it is known, without asking anybody, that no ban is in force. It always answers at once."""
+        return True
+
     @abstractmethod
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""

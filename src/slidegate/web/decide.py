@@ -84,6 +84,7 @@ class Decider:
         self._limiter = limiter
         self._engine = limiter.engine
         self._lines = limiter.engine.lines
+        self._bans = limiter.store.bans
         self._rules = rules
         self._client = client
         self._header = client.header if client.trusted else None
@@ -119,7 +120,7 @@ class Decider:
             return client.verdict
         subjects = client.subjects
         if client.checks is not None and not before and scope.get("method") != "OPTIONS":
-            return self._engine.decide(client.checks, subjects)
+            return self._engine.decide(client.checks, subjects) if client.checks else self._uncounted(subjects, _EXEMPT)
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
         selection = self._rules.select(scope)
@@ -155,7 +156,7 @@ class Decider:
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
-        if always is None or always.exempt or always.shadows or not always.limiting:
+        if always is None or always.exempt or always.shadows or always.blocked is not None:
             return None
         if not always.plain or self._rules.waits:
             return None
@@ -218,6 +219,8 @@ class Decider:
 
     def _uncounted(self, subjects: Sequence[BanSubject], otherwise: Decision) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
+        if not self._bans.may_refuse():
+            return otherwise
         answer = self._engine.decide((), subjects)
         if isinstance(answer, Decision):
             return otherwise if answer.allowed else answer

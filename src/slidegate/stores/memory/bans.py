@@ -148,6 +148,10 @@ class MemoryBans(BanStore):
         with self._lock:
             return longest(self.active_bans.active(subjects, *self._moments()))
 
+    def may_refuse(self) -> bool:
+        """Return whether there are bans; some may have ended."""
+        return bool(self.active_bans.by_key)
+
     def judge(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
         """Return the refusal of a demand by a ban, if there is one.
 
