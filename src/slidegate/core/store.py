@@ -116,7 +116,7 @@ class BanStore(ABC):
     """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
 
     def may_refuse(self) -> bool:
-        """Return False where it is known, without asking anybody, that no ban is in force. It always answers at once."""
+        """Return False where it is known, without asking anybody, that no ban is in force."""
         return True
 
     @abstractmethod

@@ -362,7 +362,7 @@ class RateLimitMiddleware(Breakable):
             request.on_start = [*request.on_start, partial(self._strike_for_status, entry)]
         if scope["type"] == "websocket" and not allowlisted(request.entries):
             socket = self._watch_over(scope, receive, send, request)
-            return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
+            return socket.receive, socket.send
         return receive, send
 
     async def _strike_for_status(self, entry: Entry, scope: Scope, status: int, fields: object) -> None:
@@ -387,7 +387,8 @@ class RateLimitMiddleware(Breakable):
             if not allowlisted(request.entries):  # by a middleware further in
                 await strike_refused(scope, request)
 
-        return GuardedWebSocket(request.read_ahead(receive), send, subjects, banned, struck, self._sockets.add)
+        channel, added = request.read_ahead(receive), self._sockets.add
+        return GuardedWebSocket(scope, channel, send, subjects, banned, struck, added, self._messages)
 
     async def _fail(
         self,

@@ -20,12 +20,12 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import anyio
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from ..core.arguments import names_checked
 from ..core.bans.ban import Ban, BanSubject
 from ..core.decide import Place, decide, enter_periods
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, Limit, parse_limits
 from ..core.logs import logger
@@ -38,6 +38,7 @@ from .request import Ahead, unless_left
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop", "wait"]
+Count: TypeAlias = Callable[[], Decision | Awaitable[Decision]]
 T = TypeVar("T")
 
 TRY_AGAIN_LATER: Final = 1013
@@ -111,6 +112,10 @@ class MessageCounter:
         limiter: The limiter that counts clients.
         client: Finds the client's address.
         claimed: An identity that no other middleware on the limiter has.
+
+    Attributes:
+        beyond: The action on a message beyond a limit.
+        shared: The limiter in whose lines messages wait; None where none comes before another, as in one connection.
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
@@ -119,112 +124,39 @@ class MessageCounter:
             claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MAX_WAITING if waits else 0
         )
         self._key = messages.key
-        self._beyond = messages.beyond
-        self._limiter = limiter
+        self._engine = limiter.engine
         self._client = client
+        self.beyond = messages.beyond
+        self.shared = None if messages.key == "connection" else limiter
 
     def buckets(self) -> Sequence[Bucket]:
-        """Return the bucket that clients share; a connection by itself counts in a store of its own."""
-        return () if self._key == "connection" else (self._bucket,)
+        """Return the bucket that clients share; a connection by itself counts in windows of its own."""
+        return () if self.shared is None else (self._bucket,)
 
-    def attach(self, scope: Scope, socket: GuardedWebSocket) -> Counted:
-        """Return a connection with its messages counted."""
-        engine = self._limiter.engine
-        if self._key == "connection":
-            return Counted(socket, OwnCounts(self._bucket, engine.statistics.now_us).hit, self._beyond)
-        client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
-        key = client_key if find is None else find(scope, self._limiter, client_key)
-        checks = ((self._bucket, key, 1),)
-        return Counted(socket, lambda: engine.lines.decide(checks, ()), self._beyond, self._limiter)
-
-
-class OwnCounts:
-    """The counts of one connection. They live as long as it does, so they need no store that others share.
-
-    Args:
-        bucket: The bucket of its messages.
-        clock: Returns Unix time in microseconds.
-    """
-
-    __slots__ = ("_checks", "_clock", "_places")
-
-    def __init__(self, bucket: Bucket, clock: Clock) -> None:
-        self._checks = ((bucket, "connection", 1),)
-        self._clock = clock
-        windows = {limit.same_window: b"" for limit in bucket.limits}
-        self._places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in bucket.limits]
-
-    def hit(self) -> Decision:
-        """Count a message."""
-        now_us = self._clock()
-        enter_periods(self._places, now_us, now_us)
-        return decide(self._checks, self._places, now_us)
+    def count_of(self, scope: Scope) -> Count:
+        """Return what counts a message of a connection."""
+        if self.shared is None:
+            # These windows live as long as the connection does, so they need no store that others share.
+            windows = {limit.same_window: b"" for limit in self._bucket.limits}
+            places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in self._bucket.limits]
+            return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.statistics.now_us)
+        key = self._client.locate(scope)[0]
+        if isinstance(self._key, Key):
+            key = self._key.find(scope, self.shared, key)
+        return partial(self._engine.lines.decide, ((self._bucket, key, 1),), ())
 
 
-class Counted:
-    """A connection whose messages are counted.
-
-    Args:
-        socket: The connection.
-        hit: Counts a message.
-        beyond: The action on a message beyond the limit.
-        limiter: The limiter in whose lines messages wait; None where none comes before another, as in one connection.
-    """
-
-    def __init__(
-        self,
-        socket: GuardedWebSocket,
-        hit: Callable[[], Decision | Awaitable[Decision]],
-        beyond: Beyond,
-        limiter: Limiter | None = None,
-    ) -> None:
-        self._socket = socket
-        self._count = hit
-        self._beyond = beyond
-        self._limiter = limiter
-
-    @property
-    def channels(self) -> tuple[Receive, Send]:
-        """The channels for the application."""
-        return self.receive, self._socket.send
-
-    async def receive(self) -> Message:
-        """Return the next message that has room, or a disconnect."""
-        while True:
-            message = await self._socket.receive()
-            if message["type"] != "websocket.receive":
-                return message
-            decision = await self._hit()
-            while self._beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
-                later = await unless_left(self._socket, self._limiter, partial(self._wait, decision))
-                if later is None:
-                    return await self._socket.receive()
-                decision = later
-            if decision.allowed:
-                return message
-            if decision.reason is Reason.BANNED:
-                return await self._socket.shut_out()
-            if decision.reason is Reason.LIMITED:
-                await self._socket.struck()
-            if self._beyond == "close":
-                return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
-
-    async def _wait(self, refused: Decision) -> Decision:
-        """Wait for room, and return what the counts say then."""
-        if self._limiter is not None and may_wait(refused):
-            return await self._limiter.engine.lines.wait(refused, self._socket.subjects)
-        await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
-        return _BANNED if await self._socket.banned() else await self._hit()
-
-    async def _hit(self) -> Decision:
-        answer = self._count()
-        return answer if isinstance(answer, Decision) else await answer
+def _count(checks: Sequence[Check], places: Sequence[Place], clock: Clock) -> Decision:
+    now_us = clock()
+    enter_periods(places, now_us, now_us)
+    return decide(checks, places, now_us)
 
 
 class GuardedWebSocket:
-    """A connection, seen from the application, that ends when its client is banned: at its next message, or before.
+    """A connection, seen from the application: its messages count, and it ends when its client is banned.
 
     Args:
+        scope: Its scope.
         receive: The server's channel, which is read ahead while a message waits.
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
@@ -232,6 +164,7 @@ class GuardedWebSocket:
         struck: Called for each message that a limit refused.
         accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
             it from then on, and may interrupt it.
+        messages: Counts its messages; None where they have no limit.
 
     Attributes:
         over: Whether it has ended, by a message of either side.
@@ -239,49 +172,85 @@ class GuardedWebSocket:
 
     def __init__(
         self,
+        scope: Scope,
         receive: Ahead,
         send: Send,
         subjects: Sequence[BanSubject],
         banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
         accepted: Callable[[GuardedWebSocket], bool],
+        messages: MessageCounter | None,
     ) -> None:
         self._receive = receive
         self._send = send
         self.subjects = subjects
-        self.banned = banned
-        self.struck = struck
+        self._banned = banned
+        self._struck = struck
         self._accepted = accepted
+        self._messages = messages
+        self._count = None if messages is None else messages.count_of(scope)
         self._looked_after = False
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
         self.over = False
         self._last: Message | None = None
 
-    @property
-    def channels(self) -> tuple[Receive, Send]:
-        """The channels for the application."""
-        return self.receive, self.send
-
     async def receive(self) -> Message:
+        """Return the next message that has room, or a disconnect."""
+        message: Message | None = None
+        while message is None:
+            message = await self._next()
+            if self._messages is not None and message["type"] == "websocket.receive":
+                message = await self._counted(message, self._messages)
+        return message
+
+    async def _next(self) -> Message:
         """Return the next message, or a disconnect."""
         if self._last is not None:
             return self._last
         message = await self._unless_interrupted(self._receive())
         if message is None or self._interrupted:
-            return await self.shut_out()
+            return await self._shut_out()
         if self._last is not None:
             return self._last  # it was closed while the application waited
         if message["type"] == "websocket.disconnect":
             self.over = True
-        elif message["type"] == "websocket.receive" and await self.banned():
-            return await self.shut_out()
+        elif message["type"] == "websocket.receive" and await self._banned():
+            return await self._shut_out()
         return message
+
+    async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
+        """Count a message, and return it if it has room; else a disconnect, or None where it is dropped."""
+        decision = await self._hit()
+        while messages.beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
+            later = await unless_left(self, messages.shared, partial(self._wait, messages.shared, decision))
+            if later is None:
+                return await self._next()
+            decision = later
+        if decision.allowed:
+            return message
+        if decision.reason is Reason.BANNED:
+            return await self._shut_out()
+        if decision.reason is Reason.LIMITED:
+            await self._struck()
+        return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
+
+    async def _wait(self, shared: Limiter | None, refused: Decision) -> Decision:
+        """Wait for room, and return what the counts say then."""
+        if shared is not None and may_wait(refused):
+            return await shared.engine.lines.wait(refused, self.subjects)
+        await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
+        return _BANNED if await self._banned() else await self._hit()
+
+    async def _hit(self) -> Decision:
+        assert self._count is not None, "messages without limits are not counted"
+        answer = self._count()
+        return answer if isinstance(answer, Decision) else await answer
 
     async def send(self, message: Message) -> None:
         """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
-        if self._last is None and message["type"] == "websocket.send" and await self.banned():
-            await self.shut_out()
+        if self._last is None and message["type"] == "websocket.send" and await self._banned():
+            await self._shut_out()
         if self._last is None:
             await self._send(message)
             if message["type"] == "websocket.accept":
@@ -291,7 +260,7 @@ class GuardedWebSocket:
         elif message["type"] != "websocket.close":
             raise OSError(self._last["reason"])
 
-    async def close(self, code: int, reason: str) -> Message:
+    async def _close(self, code: int, reason: str) -> Message:
         """Close the connection, if it is open, and return what the application is told."""
         if self._last is None:
             self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
@@ -300,9 +269,9 @@ class GuardedWebSocket:
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
         return self._last
 
-    async def shut_out(self) -> Message:
+    async def _shut_out(self) -> Message:
         """Close the connection of a client that is banned."""
-        return await self.close(POLICY_VIOLATION, "banned")
+        return await self._close(POLICY_VIOLATION, "banned")
 
     async def interrupt(self) -> None:
         """Close the connection of a client that is banned, whatever the application waits for.
@@ -316,7 +285,7 @@ class GuardedWebSocket:
         if self._waiting is not None:
             self._waiting.cancel()
         else:
-            await self.shut_out()
+            await self._shut_out()
 
     async def _unless_interrupted(self, waiting: Awaitable[T]) -> T | None:
         """Wait for something, and return None where the connection is to be closed meanwhile."""
