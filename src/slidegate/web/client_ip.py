@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from starlette.types import Scope
@@ -56,6 +55,7 @@ _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number 
 
 # Values are read a little wider than RFC 7239: many proxies leave out the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
+_ELEMENT = re.compile(f"{_PAIR.pattern}(?:;{_PAIR.pattern})*", re.DOTALL)
 _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
 
 
@@ -79,8 +79,7 @@ class ClientAddress:
         self.ipv6_prefix = prefixes[1]
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
-        self._peers: dict[str, tuple[str, Address | None]] = {}
-        self._clients: dict[tuple[str, str], tuple[str, Address | None]] = {}
+        self._known: dict[tuple[str, str], tuple[str, Address | None]] = {}
         self._cut: dict[str, str] = {}
 
     def prefix(self, version: int) -> int:
@@ -91,7 +90,7 @@ class ClientAddress:
         """See `Key.find`. If this one trusts no proxy, it cuts the middleware's client to its own prefixes."""
         if self.trusted:
             return self.locate(scope)[0]
-        return self._cut.get(client_key) or self._learn_cut(client_key)
+        return self._cut.get(client_key) or remember(self._cut, client_key, self._cut_to_prefix(client_key))
 
     def of(self, address: str | bytes) -> KeyOf:
         """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
@@ -106,55 +105,35 @@ class ClientAddress:
         text = address_key(*read, *self._prefixes)
         return KeyOf(self.identity, lambda keys: text, (read,))
 
-    def _learn_cut(self, client_key: str) -> str:
-        cut = client_key
-        with suppress(ConfigurationError):
+    def _cut_to_prefix(self, client_key: str) -> str:
+        try:
             version, first, last = parse_network(client_key)
-            wanted = self._prefixes[0 if version == 4 else 1]
-            cut = format_network(version, first, min(prefix_length(version, first, last), wanted))
-        return remember(self._cut, client_key, cut)
+        except ConfigurationError:
+            return client_key
+        return format_network(version, first, min(prefix_length(version, first, last), self.prefix(version)))
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
         client = scope.get("client")
         if client is None and is_gone(scope):
             return GONE, None  # before its headers are read: without a peer they cannot be trusted
-        host = (client[0] if client else None) or ""
-        if self.trusted:
-            return self._through_proxies(scope, host)
-        return self._peers.get(host) or self._learn(host)
+        asked = (client[0] if client else None) or "", field_value(scope, self.header) if self.trusted else ""
+        return self._known.get(asked) or remember(self._known, asked, self._find(*asked))
 
-    def _through_proxies(self, scope: Scope, host: str) -> tuple[str, Address | None]:
-        value = field_value(scope, self.header)
-        known = self._clients.get((host, value))
-        if known is None:
-            known = remember(self._clients, (host, value), self._walk(host, value))
-        return known
-
-    def _walk(self, host: str, value: str) -> tuple[str, Address | None]:
-        peer = parse_address(host)
-        address = peer
+    def _find(self, host: str, value: str) -> tuple[str, Address | None]:
+        address = peer = parse_address(host)
         if self._hops:
             address = count_back(self._split(value), self._hops, peer)
         elif self.networks.covers(*peer) if peer is not None else self._unix:
             address = walk(self._split(value), self.networks, peer)
-        if address is None or address == peer:
-            return self._peers.get(host) or self._learn(host)
-        return address_key(*address, *self._prefixes), address
-
-    def _learn(self, host: str) -> tuple[str, Address | None]:
-        address = parse_address(host)
-        if address is not None and is_unspecified(address):
-            key, address = UNKNOWN_PEER, None
-        elif address is not None:
-            key = address_key(*address, *self._prefixes)
-        elif host:
+        if address is None and host:
             key = f"peer:{host}"
             if not is_utf8(key) or len(key.encode()) > MAX_KEY_BYTES:  # stores hold no half of a character
                 key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
-        else:
-            key = UNKNOWN_PEER
-        return remember(self._peers, host, (key, address))
+            return key, None
+        if address is None or is_unspecified(address):
+            return UNKNOWN_PEER, None
+        return address_key(*address, *self._prefixes), address
 
 
 def is_gone(scope: Scope) -> bool:
@@ -221,15 +200,9 @@ def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Addre
 
 def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
     """Return the address `hops` entries from the right; the peer where there are fewer, the hop before garbage."""
-    counted = list(islice(nodes, hops))
-    last = peer
-    if len(counted) == hops:
-        for node in counted:
-            address = read_node(node)
-            if address is None:
-                return last
-            last = address
-    return last
+    counted = [read_node(node) for node in islice(nodes, hops)]
+    known = list(takewhile(lambda address: address is not None, counted))
+    return known[-1] if known and len(counted) == hops else peer
 
 
 def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
@@ -287,20 +260,11 @@ def _escaped(value: str, place: int) -> bool:
 
 
 def _for_node(element: str) -> str:
-    place = 0
-    nodes: list[str] = []
-    while True:
-        pair = _PAIR.match(element, place)
-        if pair is None:
-            return ""
-        if pair[1].lower() == "for":
-            nodes.append(re.sub(r"\\(.)", r"\1", pair[2][1:-1], flags=re.DOTALL) if pair[2][0] == '"' else pair[2])
-        place = pair.end()
-        if place == len(element):
-            return nodes[0] if len(nodes) == 1 else ""
-        if element[place] != ";":
-            return ""
-        place += 1
+    pairs = _PAIR.findall(element) if _ELEMENT.fullmatch(element) else ()
+    nodes = [value for name, value in pairs if name.lower() == "for"]
+    if len(nodes) != 1:
+        return ""
+    return re.sub(r"\\(.)", r"\1", nodes[0][1:-1], flags=re.DOTALL) if nodes[0][0] == '"' else nodes[0]
 
 
 def read_node(text: str) -> Address | None:

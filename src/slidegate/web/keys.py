@@ -7,7 +7,6 @@ example, they fall back to the client's address, so leaving it out is no way pas
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -77,33 +76,37 @@ everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
 
 
-class Value(ABC):
+class Value:
     """A key by a value that the client sends, digested; where it is missing or empty, the fallback finds the key.
+
+    Args:
+        kind: The kind of the value, as people see it.
+        fallback: Another key, None for the client's address.
+        read: Returns the value of a request, empty where there is none.
 
     Attributes:
         fallback: Another key, None for the client's address.
     """
 
-    def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
+    def __init__(self, kind: str, fallback: Key | None, read: Callable[[Scope], bytes]) -> None:
+        source, _, name = kind.partition(":")
         if fallback is not None and not isinstance(fallback, Key):
-            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
+            raise ConfigurationError(f"{source}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
         self._kind = kind
+        self._read = read
         self.fallback = fallback
-        self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
+        own = f"header:{name.lower()}" if source == "header" else kind
+        self.identity = own if fallback is None else f"{own}|{fallback.identity}"
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
-        value = self.value(scope)
+        value = self._read(scope)
         if value:
             return limiter.digest(self._kind, value)
         return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
-
-    @abstractmethod
-    def value(self, scope: Scope) -> bytes:
-        """Return the value, empty where there is none."""
 
     def of(self, value: str | bytes) -> KeyOf:
         """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
@@ -115,29 +118,21 @@ class Value(ABC):
         Raises:
             InvalidKey: No request can have this value.
         """
-        encoded = self.encoded(value)
+        encoded = self._encoded(value)
         if not encoded:
             raise invalid(self._kind, _VALUE, value)
         return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
 
-    def encoded(self, value: str | bytes) -> bytes:
-        """Return what `value` returns for a request that has this value."""
+    def _encoded(self, value: str | bytes) -> bytes:
+        """Return what is read of a request that has this value."""
         if not isinstance(value, str):
             raise invalid(self._kind, _VALUE, value)
-        return value.encode(errors="surrogatepass")
+        return _bytes(value)
 
 
 class _Header(Value):
-    def __init__(self, name: str, fallback: Key | None) -> None:
-        check_header_name(name)
-        super().__init__(f"header:{name}", f"header:{name.lower()}", fallback)
-        self._name = name.lower().encode()
-
-    def value(self, scope: Scope) -> bytes:
-        return next((value for name, value in scope["headers"] if name == self._name), b"")
-
-    def encoded(self, value: str | bytes) -> bytes:
-        """See `Value.encoded`; servers take the spaces around a value away."""
+    def _encoded(self, value: str | bytes) -> bytes:
+        """See `Value._encoded`; servers take the spaces around a value away."""
         try:
             wire = value.encode("latin-1") if isinstance(value, str) else value
         except UnicodeEncodeError:
@@ -145,27 +140,6 @@ class _Header(Value):
         if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
             raise invalid(self._kind, _OF_HEADER, value)
         return wire.strip(b" \t")
-
-
-class _Cookie(Value):
-    def __init__(self, name: str, fallback: Key | None) -> None:
-        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
-        super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
-        self._name = name
-
-    def value(self, scope: Scope) -> bytes:
-        return HTTPConnection(scope).cookies.get(self._name, "").encode(errors="surrogatepass")
-
-
-class _Query(Value):
-    def __init__(self, name: str, fallback: Key | None) -> None:
-        check_parameter_name("query", name)
-        super().__init__(f"query:{name}", f"query:{name}", fallback)
-        self._name = name
-
-    def value(self, scope: Scope) -> bytes:
-        return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
 
 
 class Combined:
@@ -179,8 +153,7 @@ class Combined:
         return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
-        return limiter.digest("combined", _joined(found))
+        return limiter.digest("combined", _joined(key.find(scope, limiter, client_key) for key in self.keys))
 
     def of(self, *values: str | bytes) -> KeyOf:
         """Return the key of one value for each part, `everyone` left out; see `Value.of`.
@@ -194,12 +167,7 @@ class Combined:
             raise InvalidKey(f"combine: expected {expected}, not {len(values)}", expected)
         given = iter(values)
         parts = [everyone.of() if key is everyone else _part(key, next(given)) for key in self.keys]
-        return KeyOf(
-            self.identity,
-            lambda keys: keys.digest(
-                "combined", _joined(part.spell(keys).encode(errors="surrogatepass") for part in parts)
-            ),
-        )
+        return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(part.spell(keys) for part in parts)))
 
 
 def _part(key: Key, value: str | bytes) -> KeyOf:
@@ -208,9 +176,14 @@ def _part(key: Key, value: str | bytes) -> KeyOf:
     return key.of(value)
 
 
-def _joined(parts: Iterable[bytes]) -> bytes:
+def _bytes(text: str) -> bytes:
+    """Return a text that may have half of a character in bytes."""
+    return text.encode(errors="surrogatepass")
+
+
+def _joined(parts: Iterable[str]) -> bytes:
     """Join parts, each behind its length, or "a" and "bc" would meet "ab" and "c"."""
-    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+    return b"".join(b"%d:%b" % (len(part), part) for part in map(_bytes, parts))
 
 
 def invalid(kind: str, expected: str, value: object) -> InvalidKey:
@@ -232,7 +205,10 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
     """
-    return _Header(name, fallback)
+    wire = check_header_name(name).lower().encode()
+    return _Header(
+        f"header:{name}", fallback, lambda scope: next((value for key, value in scope["headers"] if key == wire), b"")
+    )
 
 
 def cookie(name: str, *, fallback: Key | None = None) -> Value:
@@ -247,7 +223,9 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
     """
-    return _Cookie(name, fallback)
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
+    return Value(f"cookie:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).cookies.get(name, "")))
 
 
 def query(name: str, *, fallback: Key | None = None) -> Value:
@@ -260,7 +238,8 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
     """
-    return _Query(name, fallback)
+    check_parameter_name("query", name)
+    return Value(f"query:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).query_params.get(name, "")))
 
 
 def combine(*keys: Key) -> Combined:
@@ -305,7 +284,7 @@ class PathParam(Value):
         self, name: str, fallback: Key | None, matchers: Sequence[PathMatcher] = (), path: str | None = None
     ) -> None:
         check_parameter_name("path_param", name)
-        super().__init__(f"path:{name}", f"path:{name}", fallback)
+        super().__init__(f"path:{name}", fallback, self._value)
         self.name = name
         self._matchers = matchers
         self._path = path
@@ -318,18 +297,18 @@ class PathParam(Value):
         """Return the same key for a request whose path is read as `path`."""
         return PathParam(self.name, self.fallback, self._matchers, path)
 
-    def encoded(self, value: str | bytes) -> bytes:
-        """See `Value.encoded`; a whole number is that of ``{name:int}``."""
-        return super().encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
+    def _encoded(self, value: str | bytes) -> bytes:
+        """See `Value._encoded`; a whole number is that of ``{name:int}``."""
+        return super()._encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
 
-    def value(self, scope: Scope) -> bytes:
+    def _value(self, scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(self.name, "")
         for matcher in self._matchers:
             found = matcher.limits.match(route_path(scope) if self._path is None else self._path)
             if found is not None:
                 value = _meaning(matcher.convertors[self.name], found[self.name])
                 break
-        return str(value).encode(errors="surrogatepass")
+        return _bytes(str(value))
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
