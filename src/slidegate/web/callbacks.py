@@ -89,7 +89,8 @@ class UserCallbacks:
         request = request_of(scope)
         answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
         met: list[Met] = []
-        for rule, bound, ends in selection.open:
+        for bound, ends in selection.open:
+            rule = bound.rule
             if id(rule.when) not in answers:
                 answers[id(rule.when)] = await self._holds(rule, request)
             holds = answers[id(rule.when)]
@@ -97,7 +98,7 @@ class UserCallbacks:
                 ends = ends and rule.blocks
             if holds is False or (holds is None and rule.exempt):
                 continue
-            met.append(Met(rule, bound, ends))
+            met.append(Met(bound, ends))
             if ends:
                 break
         return chosen(met)

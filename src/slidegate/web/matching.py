@@ -13,7 +13,7 @@ header names another path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -47,7 +47,6 @@ _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
-_ANY_PATH: Final = re.compile("")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
 # What pydantic, int(), float() and UUID() take; "+" after a group of repeated characters keeps them linear.
 _SPELLINGS: Final[Mapping[type, str]] = {
@@ -315,35 +314,3 @@ class PathIndex(Generic[T]):
 
 def _may_hold_a_slash(segment: str, convertors: Convertors) -> bool:
     return any(type(convertors[found[1]]) not in _WITHIN_A_SEGMENT for found in PARAM_REGEX.finditer(segment))
-
-
-class RuleIndex:
-    """Finds the rules that a path meets.
-
-    Args:
-        rules: The paths of each rule; none for a rule that applies to all paths.
-
-    Attributes:
-        slashed: Whether one of the paths ends in a slash.
-    """
-
-    def __init__(self, rules: Iterable[Sequence[PathMatcher]]) -> None:
-        self._index: PathIndex[tuple[Any, int, str]] = PathIndex()
-        self.slashed = False
-        for place, matchers in enumerate(rules):
-            if not matchers:
-                self._index.add(None, (_ANY_PATH.match, place, ""))
-            for matcher in matchers:
-                written = matcher.path, matcher.convertors
-                self._index.add(written, (matcher.limits.match, place, matcher.path))
-                self.slashed |= len(matcher.path) > 1 and matcher.path[-1] == "/"
-
-    def find(self, path: RequestPath) -> dict[int, str]:
-        """Return the places of the rules whose limits apply, each with the text by which it does."""
-        found: dict[int, str] = {}
-        for text, begin, end in path.texts:
-            # One comprehension first: where no text tells rules apart, most of them do not match.
-            for _, place, written in [owner for owner in self._index.find(text) if owner[0](text)]:
-                if written.startswith(begin) and written.endswith(end):
-                    found.setdefault(place, text)
-        return found

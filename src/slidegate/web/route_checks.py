@@ -203,7 +203,7 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
         path = root + _PARAMETER.sub("1", place) + rest
         selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
         rules = [bound.rule for bound in selection.limiting]
-        rules += [rule for rule, bound, _ in selection.open if bound is not None and rule.action == "limit"]
+        rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]
         if selection.blocked is not None:
             rules.append(selection.blocked)
         found.update((id(rule), rule) for rule in rules)

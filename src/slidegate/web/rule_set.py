@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from starlette.types import Scope
 
@@ -16,10 +17,13 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key, read_at
-from .matching import RequestPath, RuleIndex
+from .matching import PathIndex, RequestPath
 from .routes import Routes
 from .rules import Limits, Rule, says_nobody
 from .scope_keys import is_preflight
+
+if TYPE_CHECKING:
+    from .default_limits import DefaultLimits
 
 _MEMO: Final = 16_384
 _MAX_REMEMBERED: Final = 256
@@ -27,6 +31,9 @@ _MAX_REMEMBERED: Final = 256
 _MEMO_PLANS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
+_ANY_PATH: Final = re.compile("")
+_Indexed: TypeAlias = tuple[Callable[[str], object], int, str]
+"""A path of a rule: what matches it, the place of the rule, and its text."""
 
 
 class BoundRule:
@@ -61,8 +68,8 @@ class BoundRule:
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
     def at(self, path: str) -> BoundRule:
-        """Return the same rule for requests whose path is read as `path`."""
-        key = self.key if self.key is None else read_at(self.key, path)
+        """Return the same rule for requests whose path is read as `path`, empty for the one that is served."""
+        key = self.key if self.key is None or not path else read_at(self.key, path)
         if key is self.key:
             return self
         bound = copy(self)
@@ -112,9 +119,7 @@ class BoundRule:
 class Met(NamedTuple):
     """A rule that a request meets, if its condition holds."""
 
-    rule: Rule
-    bound: BoundRule | None
-    """The rule with its bucket; None where the rule counts nothing."""
+    bound: BoundRule
     ends: bool
     """Whether it ends the list."""
 
@@ -133,19 +138,6 @@ class Selection(NamedTuple):
     """The rules in their order, where conditions have to be asked first; then nothing else is known."""
 
 
-class Defaults(Protocol):
-    """Limits behind all rules, which the routes below the middleware decide about."""
-
-    def find(self, scope: Scope, routes: Routes) -> Sequence[BoundRule]:
-        """Return those that a request meets, by the routes below."""
-
-    def anywhere(self) -> Sequence[BoundRule]:
-        """Return those of a request whose route cannot be told."""
-
-    def met(self) -> list[BoundRule]:
-        """Return those that a request has met so far."""
-
-
 class RuleSet:
     """Rules in their order, with the buckets they count in.
 
@@ -154,6 +146,13 @@ class RuleSet:
         claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
         app: The application that the middleware guards; its mounts say what they make of a path.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
+
+    Attributes:
+        reserving: Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted.
+        looking: The identities of the buckets of rules that only look on.
+        waits: Whether a rule lets requests wait.
+        holds: Whether a rule has a concurrency limit.
+        always: The selection of every request, where all requests meet the same rules.
 
     Raises:
         ConfigurationError: Two rules would count in one bucket: they have the same name, or are alike without one.
@@ -164,25 +163,18 @@ class RuleSet:
         rules: Sequence[Rule],
         claim: Callable[[str], str],
         app: object = None,
-        defaults: Defaults | None = None,
+        defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
-        self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
-        for rule in rules:
-            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
-        counting = [bound for _, bound in self._bound if bound is not None]
-        self.reserving = {
-            name: one.rule for one in counting if one.rule.count_if is not None for name in one.identities
-        }
-        """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
+        self._bound = [BoundRule(rule, *_buckets(rule, claim, taken)) for rule in rules]
+        counting = [bound for bound in self._bound if bound.rule.counts]
+        self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.looking = {name for one in counting if one.rule.action != "limit" for name in one.identities}
-        """The identities of the buckets of rules that only look on."""
-        self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
-        """Whether a rule lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
-        """Whether a rule has a concurrency limit."""
+        self._slashed = any(path != "/" and path.endswith("/") for rule in rules for path in rule.paths)
+        self._index = self._made_index()
         self._routes = Routes(app)
         self._throttle = Throttle()
         self._defaults = defaults
@@ -190,9 +182,17 @@ class RuleSet:
         self._version = 0
         self._selections: dict[object, Selection] = {}
         self.always: Selection | None = None
-        """The selection of every request, where all requests meet the same rules."""
-        if defaults is None and all(rule.always for rule, _ in self._bound):
+        if defaults is None and all(rule.always for rule in rules):
             self.always = self._select({"type": "http", "path": "/"})
+
+    def _made_index(self) -> PathIndex[_Indexed]:
+        index: PathIndex[_Indexed] = PathIndex()
+        for place, bound in enumerate(self._bound):
+            if not bound.rule.matchers:
+                index.add(None, (_ANY_PATH.match, place, ""))
+            for matcher in bound.rule.matchers:
+                index.add((matcher.path, matcher.convertors), (matcher.limits.match, place, matcher.path))
+        return index
 
     def select(self, scope: Scope) -> Selection:
         """Return the rules that a request meets, in their order.
@@ -210,7 +210,8 @@ class RuleSet:
                 logger.exception(
                     "the rules of a request cannot be told, so every limit counts it (suppressed=%d)", left_out
                 )
-            return _selected(self._every(scope))
+            met, _ = self._met(dict.fromkeys(range(len(self._bound)), ""), scope, None)
+            return self._selected(met, () if self._defaults is None else self._defaults.anywhere(), scope)
 
     def _select(self, scope: Scope) -> Selection:
         routes = self._routes
@@ -220,13 +221,12 @@ class RuleSet:
         if version != self._version:
             self._version = version
             self._known.clear()
-        preflight = is_preflight(scope)
-        method = "a preflight" if preflight else scope.get("method", "GET")
+        method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
         asked = scope["type"], method, scope["path"], scope.get("root_path", "")
         known = self._known.get(asked)
         if known is not None:
             return known
-        selection = self._find(scope, routes, preflight)
+        selection = self._find(scope, routes)
         # The server alone bounds the length of a path; only ordinary ones are worth remembering.
         if routes.by_path and sum(map(len, asked)) <= _MAX_REMEMBERED:
             if len(self._known) >= _MEMO:
@@ -234,73 +234,74 @@ class RuleSet:
             self._known[asked] = selection
         return selection
 
-    def _find(self, scope: Scope, routes: Routes, preflight: bool) -> Selection:
-        kind, method = scope["type"], scope.get("method", "GET")
-        path = RequestPath(scope, routes, slashed=self._index.slashed)
-        texts = self._index.find(path)
+    def _find(self, scope: Scope, routes: Routes) -> Selection:
+        path = RequestPath(scope, routes, slashed=self._slashed)
+        texts: dict[int, str] = {}
         if path.anything:
-            everything = [place for place, (rule, _) in enumerate(self._bound) if rule.action != "track"]
-            texts = dict.fromkeys(everything, path.path) | texts
-        met: list[tuple[int, str | None, bool]] = []
-        ended = False
-        for place in sorted(texts):
-            rule, bound = self._bound[place]
-            counts = not rule.exempt and limits_kind(rule, kind, method)
-            ends = counts if rule.blocks else rule.final and exempts(rule, kind, method, path)
-            if counts or ends:
-                # Only the key of a rule reads the text, and only another one than the application serves matters.
-                ordinary = bound is None or bound.key is None or texts[place] == path.served
-                met.append((place, None if not counts else "" if ordinary else texts[place], ends))
-            if ends and not rule.conditional:
-                ended = True
-                break
+            tracking = {place for place, bound in enumerate(self._bound) if bound.rule.action == "track"}
+            texts = {place: path.path for place in range(len(self._bound)) if place not in tracking}
+        matching: dict[int, str] = {}
+        for text, begin, end in path.texts:
+            # One comprehension first: where no text tells rules apart, most of them do not match.
+            for _, place, written in [indexed for indexed in self._index.find(text) if indexed[0](text)]:
+                if written.startswith(begin) and written.endswith(end):
+                    matching.setdefault(place, text)
+        met, ended = self._met(texts | matching, scope, path)
         defaults = () if self._defaults is None or ended else self._defaults.find(scope, routes)
-        asked = tuple(met), tuple(defaults), preflight
-        return self._selections.get(asked) or remember(self._selections, asked, self._selection_of(*asked))
+        return self._selected(met, defaults, scope)
 
-    def _selection_of(
-        self, met: Iterable[tuple[int, str | None, bool]], defaults: Iterable[BoundRule], preflight: bool
-    ) -> Selection:
-        """Return the selection of some rules.
+    def _met(
+        self, texts: Mapping[int, str], scope: Scope, path: RequestPath | None
+    ) -> tuple[list[tuple[int, str, bool]], bool]:
+        """Return which of some rules a request meets, and whether one of them surely ends the list.
 
         Args:
-            met: The place of each rule; the text of the path by which it applies, empty where that is the ordinary one
-                and None where the rule only ends the list; and whether it ends the list.
-            defaults: The limits behind them.
-            preflight: Whether the request is a CORS preflight.
-        """
-        found: list[Met] = []
-        for place, text, ends in met:
-            rule, bound = self._bound[place]
-            if bound is not None and preflight:
-                bound = bound.for_preflights()
-            if bound is not None and text != "":
-                bound = None if text is None else bound.at(text)
-            found.append(Met(rule, bound, ends))
-        found += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in defaults]
-        return _selected(found)
+            texts: The places of the rules, each with the text of the path by which it applies.
+            scope: The scope of the request.
+            path: Its path; None where that is not known, and nothing exempts the request.
 
-    def _every(self, scope: Scope) -> list[Met]:
-        """Return all rules that count or block a request of this type and method, whatever its path."""
+        Returns:
+            The place of each rule; the text of the path, empty where that is the ordinary one; and whether it ends the
+            list.
+        """
         kind, method = scope["type"], scope.get("method", "GET")
-        found = [Met(rule, bound, rule.blocks) for rule, bound in self._bound if not rule.exempt]
-        found = [met for met in found if limits_kind(met.rule, kind, method)]
-        if self._defaults is not None:
-            found += [Met(bound.rule, bound, False) for bound in self._defaults.anywhere()]
-        if is_preflight(scope):
-            found = [met._replace(bound=met.bound and met.bound.for_preflights()) for met in found]
-        return found
+        met = []
+        for place in sorted(texts):
+            bound = self._bound[place]
+            rule = bound.rule
+            counts = not rule.exempt and limits_kind(rule, kind, method)
+            ends = counts if rule.blocks else rule.final and path is not None and exempts(rule, kind, method, path)
+            if counts or ends:
+                # Only the key of a rule reads the text, and only another one than the application serves matters.
+                ordinary = bound.key is None or path is None or texts[place] == path.served
+                met.append((place, "" if ordinary else texts[place], ends))
+            if ends and not rule.conditional:
+                return met, True
+        return met, False
+
+    def _selected(
+        self, rules: Iterable[tuple[int, str, bool]], defaults: Sequence[BoundRule], scope: Scope
+    ) -> Selection:
+        """Return the selection of some rules and the limits behind them; it is the same for all such requests."""
+        asked = tuple(rules), tuple(defaults), is_preflight(scope)
+        known = self._selections.get(asked)
+        if known is not None:
+            return known
+        found = [(self._bound[place], text, ends) for place, text, ends in asked[0]]
+        found += [(bound, "", False) for bound in defaults]
+        met = [Met((bound.for_preflights() if asked[2] else bound).at(text), ends) for bound, text, ends in found]
+        if any(bound.rule.conditional for bound, _ in met):
+            return remember(self._selections, asked, Selection((), plain=False, open=tuple(met)))
+        return remember(self._selections, asked, chosen(met))
 
     def bound(self) -> list[BoundRule]:
         """Return the rules that count, in their order, and the defaults that a request has met."""
-        return [
-            *(bound for _, bound in self._bound if bound is not None),
-            *(() if self._defaults is None else self._defaults.met()),
-        ]
+        counting = [bound for bound in self._bound if bound.rule.counts]
+        return counting if self._defaults is None else [*counting, *self._defaults.met()]
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
-        return {rule.name for rule, _ in self._bound if rule.name is not None}
+        return {bound.rule.name for bound in self._bound if bound.rule.name is not None}
 
 
 def limits_kind(rule: Rule, kind: str, method: str) -> bool:
@@ -322,22 +323,15 @@ def exempts(rule: Rule, kind: str, method: str, path: RequestPath) -> bool:
     return not path.anything and all(any(matcher.exempts(text) for matcher in rule.matchers) for text in path.strict)
 
 
-def _selected(met: Sequence[Met]) -> Selection:
-    """Return the selection of some rules, which waits for their conditions where they have any."""
-    if any(rule.conditional for rule, _, _ in met):
-        return Selection((), plain=False, open=tuple(met))
-    return chosen(met)
-
-
 def chosen(met: Sequence[Met]) -> Selection:
     """Return the selection that some rules make, in their order."""
     found: list[BoundRule] = []
     last: Rule | None = None
-    for rule, bound, ends in met:
-        if bound is not None:
+    for bound, ends in met:
+        if bound.rule.counts:
             found.append(bound)
         if ends:
-            last = rule
+            last = bound.rule
             break
     blocked = last if last is not None and last.blocks else None
     limiting = tuple(bound for bound in found if bound.rule.action == "limit") if blocked is None else ()
@@ -380,6 +374,8 @@ def check_apart(rules: Iterable[Rule]) -> None:
 
 def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
     """Make the buckets of a rule; its limits get names in header fields that no other rule's limits have."""
+    if not rule.counts:
+        return [Bucket(rule.identity, ())]
     names = []
     for name in rule.wire_names():
         names.append(unique_name(name, taken))
