@@ -35,6 +35,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..asgi import call
+from ..limiter.shared_store import Board
 from ..redis_servers import needs_redis
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
@@ -70,8 +71,8 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
     RateLimitMiddleware(Starlette(), limits="1/s")  # on a limiter of its own
     operator = Operator(app, TOKEN)
     first, second = (await operator.get("rules"))["gates"]
-    assert (first["name"], names(first["rules"], "name")) == ("gate 2 (slidegate.toml)", ["file"]) or (
-        second["name"] == "gate 2 (slidegate.toml)"
+    assert (first["name"], names(first["rules"], "name")) == ("middleware 2 (slidegate.toml)", ["file"]) or (
+        second["name"] == "middleware 2 (slidegate.toml)"
     )
     gate = first if len(first["rules"]) == 7 else second
     rules = {rule["name"]: rule for rule in gate["rules"]}
@@ -312,6 +313,21 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
     assert len((await operator.get("events", limit=500))["events"]) == KEPT_EVENTS
 
 
+@pytest.mark.parametrize("part", [7, {}, {"version": 1, "clients": []}, {"version": 2, "clients": [{"key": 5}]}])
+async def test_what_another_worker_has_published_in_another_form_is_passed_over(part: Any) -> None:
+    board = Board()
+    stores = [MemoryStore(), MemoryStore()]
+    for store in stores:
+        store.shared_stats = board
+    admin, other = AdminClient(Limiter(stores[0])), Limiter(stores[1])
+    other.engine.publisher.add_section("activity", lambda: part)
+    await other.engine.publisher.publish()
+    await admin.visit(times=3)
+    operator = admin.operator()
+    assert names((await operator.get("clients"))["clients"], "requests") == [3]
+    assert len((await operator.get("config"))["workers"]) == 2
+
+
 async def test_looking_at_clients_changes_nothing() -> None:
     admin = AdminClient()
     operator = admin.operator()
@@ -366,7 +382,7 @@ async def test_the_configuration_is_shown_without_a_secret() -> None:
     admin = AdminClient(Limiter(MemoryStore(clock=clock), secret=secret))
     config = await admin.operator().get("config")
     assert (config["per_process"], config["on_error"]) == (True, None)
-    assert config["gates"] == [{"name": "gate 1", "rules": 4}]
+    assert config["gates"] == [{"name": "middleware 1", "rules": 4}]
     for path in ("config", "rules", "stats", "events", "lists", "clients"):
         text = (await admin.operator().ask("GET", path)).text
         assert "s3cret" not in text

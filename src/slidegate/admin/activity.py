@@ -11,10 +11,14 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from operator import attrgetter
 from threading import Lock
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
+
+from pydantic import ValidationError
 
 from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
 from ..core.decision import Bucket, Check, Decision
@@ -25,6 +29,7 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.events import KINDS, Subscription
 from ..limiter.shared_stats import Section
+from .messages import AnyText, View
 
 WINDOW_S: Final = 300
 """The time that the busiest clients are about."""
@@ -36,8 +41,6 @@ MAX_REFUSALS_PER_SECOND: Final = 100
 MAX_UNREAD: Final = 256
 SECTION: Final = "activity"
 """The name of what workers publish."""
-VERSION: Final = 1
-"""Of its form: workers of another release may share the store for a while."""
 
 _MAX_DETAILS: Final = 16
 _MAX_BUCKETS: Final = 16
@@ -59,88 +62,100 @@ _starting: Final = Lock()
 T = TypeVar("T")
 
 
-class ClientActivity(TypedDict):
+class ClientActivity(View):
     """A busy client, with the names of the buckets that count it."""
 
-    key: str
+    key: AnyText
     requests: int
     refused: int
     rules: list[str]
 
 
-class LoggedEvent(TypedDict):
-    """An event, with its number in this worker's log."""
+class Refusal(View):
+    """A refused request."""
+
+    at: float
+    key: AnyText
+    client: AnyText
+    rule: str
+    limit: str | None
+    reason: str
+    route: str | None
+    method: str | None
+    status: int | None
+    retry_after_s: float | None
+    worker: str = ""
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """Return the refusal that an event tells of."""
+        details = event.details
+        status, retry_after_s = details.get("status"), details.get("retry_after_s")
+        return cls(
+            at=_at(event),
+            key=_key(details.get("key")),
+            client=_key(details.get("client")),
+            rule=_text(details.get("rule")),
+            limit=_text(details.get("limit")) or None,
+            reason=_text(details.get("reason")),
+            route=_text(details.get("route")) or None,
+            method=_text(details.get("method")) or None,
+            status=status if isinstance(status, int) else None,
+            retry_after_s=retry_after_s if isinstance(retry_after_s, (int, float)) else None,
+        )
+
+
+class LoggedEvent(View):
+    """An event, with its number in the log of its worker."""
 
     number: int
     at: float
     kind: str
-    message: str
+    message: AnyText
     details: dict[str, str]
 
 
-class WorkerEvents(TypedDict):
-    """The events of one worker, oldest first."""
+class WorkerActivity(View):
+    """What a worker has recorded, the newest first, as others read it."""
 
-    worker: str
+    version: Literal[2] = 2
+    """Of its form: workers of another release may share the store for a while."""
+    clients: list[ClientActivity]
+    refusals: list[Refusal]
     events: list[LoggedEvent]
+    shadowed: list[tuple[str, AnyText, int]]
 
 
 class ClusterActivity:
     """The activity of all workers.
 
+    Args:
+        parts: The names of the workers, with what each has recorded.
+
     Attributes:
         clients: The busiest clients, each once, the most requests first.
-        refusals: The last refusals, newest first, as `views.Refusal` has them.
-        events: The events of each worker.
+        refusals: The last refusals, newest first.
+        events: The events of each worker, oldest first.
         shadowed: (rule, key) -> how often a shadow rule would have refused it.
     """
 
-    def __init__(self, parts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        self.refusals: list[dict[str, Any]] = []
-        self.events: list[WorkerEvents] = []
+    def __init__(self, parts: Iterable[tuple[str, WorkerActivity]]) -> None:
+        self.refusals: list[Refusal] = []
+        self.events: dict[str, list[LoggedEvent]] = {}
         self.shadowed: Counter[tuple[str, str]] = Counter()
         clients: dict[str, ClientActivity] = {}
         for worker, part in parts:
-            for one in part["clients"]:
-                known = clients.setdefault(one["key"], {"key": one["key"], "requests": 0, "refused": 0, "rules": []})
-                known["requests"] += one["requests"]
-                known["refused"] += one["refused"]
-                known["rules"] = list(dict.fromkeys([*known["rules"], *one["rules"]]))
-            self.refusals += [{**refusal, "worker": worker} for refusal in part["refusals"]]
-            self.events.append({"worker": worker, "events": sorted(part["events"], key=lambda event: event["number"])})
-            for rule, key, times in part["shadowed"]:
+            for one in part.clients:
+                known = clients.setdefault(one.key, ClientActivity(key=one.key, requests=0, refused=0, rules=[]))
+                known.requests += one.requests
+                known.refused += one.refused
+                known.rules = list(dict.fromkeys([*known.rules, *one.rules]))
+            self.refusals += [refusal.model_copy(update={"worker": worker}) for refusal in part.refusals]
+            self.events[worker] = sorted(part.events, key=attrgetter("number"))
+            for rule, key, times in part.shadowed:
                 self.shadowed[rule, key] += times
-        self.refusals.sort(key=lambda refusal: -refusal["at"])
-        self.clients = sorted(clients.values(), key=lambda one: (-one["requests"], one["key"]))
-
-
-class RecordedRefusal:
-    """A refusal. It is written out when somebody looks for the first time: recording it takes next to nothing."""
-
-    __slots__ = ("_event", "_view")
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-        self._view: dict[str, Any] | None = None
-
-    def view(self) -> dict[str, Any]:
-        """Return the refusal as `views.Refusal` has it, but for its worker."""
-        if self._view is None:
-            details = self._event.details
-            status, retry_after_s = details.get("status"), details.get("retry_after_s")
-            self._view = {
-                "at": _at(self._event),
-                "key": _key(details.get("key")),
-                "client": _key(details.get("client")),
-                "rule": _text(details.get("rule")),
-                "limit": _text(details.get("limit")) or None,
-                "reason": _text(details.get("reason")),
-                "route": _text(details.get("route")) or None,
-                "method": _text(details.get("method")) or None,
-                "status": status if isinstance(status, int) else None,
-                "retry_after_s": retry_after_s if isinstance(retry_after_s, (int, float)) else None,
-            }
-        return self._view
+        self.refusals.sort(key=attrgetter("at"), reverse=True)
+        self.clients = sorted(clients.values(), key=lambda one: (-one.requests, one.key))
 
 
 class ActivityRecorder:
@@ -162,7 +177,7 @@ class ActivityRecorder:
         self._names: dict[Bucket, str] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
         self._number = 0
-        self._refusals: deque[RecordedRefusal] = deque(maxlen=KEPT_REFUSALS)
+        self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self._second, self._this_second = -1, 0
         self._subscription: Subscription | None = None
         self._subscribing = Lock()
@@ -281,7 +296,7 @@ class ActivityRecorder:
         if second != self._second:
             self._second, self._this_second = second, 0
         self._this_second += 1
-        self._refusals.append(RecordedRefusal(event))
+        self._refusals.append(Refusal.of(event))
         if self._this_second >= MAX_REFUSALS_PER_SECOND:
             with self._subscribing:
                 if self._subscription is not None:
@@ -296,37 +311,36 @@ class ActivityRecorder:
         details = list(event.details.items())[:_MAX_DETAILS]
         with self._lock:
             self._number += 1
-            logged: LoggedEvent = {
-                "number": self._number,
-                "at": _at(event),
-                "kind": event.kind,
-                "message": event.message[:1_024],
-                "details": {escaped(str(name), 64): _text(value) for name, value in details},
-            }
-            self._events.append(logged)
+            self._events.append(
+                LoggedEvent(
+                    number=self._number,
+                    at=_at(event),
+                    kind=event.kind,
+                    message=event.message[:1_024],
+                    details={escaped(str(name), 64): _text(value) for name, value in details},
+                )
+            )
 
     # -- to all workers ------------------------------------------------------------------------------------------------
 
-    def _own(self, factor: int) -> dict[str, Any]:
-        """Return the activity of this worker, the newest first."""
-        return {
-            "clients": self._busiest(factor * _SHARED_CLIENTS),
-            "refusals": [refusal.view() for refusal in reversed(self._refusals.copy())],
-            "events": self.events()[::-1],
-            "shadowed": [
+    def _own(self, factor: int) -> WorkerActivity:
+        """Return the activity of this worker."""
+        return WorkerActivity(
+            clients=self._busiest(factor * _SHARED_CLIENTS),
+            refusals=[*reversed(self._refusals.copy())],
+            events=self.events()[::-1],
+            shadowed=[
                 (rule, key, times)
                 for name, times in self._shadow.top(self._clock(), factor * _SHARED_CLIENTS)
                 for rule, _, key in [name.partition(_BETWEEN)]
             ],
-        }
+        )
 
     def _published(self) -> dict[str, Any]:
         """Return what other workers see: JSON of less than 32 KiB."""
         self._catch_up()
-        return {
-            "version": VERSION,
-            **{name: _fitting(part, _SHARED_BYTES[name]) for name, part in self._own(1).items()},
-        }
+        own = self._own(1).model_dump()
+        return {**own, **{name: _fitting(own[name], most_bytes) for name, most_bytes in _SHARED_BYTES.items()}}
 
     def _busiest(self, most: int) -> list[ClientActivity]:
         """Return the clients with the most requests, and those with the most refusals."""
@@ -336,23 +350,22 @@ class ActivityRecorder:
         named = dict.fromkeys([*list(requests)[:most], *list(refused)[:most]])
         with self._lock:
             return [
-                {
-                    "key": key,
-                    "requests": max(requests.get(key, 0), refused.get(key, 0)),
-                    "refused": refused.get(key, 0),
-                    "rules": list(self._counted_by.get(key, ())),
-                }
+                ClientActivity(
+                    key=key,
+                    requests=max(requests.get(key, 0), refused.get(key, 0)),
+                    refused=refused.get(key, 0),
+                    rules=list(self._counted_by.get(key, ())),
+                )
                 for key in named
             ]
 
 
-def parts_of_others(sections: Iterable[Section]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the names and parts of the other workers, of those whose parts have this form."""
-    return [
-        (section.worker.name, section.value)
-        for section in sections
-        if not section.worker.here and isinstance(section.value, dict) and section.value.get("version") == VERSION
-    ]
+def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerActivity]]:
+    """Yield the names and parts of the other workers, of those whose parts have this form."""
+    for section in sections:
+        if not section.worker.here:
+            with suppress(ValidationError):
+                yield section.worker.name, WorkerActivity.model_validate(section.value)
 
 
 def bucket_name(bucket: Bucket) -> str:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,18 +34,31 @@ BODY_TIMEOUT_S: Final = 15.0
 """How long the bytes of a body may take to come."""
 
 
-class FieldError(BaseModel):
+def _sayable(value: object) -> object:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+AnyText: TypeAlias = Annotated[str, BeforeValidator(_sayable)]
+"""A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
+
+
+class View(BaseModel):
+    """An answer, or a part of one: these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True, json_schema_serialization_defaults_required=True)
+
+
+class FieldError(View):
     """What is wrong with one value."""
 
-    model_config = ConfigDict(extra="forbid")
     field: str
     message: str
 
 
-class Problem(BaseModel):
+class Problem(View):
     """An error (RFC 9457)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
     type: str
     title: str
     status: int

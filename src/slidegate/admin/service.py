@@ -9,15 +9,15 @@ import base64
 import heapq
 import json
 import platform
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import anyio
 
-from ..core import decision
+from .. import core
 from ..core.addresses import parse_network
 from ..core.bans.ban import MAX_REASON, Ban, ban_key
 from ..core.bans.policy import hand_ban_key
@@ -29,13 +29,22 @@ from ..limiter import Limiter
 from ..limiter.stats import AllStats
 from ..web.keys import Key, cookie, header, query
 from . import parameters, views
-from .activity import SECTION, SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name, short_name
+from .activity import (
+    SECTION,
+    SHADOW_WINDOW_S,
+    WINDOW_S,
+    ActivityRecorder,
+    ClientActivity,
+    LoggedEvent,
+    bucket_name,
+    short_name,
+)
 from .auth import Identity
-from .messages import AdminError
+from .messages import AdminError, View
 from .parameters import InvalidParameters
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
-Do = Callable[[Any, Any, Identity], Awaitable[views.View]]
+Do = Callable[[Any, Any, Identity], Awaitable[View]]
 T = TypeVar("T")
 
 MAX_COMPARED: Final = 100
@@ -111,8 +120,8 @@ class AdminService:
     @operation("GET", "/rules")
     async def get_rules(self, asked: parameters.NoParameters, by: Identity) -> views.Rules:
         """The rules in force, by middleware."""
-        gates, events = views.gates_of(self._limiter), self._activity.events()
-        return views.Rules(gates=[views.Gate.of(name, gate, events) for name, gate in gates])
+        middlewares, events = views.middlewares_of(self._limiter), self._activity.events()
+        return views.Rules(gates=[views.Middleware.of(name, one, events) for name, one in middlewares.items()])
 
     @operation("GET", "/clients")
     async def get_clients(self, asked: parameters.ClientsQuery, by: Identity) -> views.Clients:
@@ -122,9 +131,9 @@ class AdminService:
             return views.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
         some: Page[ClientActivity] = Page(asked.limit, asked.cursor, [0, ""])
         for one in (await self._activity.all_workers()).clients:
-            times = one["refused"] if asked.sort == "refused" else one["requests"]
+            times = one.refused if asked.sort == "refused" else one.requests
             if times:
-                some.add([-times, one["key"]], one)
+                some.add([-times, one.key], one)
         clients = await self._nearest(some.entries())
         return views.Clients(window_s=WINDOW_S, clients=clients, next=some.next())
 
@@ -145,13 +154,13 @@ class AdminService:
             strikes=views.Strikes.all_of(await limiter.strikes(asked.key)),
             history=[views.BanChange.model_validate(change) for change in reversed(changes)],
             windows=views.Window.of_key(await limiter.inspect(known), recent),
-            refusals=_refusals([one for one in refusals if known in (one["key"], one["client"])][:_MAX_REFUSALS]),
+            refusals=[one for one in refusals if known in (one.key, one.client)][:_MAX_REFUSALS],
         )
 
     @operation("GET", "/refusals")
     async def get_refusals(self, asked: parameters.RefusalsQuery, by: Identity) -> views.Refusals:
         """The last refusals of all clients, newest first."""
-        return views.Refusals(refusals=_refusals((await self._activity.all_workers()).refusals[: asked.limit]))
+        return views.Refusals(refusals=(await self._activity.all_workers()).refusals[: asked.limit])
 
     @operation("GET", "/shadow")
     async def get_shadow(self, asked: parameters.ShadowQuery, by: Identity) -> views.Shadow:
@@ -262,8 +271,8 @@ class AdminService:
     async def get_lists(self, asked: parameters.NoParameters, by: Identity) -> views.Lists:
         """The block and allow lists."""
         events = self._activity.events()
-        gates = views.gates_of(self._limiter)
-        return views.Lists(lists=[one for name, gate in gates for one in views.List.all_of(name, gate, events)])
+        middlewares = views.middlewares_of(self._limiter).items()
+        return views.Lists(lists=[one for name, app in middlewares for one in views.List.all_of(name, app, events)])
 
     @operation("GET", "/events")
     async def get_events(self, asked: parameters.EventsQuery, by: Identity) -> views.Events:
@@ -276,10 +285,10 @@ class AdminService:
             if asked.after is not None and len(found) == asked.limit:
                 break
             name = short_name(worker)
-            seen[name] = event["number"]
-            if asked.kind in (None, event["kind"]):
-                rest = {field: value for field, value in event.items() if field != "number"}
-                found.append(views.Event(seq=f"{name}.{event['number']}", worker=worker, **rest))
+            seen[name] = event.number
+            if asked.kind in (None, event.kind):
+                rest = event.model_dump(exclude={"number"})
+                found.append(views.Event(seq=f"{name}.{event.number}", worker=worker, **rest))
         latest = dict([*seen.items()][-_MAX_WORKERS:])
         return views.Events(events=found[: -asked.limit - 1 : -1], next=_packed(latest))
 
@@ -287,20 +296,20 @@ class AdminService:
     async def get_config(self, asked: parameters.NoParameters, by: Identity) -> views.Config:
         """The settings, and which workers there are."""
         engine = self._limiter.engine
-        failover, gates = engine.failover, views.gates_of(self._limiter)
+        failover, middlewares = engine.failover, views.middlewares_of(self._limiter)
         return views.Config(
             version=release(),
             python=platform.python_version(),
-            compiled=not (decision.__file__ or "").endswith(".py"),
+            compiled=core.compiled,
             store=escaped(repr(self._limiter.store), MAX_REASON),
             per_process=engine.per_process,
             deadline_s=None if failover is None else failover.deadline_us / _S,
             on_error=None if failover is None else failover.on_error,
-            gates=[views.GateSummary(name=name, rules=len(gate.rules)) for name, gate in gates],
+            gates=[views.MiddlewareSummary(name=name, rules=len(one.rules)) for name, one in middlewares.items()],
             findings=[
                 views.Finding(code=finding.code, message=finding.message, gate=name)
-                for name, gate in gates
-                for finding in [*gate.findings]
+                for name, middleware in middlewares.items()
+                for finding in [*middleware.findings]
             ],
             workers=[
                 views.Worker.model_validate(section.worker) for section in await engine.all_workers.sections(SECTION)
@@ -329,7 +338,7 @@ class AdminService:
 
         async def ask(client: ClientActivity) -> None:
             try:
-                found[client["key"]] = await self._nearest_of(client, known)
+                found[client.key] = await self._nearest_of(client, known)
             except StoreError as error:
                 failed.append(error)
 
@@ -338,11 +347,11 @@ class AdminService:
                 group.start_soon(ask, client)
         if failed:
             raise failed[0]
-        return [found[client["key"]] for client in clients]
+        return [found[client.key] for client in clients]
 
     async def _nearest_of(self, client: ClientActivity, known: dict[str, Bucket]) -> views.BusyClient:
-        key = client["key"]
-        buckets = [known.get(name) or self._activity.bucket(name) for name in client["rules"]]
+        key = client.key
+        buckets = [known.get(name) or self._activity.bucket(name) for name in client.rules]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
         nearest, banned = None, False
         if checks:
@@ -359,7 +368,7 @@ class AdminService:
                     share=window.used / window.amount,
                 )
         return views.BusyClient(
-            key=key, requests=client["requests"], refused=client["refused"], nearest=nearest, banned=banned
+            key=key, requests=client.requests, refused=client.refused, nearest=nearest, banned=banned
         )
 
     async def _ban_of(self, key: str) -> Ban | None:
@@ -392,19 +401,13 @@ class AdminService:
 
 
 def release() -> str:
-    """Return the version of the package."""
-    try:
-        return version("slidegate")
-    except PackageNotFoundError:
-        return "unknown"
+    """Return the version of the package, which nobody here imports."""
+    found: str = sys.modules["slidegate"].__version__
+    return found
 
 
 def _seconds(window: str) -> float:
     return parse_duration_us(window, "window") / _S
-
-
-def _refusals(found: list[dict[str, Any]]) -> list[views.Refusal]:
-    return [views.Refusal(**one) for one in found]
 
 
 def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[str, str], int]) -> views.ShadowRule:
@@ -422,18 +425,13 @@ def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[
     )
 
 
-def _in_time(workers: list[Any], seen: dict[str, int]) -> Iterator[tuple[str, Any]]:
+def _in_time(workers: dict[str, list[LoggedEvent]], seen: dict[str, int]) -> Iterator[tuple[str, LoggedEvent]]:
     """Yield (worker, event) of those that were not seen, oldest first; those of one worker in their order."""
     streams = [
-        [
-            (event["at"], one["worker"], event)
-            for event in one["events"]
-            if event["number"] > seen.get(short_name(one["worker"]), 0)
-        ]
-        for one in workers
+        [(worker, event) for event in events if event.number > seen.get(short_name(worker), 0)]
+        for worker, events in workers.items()
     ]
-    for _, worker, event in heapq.merge(*streams, key=itemgetter(0)):
-        yield worker, event
+    return heapq.merge(*streams, key=lambda one: one[1].at)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

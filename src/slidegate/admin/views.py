@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasPath, BeforeValidator, Field
 
 from ..core import limits
 from ..core.bans.ban import MAX_REASON
@@ -30,7 +30,8 @@ from ..web import keys, rules
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFile
 from ..web.reload import ReloadingMiddleware
-from .activity import LoggedEvent
+from .activity import LoggedEvent, Refusal
+from .messages import AnyText, View
 
 LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
 ListKind: TypeAlias = Literal["blocklist", "allowlist"]
@@ -40,10 +41,6 @@ _S: Final = 1_000_000
 _MS: Final = 1_000
 _MAX_RULES: Final = 2_000
 """How many rules of a middleware are shown; limits for each route may be more."""
-
-
-def _sayable(text: str) -> str:
-    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _seconds(span_us: float | None) -> float | None:
@@ -67,16 +64,8 @@ def _quantile(share: float) -> BeforeValidator:
     return BeforeValidator(quantile_ms)
 
 
-AnyText: TypeAlias = Annotated[str, BeforeValidator(_sayable)]
-"""A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
 OfMicroseconds: Final = BeforeValidator(_seconds)
 OfMoment: Final = BeforeValidator(_unix_s)
-
-
-class View(BaseModel):
-    """An answer, or a part of one: these fields and no others."""
-
-    model_config = ConfigDict(extra="forbid", from_attributes=True, json_schema_serialization_defaults_required=True)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -279,43 +268,43 @@ class List(View):
     message: str = ""
 
     @classmethod
-    def all_of(cls, gate_name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[Self]:
+    def all_of(cls, name: str, middleware: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[Self]:
         """Return the lists of a middleware.
 
         Args:
-            gate_name: Its name.
-            gate: The middleware.
+            name: Its name.
+            middleware: The middleware.
             events: The events of this process, oldest first: they tell of files that could not be taken.
         """
-        told = [event for event in events if event["kind"] in ("list_reloaded", "list_rejected")]
-        last = {event["details"].get("list"): event for event in told}
+        told = [event for event in events if event.kind in ("list_reloaded", "list_rejected")]
+        last = {event.details.get("list"): event for event in told}
         found: list[Self] = []
         for kind in _LIST_KINDS:
-            listed = gate.lists[kind]
+            listed = middleware.lists[kind]
             if isinstance(listed, Networks):
-                found.append(cls(kind=kind, gate=gate_name, name=kind, entries=len(listed), status="fixed"))
+                found.append(cls(kind=kind, gate=name, name=kind, entries=len(listed), status="fixed"))
             elif listed is not None:
-                found += [cls._of_file(kind, gate_name, state, last.get(state[0].name)) for state in listed.states]
+                found += [cls._of_file(kind, name, state, last.get(state[0].name)) for state in listed.states]
         return found
 
     @classmethod
     def _of_file(
-        cls, kind: ListKind, gate_name: str, state: tuple[NetworkFile, int, int | None], event: LoggedEvent | None
+        cls, kind: ListKind, middleware: str, state: tuple[NetworkFile, int, int | None], event: LoggedEvent | None
     ) -> Self:
         file, entries, written_ns = state
         return cls(
             kind=kind,
-            gate=gate_name,
+            gate=middleware,
             name=file.name,
             path=str(file.path),
             entries=entries,
             changed_at=None if written_ns is None else written_ns / 1_000_000_000,
-            status="rejected" if event is not None and event["kind"] == "list_rejected" else "loaded",
-            message="" if event is None else event["message"],
+            status="rejected" if event is not None and event.kind == "list_rejected" else "loaded",
+            message="" if event is None else event.message,
         )
 
 
-class Gate(View):
+class Middleware(View):
     """A middleware, with everything that it enforces."""
 
     name: str
@@ -326,44 +315,37 @@ class Gate(View):
     lists: list[List]
 
     @classmethod
-    def of(cls, name: str, gate: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> Self:
+    def of(cls, name: str, middleware: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> Self:
         """Return a middleware; the arguments are those of `List.all_of`."""
-        bound = gate.bound()
-        own = {id(one.rule) for one in bound} & {id(rule) for rule in gate.rules}
+        bound = middleware.bound()
+        own = {id(one.rule) for one in bound} & {id(rule) for rule in middleware.rules}
         identities = {id(one.rule): one.bucket.rule for one in bound}
         return cls(
             name=name,
-            rules=[Rule.of(rule, identities.get(id(rule))) for rule in gate.rules[:_MAX_RULES]],
+            rules=[Rule.of(rule, identities.get(id(rule))) for rule in middleware.rules[:_MAX_RULES]],
             endpoints=[Rule.of(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
-            default_limits=[str(limit) for limit in gate.default_limits],
-            policies=[Policy.model_validate(policy) for policy in gate.policies],
-            lists=List.all_of(name, gate, events),
+            default_limits=[str(limit) for limit in middleware.default_limits],
+            policies=[Policy.model_validate(policy) for policy in middleware.policies],
+            lists=List.all_of(name, middleware, events),
         )
 
 
-class NamedGate(NamedTuple):
-    """A middleware, with the name that is shown of it."""
-
-    name: str
-    gate: RateLimitMiddleware
-
-
-def gates_of(limiter: Limiter) -> list[NamedGate]:
-    """Return the middlewares on a limiter; of those that follow a file, the one at work now."""
-    found: list[NamedGate] = []
+def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
+    """Return the middlewares on a limiter by names; of those that follow a file, the one at work now."""
+    found: dict[str, RateLimitMiddleware] = {}
     for caller in limiter.engine.callers.listed():
-        name = f"gate {len(found) + 1}"
+        name = f"middleware {len(found) + 1}"
         if isinstance(caller, ReloadingMiddleware):
-            found.append(NamedGate(f"{name} ({caller.path.name})", caller.app))
+            found[f"{name} ({caller.path.name})"] = caller.app
         elif isinstance(caller, RateLimitMiddleware):
-            found.append(NamedGate(name, caller))
+            found[name] = caller
     return found
 
 
 def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
     """Yield the buckets of all middlewares, one that several share as often as they do."""
-    for _, gate in gates_of(limiter):
-        for bound in gate.bound():
+    for middleware in middlewares_of(limiter).values():
+        for bound in middleware.bound():
             for bucket in (bound.bucket, bound.places):
                 if bucket is not None:
                     yield bound.rule, bucket
@@ -372,7 +354,7 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
 class Rules(View):
     """The rules in force, by middleware."""
 
-    gates: list[Gate]
+    gates: list[Middleware]
 
 
 class Lists(View):
@@ -552,22 +534,6 @@ class Clients(View):
     next: str | None
 
 
-class Refusal(View):
-    """A refused request."""
-
-    at: float
-    key: AnyText
-    client: AnyText
-    rule: str
-    limit: str | None
-    reason: str
-    route: str | None
-    method: str | None
-    status: int | None
-    retry_after_s: float | None
-    worker: str
-
-
 class Refusals(View):
     """The last refusals, newest first."""
 
@@ -656,7 +622,7 @@ class Events(View):
     next: str
 
 
-class GateSummary(View):
+class MiddlewareSummary(View):
     """A middleware, and how many rules it has."""
 
     name: str
@@ -681,7 +647,7 @@ class Config(View):
     per_process: bool
     deadline_s: float | None
     on_error: str | None
-    gates: list[GateSummary]
+    gates: list[MiddlewareSummary]
     findings: list[Finding]
     workers: list[Worker]
 
@@ -692,6 +658,6 @@ class Snapshot(View):
     at: float
     stats: Stats | None = None
     history: History | None = None
-    clients: list[BusyClient] = []
+    clients: list[BusyClient] = Field(default_factory=list)
     lines: Lines | None = None
     problem: str | None = None

@@ -57,7 +57,7 @@ async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
         **view,
         "workers": [worker for worker, one in zip(view["workers"], stats.workers, strict=True) if not one.here],
         "clients": [
-            {"client": one["key"], "requests": one["requests"], "refused": one["refused"]}
+            {"client": one.key, "requests": one.requests, "refused": one.refused}
             for one in ClusterActivity(parts_of_others(sections)).clients[:MAX_CLIENTS]
         ],
     }
