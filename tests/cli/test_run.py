@@ -87,6 +87,7 @@ def group_is_gone(process: subprocess.Popen[bytes]) -> bool:
 def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(rules: Path, tmp_path: Path) -> None:
     pytest.importorskip("itsdangerous")
     log = tmp_path / "log"
+    rules.write_text(f'store = "lmdb://{tmp_path / "of_the_file"}"\ndeadline = "1s"\n{RULES}', "utf-8")
     options = (APP, "--rules", str(rules), "--workers", "2", "--store", f"lmdb://{tmp_path / 'store'}")
     with served(*options, "--dashboard", "/gate", log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
         seen = [answered(f"{url}/items/1", process)]
@@ -105,6 +106,8 @@ def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(r
     assert group_is_gone(process)
     assert log.read_text("utf-8").count(token) == 1
     assert "Traceback" not in log.read_text("utf-8")
+    assert "per process" not in log.read_text("utf-8")
+    assert not (tmp_path / "of_the_file").exists()
 
 
 def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path) -> None:

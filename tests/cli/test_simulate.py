@@ -97,6 +97,15 @@ def test_a_key_that_the_log_does_not_hold_is_said(
     assert "1 of 5 requests have no field X-API-Key; they count by address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["simulate", "suggest"])
+def test_a_log_without_any_request_says_so(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "probes.log"
+    log.write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "\\x16\\x03" 400 1 "-" "-"\n' * 5)
+    options = ["--limit", "1/s"] if command == "simulate" else []
+    assert main([command, str(log), *options]) == 2
+    assert "none of 5 records is an HTTP request" in capsys.readouterr().err
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_the_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

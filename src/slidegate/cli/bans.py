@@ -140,11 +140,10 @@ async def export_bans(out: Reporter, store: str | None, form: str) -> Result:
         keys = [ban.key async for ban in limiter.bans()]
         if form == "slidegate":
             lines = [line.rstrip("\n") async for line in limiter.export_bans()]
+            out.note(f"bans: {len(keys)} were written")
         else:
             lines = [key for key in keys if _is_network(key)]
-            if len(lines) < len(keys):
-                out.note(f"{len(keys) - len(lines)} bans were left out, which are of no address or network")
-    out.note(f"{len(keys) if form == 'slidegate' else len(lines)} bans were written")
+            out.note(f"bans: {len(lines)} were written, {len(keys) - len(lines)} left out that are of no network")
     return Report({}, lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import tomllib
 from collections.abc import AsyncIterator
@@ -136,4 +137,6 @@ async def _answer(said: asyncio.Queue[Message], running: asyncio.Future[None], w
     if message is None and not running.done():
         raise ConfigurationError(f"application: its {what} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
-        raise ConfigurationError(f"application: its {what} failed: {message.get('message', '')}")
+        # Starlette tells a whole traceback, whose frames are indented; behind them stands the exception.
+        told = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
+        raise ConfigurationError(f"application: its {what} failed: {told}")

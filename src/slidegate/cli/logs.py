@@ -72,11 +72,11 @@ class Logs:
         """Yield the records between the two moments, and show how far the reading is.
 
         Raises:
-            ConfigurationError: No line was a record, or none lies between the moments.
+            ConfigurationError: No line was a record, none lies between the moments, or none was an HTTP request.
         """
         since_us = self._since_us or 0
         until_us = MAX_TIME_US if self._until_us is None else self._until_us
-        first_us, last_us, kept = MAX_TIME_US, 0, 0
+        first_us, last_us, kept, requests = MAX_TIME_US, 0, 0, 0
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=out.quiet or not console.is_terminal) as bar:
             task = bar.add_task(subject, total=self.logs.size_bytes)
@@ -86,12 +86,15 @@ class Logs:
                 first_us, last_us = min(first_us, record.time_us), max(last_us, record.time_us)
                 if since_us <= record.time_us < until_us:
                     kept += 1
+                    requests += record.method != ""
                     yield record
         if not self.logs.counts.records:
             raise ConfigurationError(self._no_records())
         if not kept:
             covered = f"{time_of(first_us / 1_000_000)} to {time_of(last_us / 1_000_000)}"
             raise ConfigurationError(f"no request lies between --since and --until: the log covers {covered}")
+        if not requests:
+            raise ConfigurationError(f"none of {kept:,} records is an HTTP request, so there is nothing to count")
 
     def _no_records(self) -> str:
         counts = self.logs.counts
