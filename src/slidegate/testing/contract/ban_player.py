@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, TypeAlias
 
 from ...core.addresses import parse_address
@@ -126,10 +127,10 @@ class BanPlayer:
         if not expected:
             same((decision.reason, decision.ban, found), (Reason.OK, None, None))
             return
-        lefts_us = [self._expected(ban)[3] for ban in expected]
-        left_us = None if None in lefts_us else max(left_us for left_us in lefts_us if left_us is not None)
+        longest = max(expected, key=_end_us)
+        left_us = None if longest.ends_us is None else longest.ends_us - self.now_us
         same((decision.reason, decision.retry_after_us), (Reason.BANNED, left_us))
-        last = [_shown(ban) for ban in expected if self._expected(ban)[3] == left_us]
+        last = [_shown(ban) for ban in expected if ban.ends_us == longest.ends_us]
         for ban in (decision.ban, found):
             assert ban is not None
             assert _shown(ban) in last, f"the store says {ban}, the reference one of {last}"
@@ -168,21 +169,10 @@ class BanPlayer:
             same(await settle(self.store.bans.load(rows)), len(self.model.active(self.now_us)))
 
     async def _compare(self) -> None:
-        rows = list(await settle(self.store.bans.dump()))
-        await self._compare_bans(rows)
-        await self._compare_changes()
-        await self._compare_records(rows)
-
-    async def _compare_bans(self, rows: list[Any]) -> None:
         in_force = self.model.active(self.now_us)
         same(sorted(map(_shown, await settle(self.store.bans.active()))), sorted(map(_shown, in_force)))
-        written_us = rows[0]["written_us"]
-        dumped = [
-            (row["ban"], row["by"], row["rung"], row["ends_us"] and row["ends_us"] - written_us)
-            for row in rows
-            if "ban" in row
-        ]
-        same(sorted(dumped, key=repr), sorted(map(self._expected, in_force), key=repr))
+        await self._compare_changes()
+        await self._compare_records()
 
     async def _compare_changes(self) -> None:
         """Compare the history, and the events, which tell each change once."""
@@ -192,21 +182,13 @@ class BanPlayer:
         same([one for one in told if one[0] != "shadow_banned"], [change[:2] for change in changes])
         same([key for kind, key in told if kind == "shadow_banned"], [key for _, key in self.model.reports])
 
-    async def _compare_records(self, rows: list[Any]) -> None:
+    async def _compare_records(self) -> None:
         now_us, kept = await settle(self.store.bans.strike_records(sorted(self.named - {""})))
         looked = {(one.policy, one.key): one for one in kept}
-        stands = {(row["policy"], row["standing"]): row for row in rows if "standing" in row}
         for policy in self._ladders:
             for key in self.named:
-                row = stands.get((policy.name, key))
-                stand = Stand(0, 0) if row is None else _stand(row, policy, rows[0]["written_us"])
-                seen = _seen(looked.get((policy.name, key)), policy, now_us)
-                expected = self.model.stand(policy, key, self.now_us)
-                same((policy.name, key, stand, seen), (policy.name, key, expected, expected))
-
-    def _expected(self, ban: Made) -> tuple[str, str, int, int | None]:
-        """Return the facts of a dumped ban: key, by, level and the microseconds that are left."""
-        return ban.key, ban.by, ban.level, None if ban.ends_us is None else ban.ends_us - self.now_us
+                stand = _stand(looked.get((policy.name, key)), policy, now_us)
+                same((policy.name, key, stand), (policy.name, key, self.model.stand(policy, key, self.now_us)))
 
 
 def drawn_policy(choices: Choices, name: str) -> BanPolicy:
@@ -233,6 +215,10 @@ def span_us(choices: Choices) -> int:
     return choices.pick((whole_us, whole_us - 1, whole_us + 1, choices.below(5 * SECOND_US), 86_400 * SECOND_US))
 
 
+def _end_us(ban: Made) -> float:
+    return inf if ban.ends_us is None else ban.ends_us
+
+
 def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
     """Return key, by, level and length of a ban; -1 for ever."""
     made_us = ban.at_us if isinstance(ban, Made) else ban.made_us
@@ -243,15 +229,7 @@ def _told(event: Event) -> tuple[str, Any]:
     return event.kind, event.details["key"]
 
 
-def _seen(kept: StoredRecord | None, policy: BanPolicy, now_us: int) -> Stand:
+def _stand(kept: StoredRecord | None, policy: BanPolicy, now_us: int) -> Stand:
     """Read off where a key stands, as an operator sees it."""
     stands = None if kept is None else policy_strikes(kept, policy, now_us)
     return Stand(0, 0) if stands is None else Stand(stands.level, min(stands.strikes, policy.after.amount))
-
-
-def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:
-    """Work out where a key stands from the dump of a store."""
-    clean_from_us = row["last_us"] if row["until_us"] is None else max(row["last_us"], row["until_us"])
-    clean_us = now_us - clean_from_us
-    weight = sum(weight for at_us, weight, _ in row["strikes"] if at_us > now_us - policy.after.window_us)
-    return Stand(max(row["rung"] - max(clean_us, 0) // policy.forgive_us, 0), min(weight, policy.after.amount))
