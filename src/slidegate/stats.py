@@ -5,12 +5,11 @@ from __future__ import annotations
 from .core.bans.strikes import PolicyStrikes
 from .core.views import WindowSlice, WindowView
 from .limiter.inspect import KeyStrikes, KeyView
-from .limiter.stats import AllStats, Chart, Point, Stats, Traffic, Worker
+from .limiter.stats import Chart, Point, Stats, Traffic, Worker
 from .stores.memory.store import MemoryStats
 from .web.network_files import NetworkFile
 
 __all__ = [
-    "AllStats",
     "Chart",
     "KeyStrikes",
     "KeyView",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.store import Event, SharedStats, StatsRow
 from slidegate.limiter.shared_stats import AllWorkers, Publisher
-from slidegate.limiter.stats import Statistics
+from slidegate.limiter.stats import Chart, Statistics, Stats
 from slidegate.testing import FakeClock
 
 START_US = 1_700_000_000_000_000
@@ -59,3 +59,11 @@ class Staff:
     def clock(self) -> int:
         """The time of this worker, which may be set differently."""
         return self.board.clock() + self.ahead_us
+
+    async def stats(self, window: str) -> Stats:
+        """Return the stats of all workers, as `Limiter.stats_all` does."""
+        return (await self.all.recent(window)).stats(await self.all.workers())
+
+    async def chart(self, window: str) -> Chart:
+        """Return the chart of all workers, as `Limiter.chart_all` does."""
+        return (await self.all.recent(window)).chart()

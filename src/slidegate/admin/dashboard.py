@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ..core.errors import StoreError
 from ..core.logs import logger
 from ..limiter import Limiter
-from ..limiter.stats import AllStats, RecentStats, Traffic
+from ..limiter.stats import RecentStats, Traffic
 from ..web.matching import route_path
 from . import parameters, views
 from .api import AdminRoutes
@@ -106,7 +106,7 @@ class SnapshotCache:
         """Return a snapshot; without a store it says so in place of the figures."""
         try:
             recent = await self._all_workers.recent(window)
-            stats = AllStats(*recent.stats(), await self._all_workers.workers())
+            stats = recent.stats(await self._all_workers.workers())
             clients = await self._service.nearest_clients(NEAREST)
         except StoreError as error:
             logger.info("dashboard: no figures, because %s", error)

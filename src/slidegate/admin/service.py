@@ -26,7 +26,7 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.limits import parse_duration_us
 from ..core.logs import escaped
 from ..limiter import Limiter
-from ..limiter.stats import AllStats
+from ..limiter.stats import Stats
 from ..web.keys import Key, cookie, header, query
 from . import parameters, views
 from .activity import (
@@ -410,7 +410,7 @@ def _seconds(window: str) -> float:
     return parse_duration_us(window, "window") / _S
 
 
-def _shadow(name: str, limits: list[str], stats: AllStats, shadowed: dict[tuple[str, str], int]) -> views.ShadowRule:
+def _shadow(name: str, limits: list[str], stats: Stats, shadowed: dict[tuple[str, str], int]) -> views.ShadowRule:
     would_refuse = stats.rules[name].shadow_refused if name in stats.rules else 0
     passed = stats.total.passed
     clients = [(key, count) for (rule, key), count in shadowed.items() if rule == name]

@@ -25,39 +25,10 @@ Clock: TypeAlias = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something an operator may want to know. docs/guides/events.md has the fields of each kind and how often it comes.
-
-    Kinds:
-        ``refused``: a request or a handshake was refused.
-        ``near_limit``: a key has spent the share of a limit that is called near.
-        ``keys_shared``: a store is full, further keys are counted in shared cells.
-        ``series_full``: statistics hold as many rules and routes as they may; further ones are counted together.
-        ``store_failed``, ``store_recovered``: a store gave no answer, or answers again.
-        ``shedding_started``, ``shedding_ended``: load is shed, because the service is overloaded, or no more.
-        ``shadow_refused``: a shadow rule would have refused a request.
-        ``config_reloaded``, ``config_rejected``: a configuration file has changed.
-        ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
-        ``windows_restarted``: a rule that was read again has other windows, and counts anew.
-        ``banned``, ``unbanned``: a ban was made, or taken back.
-        ``shadow_banned``: a policy that only reports would have banned a key.
-        ``bans_capped``: a policy has made as many bans as it may for now; keys stay unbanned.
-        ``bans_full``: a store holds as many bans as it may; an automatic one was not recorded.
-        ``strikes_dropped``: a store holds the strikes of as many keys as it may; the longest unstruck were forgotten.
-        ``store_set_aside``, ``bans_rescued``: a damaged file is kept under another name, and its bans were taken over.
-        ``store_doubtful``: a file lies where not all processes may see it alike.
-        ``places_lost``: places of requests under way were missing in a shared store, because they were not renewed.
-        ``clock_stepped``: the clock of a server that tells the time was set.
-        ``store_reset``: a server has lost its data, or a part of the bans.
-        ``store_evicts``: a server deletes windows and bans when its memory is full.
-        ``bans_unread``: changes of bans cannot be read for now; the bans that are known here hold.
-        ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
-        ``pause_ignored``: a server that requests are sent to asks for a longer pause than may be.
-        ``pause_unshared``: a store did not take the pause that such a server asks for; this process pauses alone.
-        ``reader_stopped``: another process has been reading a file for long, so the file grows.
-        ``events_dropped``: observers take longer than events come, so some were not delivered.
+    """Something an operator may want to know. docs/guides/events.md has all kinds, and how often each comes.
 
     Attributes:
-        kind: One of these.
+        kind: What kind of event it is, for example ``"banned"``.
         message: One line of printable characters for people.
         details: The subjects of the message by name: the key, the policy, the path.
         time_us: The Unix time in microseconds at which the limiter was told; 0 before that.

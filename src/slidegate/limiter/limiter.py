@@ -28,7 +28,7 @@ from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyStrikes, KeyView, look_at, strikes_of
 from .keys import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
-from .stats import AllStats, Chart, Stats
+from .stats import Chart, Stats
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 if TYPE_CHECKING:
@@ -485,9 +485,9 @@ class Limiter:
         Raises:
             ConfigurationError: The window is longer than that.
         """
-        return self.engine.statistics.read(window)
+        return self.engine.statistics.recent(window).stats()
 
-    async def stats_all(self, window: str | float | timedelta = "1m") -> AllStats:
+    async def stats_all(self, window: str | float | timedelta = "1m") -> Stats:
         """Return the same of all workers that share the store: this one as it is, the others as they last published.
 
         A store of this process alone has one worker.
@@ -496,7 +496,8 @@ class Limiter:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.engine.all_workers.stats(window)
+        workers = self.engine.all_workers
+        return (await workers.recent(window)).stats(await workers.workers())
 
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -511,7 +512,7 @@ class Limiter:
         Raises:
             ConfigurationError: The window is longer than 24 hours.
         """
-        return self.engine.statistics.chart(window, rule, route)
+        return self.engine.statistics.recent(window).chart(rule, route)
 
     async def chart_all(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -522,7 +523,7 @@ class Limiter:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.engine.all_workers.chart(window, rule, route)
+        return (await self.engine.all_workers.recent(window)).chart(rule, route)
 
     # -- functions, threads, and the end -------------------------------------------------------------------------------
 

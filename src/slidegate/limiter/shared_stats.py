@@ -41,7 +41,7 @@ from ..core.statistics.series import KEPT
 from ..core.statistics.slices import Slice
 from ..core.store import SharedStats, StatsRow
 from .aio import let_others_run, within
-from .stats import AllStats, Chart, Parts, RecentStats, SeriesName, Span, Statistics, Worker
+from .stats import Parts, RecentStats, SeriesName, Span, Statistics, Worker
 
 INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
@@ -294,15 +294,6 @@ class AllWorkers:
         self._store = store
         self._statistics = statistics
         self._publisher = publisher
-
-    async def stats(self, window: str | float | timedelta) -> AllStats:
-        """Return the stats of a window; see `Limiter.stats_all`."""
-        recent = await self.recent(window)
-        return AllStats(*recent.stats(), await self.workers())
-
-    async def chart(self, window: str | float | timedelta, rule: str | None, route: str | None) -> Chart:
-        """Return the stats of a window step by step; see `Limiter.chart_all`."""
-        return (await self.recent(window)).chart(rule, route)
 
     async def workers(self) -> tuple[Worker, ...]:
         """Return the workers that are alive, this one first."""

@@ -87,21 +87,6 @@ class Traffic(NamedTuple):
         return self.seen.qps()
 
 
-class Stats(NamedTuple):
-    """The stats of recent requests.
-
-    Attributes:
-        rules: Stats by the name of the rule. A request that several rules counted is in each of them; a refused
-            request is in those rules that had no room.
-        routes: Stats by the template of the route and its methods, for example ``GET /items/{id}``.
-        total: The stats of all requests.
-    """
-
-    rules: dict[str, Traffic]
-    routes: dict[str, Traffic]
-    total: Traffic
-
-
 class Worker(NamedTuple):
     """A limiter of a process that publishes its stats.
 
@@ -120,20 +105,21 @@ class Worker(NamedTuple):
     here: bool
 
 
-class AllStats(NamedTuple):
-    """The stats of recent requests of all workers.
+class Stats(NamedTuple):
+    """The stats of recent requests.
 
     Attributes:
-        rules: See `Stats`.
-        routes: See `Stats`.
-        total: See `Stats`.
-        workers: The workers that are alive, this one first.
+        rules: Stats by the name of the rule. A request that several rules counted is in each of them; a refused
+            request is in those rules that had no room.
+        routes: Stats by the template of the route and its methods, for example ``GET /items/{id}``.
+        total: The stats of all requests.
+        workers: The workers whose requests these are, this one first; empty where nobody else was asked.
     """
 
     rules: dict[str, Traffic]
     routes: dict[str, Traffic]
     total: Traffic
-    workers: tuple[Worker, ...]
+    workers: tuple[Worker, ...] = ()
 
 
 class Point(NamedTuple):
@@ -214,7 +200,7 @@ class RecentStats(NamedTuple):
     start_us: int
     parts: Parts
 
-    def stats(self) -> Stats:
+    def stats(self, workers: tuple[Worker, ...] = ()) -> Stats:
         """Return the stats of the whole window, by rule and by route."""
         sums = {name: _sum(slices.values()) for name, slices in self.parts.items()}
         rules = sorted({rule for rules, _, _ in sums for rule in rules})
@@ -235,6 +221,7 @@ class RecentStats(NamedTuple):
             {rule: together((name for name in sums if rule in name[0]), rule) for rule in rules},
             {route: together(name for name in sums if name[1] == route) for route in routes},
             together(sums),
+            workers,
         )
 
     def chart(self, rule: str | None = None, route: str | None = None) -> Chart:
@@ -309,23 +296,12 @@ class Statistics:
         """Add to a count of a rule that is about no route, such as the refusals of its shadow."""
         self.series((rule,), NO_ROUTE_AT_ALL).add(self.now_us(), event, amount)
 
-    def read(self, window: str | float | timedelta) -> Stats:
-        """Return the stats of the last `window`, rounded up to whole slices, the running one included.
+    def recent(self, window: str | float | timedelta) -> RecentStats:
+        """Return what is remembered of the last `window`, rounded up to whole slices, the running one included.
 
         Raises:
             ConfigurationError: The window is longer than is remembered.
         """
-        return self._recent(window).stats()
-
-    def chart(self, window: str | float | timedelta, rule: str | None = None, route: str | None = None) -> Chart:
-        """Return the stats of the last `window` step by step.
-
-        Raises:
-            ConfigurationError: The window is longer than is remembered.
-        """
-        return self._recent(window).chart(rule, route)
-
-    def _recent(self, window: str | float | timedelta) -> RecentStats:
         span = Span.of(window)
         first = span.first(self.now_us())
         read = {series.name: series.read(span.step_us, first, span.steps) for series in self.listed()}
