@@ -27,8 +27,10 @@ from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..web.matching import route_path
+from ..web.request import RequestLimits
 from ..web.responses import refuse_websocket
 from ..web.route_checks import AdminApp
+from ..web.scope_keys import RECORD
 from .auth import Access, Authenticator, Identity
 from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json
 
@@ -100,6 +102,7 @@ class AdminGuard(AdminApp):
             fields = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             await refuse_websocket(scope, send, 403, b"", fields)
         else:
+            _leave_out_of_figures(scope.get(RECORD))
             request = Request(scope, receive)
             try:
                 response = await self._respond(request)
@@ -269,6 +272,15 @@ def read_host(text: str) -> Host | None:
 def _scheme(request: Request) -> str:
     scheme: str = request.scope.get("scheme", "http")
     return scheme
+
+
+def _leave_out_of_figures(record: RequestLimits | None) -> None:
+    """Have the figures that are shown be those of the application: an open page asks every two seconds.
+
+    What a rule counts is in the figures of that rule, so it stays in those of all requests.
+    """
+    if record is not None and not any(entry.decision.checks for entry in record.entries):
+        record.counted = True
 
 
 def _refusal(request: Request, error: AdminError) -> Response:
