@@ -37,6 +37,7 @@ from slidegate.testing import FakeClock
 from ..asgi import call
 from ..limiter.shared_store import Board
 from ..redis_servers import needs_redis
+from ..web.gates import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
 
@@ -117,7 +118,8 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
         new.rename(path)
     for _ in range(2):
         now_s += 1
-        await files.look()
+        files.look_when_due()
+        end_of_looks()
     admin.hear()
     after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")

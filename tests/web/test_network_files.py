@@ -48,13 +48,22 @@ class Desk:
         made.observe(self.heard)
         return made
 
-    async def pause(self, lists: NetworkFiles) -> None:
-        """Let a change be seen at two looks."""
+    def look(self, lists: NetworkFiles) -> None:
+        self.clock.advance("1s")
+        lists.look_when_due()
+        end_of_looks()
+
+    async def visit(self, app: RateLimitMiddleware) -> None:
+        """Let requests see a change at two looks."""
         for _ in range(2):
             self.clock.advance("1s")
-            assert lists.due()
-            await lists.look()
-            assert not lists.due()
+            await call(app, client=("192.0.2.99", 1))
+            end_of_looks()
+
+    def pause(self, lists: NetworkFiles) -> None:
+        """Let a change be seen at two looks."""
+        self.look(lists)
+        self.look(lists)
 
 
 @pytest.fixture
@@ -102,11 +111,11 @@ def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> No
             assert desk.lists(half).counts
 
 
-async def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> None:
+def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> None:
     first, second = desk.write("a.netset", "0.0.0.0/2\n64.0.0.0/3\n"), desk.write("b.netset", "192.0.2.0/24\n")
     lists = desk.lists(first, second)
     desk.write("b.netset", "128.0.0.0/2\n192.0.0.0/3\n")
-    await desk.pause(lists)
+    desk.pause(lists)
     assert found(lists, "192.0.2.7") == "b"
     assert found(lists, "198.51.100.7") is None
     (event,) = desk.heard.events
@@ -162,13 +171,13 @@ def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_stric
 # -- following -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     path = desk.write("a.netset", "192.0.2.0/24\n")
     lists = desk.lists(path)
     desk.write("a.netset", "198.51.100.0/24\n203.0.113.0/24\n\n")
     with caplog.at_level(logging.INFO, "slidegate"):
-        await desk.pause(lists)
-        await desk.pause(lists)
+        desk.pause(lists)
+        desk.pause(lists)
     assert found(lists, "192.0.2.7") is None
     assert found(lists, "203.0.113.7") == "a"
     (event,) = desk.heard.events
@@ -189,7 +198,7 @@ async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: py
         (None, "No such file or directory"),
     ],
 )
-async def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
+def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     desk: Desk, caplog: pytest.LogCaptureFixture, text: str | None, message: str
 ) -> None:
     path = desk.write("a.netset", "198.51.100.0/24\n")
@@ -198,8 +207,8 @@ async def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
         path.unlink()
     else:
         desk.write("a.netset", text)
-    await desk.pause(lists)
-    await desk.pause(lists)
+    desk.pause(lists)
+    desk.pause(lists)
     assert found(lists, "198.51.100.7") == "a"
     assert found(lists, "192.0.2.7") is None
     (event,) = desk.heard.events
@@ -209,24 +218,24 @@ async def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     assert event.details == {"list": "a", "path": str(path)}
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     desk.write("a.netset", "203.0.113.0/24\n")
-    await desk.pause(lists)
+    desk.pause(lists)
     assert desk.heard.kinds == ["list_rejected", "list_reloaded"]
     assert found(lists, "203.0.113.7") == "a"
 
 
-async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
+def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
     desk.write("a.netset", "# nothing\n")
-    await desk.pause(lists)
+    desk.pause(lists)
     assert desk.heard.kinds == ["list_reloaded"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert found(lists, "192.0.2.7") is None
     assert lists.counts == {"a": 0}
 
 
-async def test_what_no_one_foresaw_keeps_the_list_as_well(
+def test_what_no_one_foresaw_keeps_the_list_as_well(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
@@ -236,7 +245,7 @@ async def test_what_no_one_foresaw_keeps_the_list_as_well(
 
     monkeypatch.setattr(NetworkFile, "read", fails)
     desk.write("a.netset", "198.51.100.0/24\n")
-    await desk.pause(lists)
+    desk.pause(lists)
     assert found(lists, "192.0.2.7") == "a"
     assert desk.heard.kinds == ["list_rejected"]
     assert "Traceback" in caplog.text
@@ -258,12 +267,10 @@ async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: 
     monkeypatch.setattr(NetworkFile, "read", slow)
     app = RateLimitMiddleware(hello, limits="9/hour", blocklist=lists)
     desk.write("a.netset", "198.51.100.0/24\n")
-    desk.clock.advance("1s")
-    await lists.look()
+    desk.look(lists)
     desk.clock.advance("1s")
     assert await statuses(app, 1) == [200], "the request that looks"
     assert await asyncio.to_thread(begun.wait, 60)
-    assert not lists.due(), "others do not wait for the file"
     assert found(lists, "192.0.2.7") == "a"
     desk.clock.advance("1s")
     assert await statuses(app, 1) == [200]
@@ -282,7 +289,7 @@ def rows(count: int) -> str:
 
 
 @pytest.mark.parametrize("renamed", [False, True])
-async def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk, renamed: bool) -> None:
+def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk, renamed: bool) -> None:
     path = desk.write("a.netset", rows(1_000))
     lists = desk.lists(path)
     for before, count in ((1_000, 600), (600, 5), (5, 900)):
@@ -290,26 +297,23 @@ async def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk
             desk.write("fresh" if renamed else "a.netset", rows(count) + "\n" * turn)
             if renamed:
                 (desk.directory / "fresh").replace(path)
-            desk.clock.advance("1s")
-            await lists.look()
+            desk.look(lists)
             assert lists.counts == {"a": before}
-        desk.clock.advance("1s")
-        await lists.look()
+        desk.look(lists)
         assert lists.counts == {"a": count}
     assert desk.heard.kinds == ["list_reloaded"] * 3
 
 
-async def test_a_file_that_is_still_written_holds_up_no_other(desk: Desk) -> None:
+def test_a_file_that_is_still_written_holds_up_no_other(desk: Desk) -> None:
     lists = desk.lists(desk.write("a.netset", rows(5)), desk.write("b.netset", rows(3)))
     desk.write("b.netset", rows(2))
     for count in (6, 7, 8):
         desk.write("a.netset", rows(count))
-        desk.clock.advance("1s")
-        await lists.look()
+        desk.look(lists)
     assert lists.counts == {"a": 5, "b": 2}
 
 
-async def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", rows(5)))
     reading = NetworkFile.read
 
@@ -321,9 +325,9 @@ async def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, mo
 
     monkeypatch.setattr(NetworkFile, "read", overtaken)
     desk.write("a.netset", rows(7))
-    await desk.pause(lists)
+    desk.pause(lists)
     assert lists.counts == {"a": 5}
-    await desk.pause(lists)
+    desk.pause(lists)
     assert lists.counts == {"a": 9}
     assert desk.heard.kinds == ["list_reloaded"]
 
@@ -374,7 +378,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
             texts = (there, here) if number % 2 == 0 else (here, there)
             for name, text in zip(("one.netset", "two.netset"), texts, strict=True):
                 desk.write(name, text)
-            anyio.run(desk.pause, lists)
+            desk.pause(lists)
     finally:
         stop.set()
         for thread in threads:
@@ -402,17 +406,11 @@ def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Des
         assert await statuses(app, 2) == [200, 429]
         desk.write("block.netset", "203.0.113.0/24\n")
         desk.write("allow.netset", "198.51.100.0/24\n")
-        for _ in range(2):
-            desk.clock.advance("1s")
-            await call(app, client=("192.0.2.8", 1))
-            end_of_looks()
+        await desk.visit(app)
         assert await statuses(app, 1) == [403]
         assert await statuses(app, 3, client=("198.51.100.7", 1)) == [200] * 3
         desk.write("block.netset", "bad\n")
-        for _ in range(2):
-            desk.clock.advance("1s")
-            await call(app, client=("192.0.2.8", 1))
-            end_of_looks()
+        await desk.visit(app)
         assert await statuses(app, 1) == [403]
 
     anyio.run(main, backend=backend)
@@ -451,22 +449,16 @@ async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk
     desk.write("a.netset", "198.51.100.0/24\n")
     app = configured(desk, 'blocklist = [{ path = "a.netset" }]\n', limiter=limiter)
 
-    async def pause() -> None:
-        for _ in range(2):
-            desk.clock.advance("1s")
-            await call(app, client=("192.0.2.99", 1))
-            end_of_looks()
-
     desk.write("a.netset", "203.0.113.0/24\n")
-    await pause()
+    await desk.visit(app)
     assert await statuses(app, 1) == [403]
     desk.write("b.netset", "192.0.2.0/26\n")
     desk.write("slidegate.toml", 'limits = "9/hour"\n[[blocklist]]\npath = "b.netset"\n')
-    await pause()
+    await desk.visit(app)
     assert await statuses(app, 1) == [200]
     assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
     desk.write("b.netset", "bad\n")
-    await pause()
+    await desk.visit(app)
     assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
     assert desk.heard.kinds == ["list_reloaded", "config_reloaded", "list_rejected"]
 
@@ -478,17 +470,11 @@ async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either
     desk.write("a.netset", "")
     desk.write("slidegate.toml", 'limits = "5/hour"\nblocklist = "a.netset"\n')
 
-    async def pause() -> None:
-        for _ in range(2):
-            desk.clock.advance("1s")
-            await call(app, client=("192.0.2.99", 1))
-            end_of_looks()
-
-    await pause()
+    await desk.visit(app)
     assert await statuses(app, 1) == [403]
     assert sorted(desk.heard.kinds) == ["config_rejected", "list_rejected"]
     desk.write("a.netset", "# nothing\n")
-    await pause()
+    await desk.visit(app)
     assert await statuses(app, 1) == [200]
     assert "config_reloaded" in desk.heard.kinds
 
@@ -502,7 +488,7 @@ def test_a_swap_is_seen_whatever_the_order_of_changes(desk: Desk) -> None:
         name = pick.choice("ab")
         text = pick.choice(["# nothing\n", "192.0.2.0/24\n", "198.51.100.0/24\n", "192.0.2.0/99\n"])
         desk.write(f"{name}.netset", text)
-        anyio.run(desk.pause, lists)
+        desk.pause(lists)
         if "/99" not in text:
             model[name] = text
         for address in ("192.0.2.7", "198.51.100.7"):

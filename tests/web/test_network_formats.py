@@ -131,7 +131,7 @@ def test_what_means_more_than_an_address_never_becomes_one(text: str, before: st
         ('{"asn":64500}', None, "line 1: expected an object with a cidr"),
         ('{"cidr":' * 100_000, None, "line 1: not JSON"),
         (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', None, "line 1: not JSON"),
-        ("a,ip\n1\n", "ip", "line 2: expected 2 columns, but there are 1"),
+        ("a,ip\n1\n", "ip", "line 2: ends before its column 'ip'"),
         ("a,b\n1,2\n", "ip", "line 1: expected a column named 'ip', not one of a, b"),
         ('ip\n"192.0.2.7"x\n', "ip", "line 2: not CSV: "),
     ],

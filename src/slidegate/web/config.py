@@ -225,10 +225,10 @@ class ConfigLoader:
     on_exceeded: Exceeded | None = None
     clock: Callable[[], float] = time.monotonic
     replace_store: bool = False
-    filled: Container[Path] = ()
+    filled: Container[str] = ()
 
     def __post_init__(self) -> None:
-        self.versions: dict[Path, FileVersion | None] = {self.path: version_of(self.path)}
+        self.versions: dict[str, FileVersion | None] = {str(self.path): version_of(str(self.path))}
         self.file = ConfigFile(self.path)
         self.client: ClientAddress = self.code.get("client") or client_ip()
         self._load_shedding: dict[str, Any] | None = None
@@ -279,9 +279,9 @@ class ConfigLoader:
         except ConfigurationError as error:
             raise self.file.blamed(error, ("load_shedding",)) from None
 
-    def beside(self, name: str) -> Path:
+    def beside(self, name: str) -> str:
         """Return the path of a file that the configuration names, from its own directory."""
-        return self.path.parent / name
+        return str(self.path.parent / name)
 
     def networks(self, name: str) -> Networks:
         """Read a file of networks that is followed together with the configuration."""
@@ -295,7 +295,7 @@ class ConfigLoader:
         """Read the files of a list, which then follow their files by themselves."""
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
-        versions = {Path(file.path): version_of(Path(file.path)) for file in files}
+        versions = {file.path: version_of(file.path) for file in files}
         self.versions = versions | read
         for path, version in versions.items():
             if path in self.filled and version is not None and not version.size:

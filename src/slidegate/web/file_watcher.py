@@ -16,15 +16,10 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
-
-import anyio.to_thread
+from typing import Final, NamedTuple, TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
@@ -42,16 +37,16 @@ class FileVersion(NamedTuple):
     changed_ns: int
 
 
-def version_of(path: Path) -> FileVersion | None:
+def version_of(path: str) -> FileVersion | None:
     """Return the version of a file; None if there is none."""
     try:
-        found = path.stat()
+        found = os.stat(path)
     except (OSError, ValueError):
         return None
     return FileVersion((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-Versions: TypeAlias = "Mapping[Path, FileVersion | None]"
+Versions: TypeAlias = Mapping[str, FileVersion | None]
 
 
 def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
@@ -100,39 +95,33 @@ class FileWatcher:
 
     def __init__(
         self,
-        paths: Iterable[Path],
+        paths: Iterable[str],
         prepare: Callable[[Versions], Callable[[], None]],
         clock: Callable[[], float],
         *,
         together: bool = False,
     ) -> None:
-        self.versions: dict[Path, FileVersion | None] = {path: version_of(path) for path in paths}
+        self.versions: dict[str, FileVersion | None] = {path: version_of(path) for path in paths}
         self._prepare = prepare
         self._clock = clock
         self._together = together
-        self._seen: dict[Path, FileVersion | None] = {}
+        self._seen: dict[str, FileVersion | None] = {}
         self._looking = Lock()
         self._next_look_s = clock() + LOOK_EVERY_S
 
-    def due(self) -> bool:
-        """Return whether the last look at the files is a second old."""
-        return self._clock() >= self._next_look_s
-
-    def look_aside(self) -> None:
-        """Look at the files in a thread, and read there those that have changed; return at once."""
-        self._next_look_s = self._clock() + LOOK_EVERY_S
+    def look_when_due(self) -> None:
+        """Where the last look is a second old, have a thread look at the files and read those that have changed."""
+        now_s = self._clock()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_EVERY_S
         try:
             Thread(target=self._look, name=THREAD, daemon=True).start()
         except RuntimeError as error:  # the request that looks shall not fail for it; the next look tries again
-            logger.warning("no thread to look at %s: %s", ", ".join(map(str, self.versions)), error)
-
-    async def look(self) -> None:
-        """Do the same as `look_aside`, and wait for its end."""
-        self._next_look_s = self._clock() + LOOK_EVERY_S
-        await anyio.to_thread.run_sync(self._look)
+            logger.warning("no thread to look at %s: %s", ", ".join(self.versions), error)
 
     def _look(self) -> None:
-        # A reading may take longer than the time between two looks, and a caller that awaits it may be cancelled.
+        # A reading may take longer than the time between two looks.
         if not self._looking.acquire(blocking=False):
             return
         try:
@@ -143,11 +132,11 @@ class FileWatcher:
                     self.versions.update(changed)
                     put_to_work()
         except Exception:
-            logger.exception("following %s failed", ", ".join(map(str, self.versions)))
+            logger.exception("following %s failed", ", ".join(self.versions))
         finally:
             self._looking.release()
 
-    def _changed(self) -> dict[Path, FileVersion | None]:
+    def _changed(self) -> dict[str, FileVersion | None]:
         """Return the files with another version than was read, which was there at the last look too."""
         now = {path: version_of(path) for path in self.versions}
         changed = {path: version for path, version in now.items() if version != self.versions[path]}

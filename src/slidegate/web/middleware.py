@@ -482,8 +482,7 @@ class RateLimitMiddleware(Breakable):
     def _look(self, scope: Scope) -> None:
         """Look for findings in the first requests, and now and then at the files of the lists."""
         for lists in self._lists:
-            if lists.due():
-                lists.look_aside()
+            lists.look_when_due()
         if self._watch is not None:
             for finding in self._watch.look(scope):
                 self._say(finding)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
@@ -26,9 +27,6 @@ from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, Observer, Observers
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_BYTES: Final = 32 << 20
 """The size of a file: more than a million networks, and their memory while they are read is bounded."""
@@ -66,17 +64,7 @@ class Networks(core.Networks):
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkList:
-    """What a file lists."""
-
-    name: str
-    networks: core.Networks
-    count: int
-    """The number of entries, as they stand in the file."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class NetworkFile:
     """A file that lists networks.
 
@@ -90,20 +78,23 @@ class NetworkFile:
         ConfigurationError: A value cannot work.
     """
 
-    path: str | PathLike[str]
-    name: str = ""
-    column: str | None = None
-    strict: bool = True
+    path: str
+    name: str
+    column: str | None
+    strict: bool
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, PathLike)) or not _path(self.path).name:
-            raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(self.path)}')
-        if not isinstance(self.name, str):
-            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(self.name)}')
-        check_flag("strict", self.strict)
-        _checked_column(self.column)
-        object.__setattr__(self, "path", _path(self.path))
-        object.__setattr__(self, "name", self.name or _path(self.path).stem)
+    def __init__(
+        self, path: str | PathLike[str], name: str = "", column: str | None = None, strict: bool = True
+    ) -> None:
+        if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
+            raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(path)}')
+        if not isinstance(name, str):
+            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(name)}')
+        stem, _ = os.path.splitext(os.path.basename(path))
+        object.__setattr__(self, "path", os.fspath(path))
+        object.__setattr__(self, "name", name or stem)
+        object.__setattr__(self, "column", _checked_column(column))
+        object.__setattr__(self, "strict", check_flag("strict", strict))
 
     def read(self) -> NetworkList:
         """Read the file.
@@ -113,8 +104,18 @@ class NetworkFile:
         """
         ranges = list(_read_ranges(self.path, self.column, strict=self.strict))
         networks = core.Networks.of_ranges(ranges)
-        check_breadth([networks], str(self.path))
-        return NetworkList(self.name, networks, len(ranges))
+        check_breadth([networks], self.path)
+        return NetworkList(self, networks, len(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkList:
+    """What a file lists."""
+
+    file: NetworkFile
+    networks: core.Networks
+    count: int
+    """The number of entries, as they stand in the file."""
 
 
 class NetworkFiles(FileWatcher):
@@ -141,29 +142,27 @@ class NetworkFiles(FileWatcher):
     ) -> None:
         if isinstance(files, (str, PathLike, NetworkFile)) or not isinstance(files, Iterable):
             raise ConfigurationError(f'files: expected a list, for example ["drop.netset"], not {quoted(files)}')
-        self._files = tuple(file if isinstance(file, NetworkFile) else NetworkFile(file) for file in files)
-        names = [file.name for file in self._files]
+        made = [file if isinstance(file, NetworkFile) else NetworkFile(file) for file in files]
+        names = [file.name for file in made]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigurationError(f"files: two lists are called {quoted(twice)}; give one of them another name")
         self._observers = Observers()
-        self._paths = [_path(file.path) for file in self._files]
-        super().__init__(self._paths, self._read_again, clock)
-        self._lists = tuple(file.read() for file in self._files)
+        super().__init__([file.path for file in made], self._read_again, clock)
+        self._lists = tuple(file.read() for file in made)
         self.generation = 0
         check_breadth((listed.networks for listed in self._lists), "files")
 
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of entries of each list, by its name."""
-        return {listed.name: listed.count for listed in self._lists}
+        return {listed.file.name: listed.count for listed in self._lists}
 
     @property
     def states(self) -> list[tuple[NetworkFile, int, int | None]]:
         """Each file, the number of entries at work, and when the version of them was written, in ns of Unix time."""
-        versions = map(self.versions.get, self._paths)
-        found = zip(self._files, self._lists, versions, strict=True)
-        return [(file, listed.count, version and version.written_ns) for file, listed, version in found]
+        read = [(listed, self.versions[listed.file.path]) for listed in self._lists]
+        return [(listed.file, listed.count, version and version.written_ns) for listed, version in read]
 
     def __repr__(self) -> str:
         return f"<NetworkFiles: {', '.join(f'{name} ({count})' for name, count in self.counts.items())}>"
@@ -172,7 +171,7 @@ class NetworkFiles(FileWatcher):
         """Return the name of the first list that holds an address (see `parse_address`), else None."""
         for listed in self._lists:
             if listed.networks.covers(version, value):
-                return listed.name
+                return listed.file.name
         return None
 
     def covers(self, version: int, value: int) -> bool:
@@ -191,16 +190,17 @@ class NetworkFiles(FileWatcher):
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         lists = list(self._lists)
         events = []
-        for number, (file, path) in enumerate(zip(self._files, self._paths, strict=True)):
-            if path in changed:
+        for number, before in enumerate(self._lists):
+            if before.file.path in changed:
                 try:
-                    lists[number] = _reread(file, lists[number], changed[path])
+                    lists[number] = _reread(before, changed[before.file.path])
                     check_breadth((listed.networks for listed in lists), "files")
                 except ConfigurationError as error:
-                    lists[number] = self._lists[number]
-                    events.append(_rejected(file, error))
+                    lists[number] = before
+                    events.append((logging.ERROR, _rejected(before.file, error)))
                 else:
-                    events.append(_reloaded(file, self._lists[number], lists[number]))
+                    emptied = before.count and not lists[number].count
+                    events.append((logging.WARNING if emptied else logging.INFO, _reloaded(lists[number])))
 
         def put_to_work() -> None:
             self._lists = tuple(lists)
@@ -212,27 +212,29 @@ class NetworkFiles(FileWatcher):
         return put_to_work
 
 
-def _reread(file: NetworkFile, before: NetworkList, version: FileVersion | None) -> NetworkList:
+def _reread(before: NetworkList, version: FileVersion | None) -> NetworkList:
+    path = before.file.path
     if version is not None and not version.size and before.count:
-        raise ConfigurationError(f"{file.path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+        raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
     try:
-        return file.read()
+        return before.file.read()
     except ConfigurationError:
         raise
     except Exception as error:
-        logger.exception("reading %s failed", file.path)
-        raise ConfigurationError(f"{file.path}: {error}") from error
+        logger.exception("reading %s failed", path)
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _rejected(file: NetworkFile, error: ConfigurationError) -> tuple[int, Event]:
-    details: dict[str, object] = {"list": file.name, "path": str(file.path)}
-    return logging.ERROR, Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
+def _rejected(file: NetworkFile, error: ConfigurationError) -> Event:
+    details: dict[str, object] = {"list": file.name, "path": file.path}
+    return Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
 
 
-def _reloaded(file: NetworkFile, before: NetworkList, after: NetworkList) -> tuple[int, Event]:
-    level = logging.WARNING if before.count and not after.count else logging.INFO
-    details: dict[str, object] = {"list": file.name, "path": str(file.path), "count": after.count}
-    return level, Event("list_reloaded", f"list {file.name!r}: {after.count} entries", details)
+def _reloaded(listed: NetworkList) -> Event:
+    file, count = listed.file, listed.count
+    return Event(
+        "list_reloaded", f"list {file.name!r}: {count} entries", {"list": file.name, "path": file.path, "count": count}
+    )
 
 
 AddressList: TypeAlias = core.Networks | NetworkFiles
@@ -358,28 +360,22 @@ def _read_json(text: str, number: int) -> str:
 def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
     import csv  # most processes read no such file
 
-    rows = csv.reader(lines, strict=True)
-    place: int | None = None
+    reader = csv.reader(lines, strict=True)
+    rows = (row for row in reader if any(row) and not row[0].lstrip().startswith("#"))
     try:
+        names = [name.strip() for name in next(rows, [column])]
+        if column not in names:
+            known = ", ".join(names)[:MOST_QUOTED]
+            raise ConfigurationError(
+                f"line {reader.line_num}: expected a column named {quoted(column)}, not one of {known}"
+            )
+        place = names.index(column)
         for row in rows:
-            if not any(row) or row[0].lstrip().startswith("#"):
-                continue
-            if place is None:
-                names = [name.strip() for name in row]
-                if column not in names:
-                    known = ", ".join(names)[:MOST_QUOTED]
-                    raise ConfigurationError(
-                        f"line {rows.line_num}: expected a column named {quoted(column)}, not one of {known}"
-                    )
-                place = names.index(column)
-            elif place >= len(row):
-                raise ConfigurationError(
-                    f"line {rows.line_num}: expected {place + 1} columns, but there are {len(row)}"
-                )
-            else:
-                yield rows.line_num, row[place].strip()
+            if place >= len(row):
+                raise ConfigurationError(f"line {reader.line_num}: ends before its column {quoted(column)}")
+            yield reader.line_num, row[place].strip()
     except csv.Error as error:
-        raise ConfigurationError(f"line {rows.line_num}: not CSV: {error}") from None
+        raise ConfigurationError(f"line {reader.line_num}: not CSV: {error}") from None
 
 
 def _checked_column(column: object) -> str | None:
@@ -388,9 +384,3 @@ def _checked_column(column: object) -> str | None:
             f'column: expected the name of a column of a CSV file, for example "ip", not {quoted(column)}'
         )
     return column
-
-
-def _path(path: str | PathLike[str]) -> Path:
-    from pathlib import Path  # most processes follow no file
-
-    return Path(path)

@@ -176,11 +176,11 @@ class ReloadingMiddleware(Breakable):
         """Pass one request to the middleware at work."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
-        if scope["type"] != "lifespan" and self._watcher.due():
-            self._watcher.look_aside()
+        if scope["type"] != "lifespan":
+            self._watcher.look_when_due()
         await self._entry(scope, receive, send)
 
-    def _loader(self, filled: Container[Path] = ()) -> ConfigLoader:
+    def _loader(self, filled: Container[str] = ()) -> ConfigLoader:
         return ConfigLoader(
             self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._replace_store, filled
         )
@@ -197,7 +197,7 @@ class ReloadingMiddleware(Breakable):
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
-        loader = self._loader({Path(file.path) for files in followed for file, count, _ in files.states if count})
+        loader = self._loader({file.path for files in followed for file, count, _ in files.states if count})
         made: tuple[RateLimitMiddleware, ASGIApp] | None = None
         message = ""
         try:

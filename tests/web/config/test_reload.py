@@ -114,14 +114,14 @@ async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(des
 async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     app = desk.gate(PLAIN.replace("3/", "900/"))
     looks = 0
-    stat = Path.stat
+    stat = os.stat
 
-    def counted(path: Path, **options: Any) -> os.stat_result:
+    def counted(path: Any, **options: Any) -> os.stat_result:
         nonlocal looks
-        looks += 1
+        looks += str(path).endswith("slidegate.toml")
         return stat(path, **options)
 
-    monkeypatch.setattr(Path, "stat", counted)
+    monkeypatch.setattr(os, "stat", counted)
     for _ in range(50):
         desk.clock.advance("100ms")
         await statuses(app, 10)
