@@ -42,11 +42,11 @@ OTHERS = [
     *(page for page in sorted(ROOT.glob("*.md")) if page not in PAGES),
     *(page for room in ("benchmarks", "examples", "tests") for page in sorted((ROOT / room).rglob("*.md"))),
 ]
-WALKED = ROOT / "docs" / "first_steps.md"
-"""tests/first_steps saves its files and types its commands, in terminals of a newcomer."""
+WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
+"""tests/first_steps saves their files and types their commands, in terminals of a newcomer."""
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
 """tests/testing/test_plugin.py saves its files and has pytest run them."""
-RUN_HERE = [page for page in PAGES if page not in {WALKED, TESTED}]
+RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
 FENCE = re.compile(
     r"^(?:<!--\s*(?P<mark>file|fragment|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",

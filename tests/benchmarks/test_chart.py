@@ -42,7 +42,6 @@ def test_bars_are_as_long_as_what_they_show(theme: chart.Theme) -> None:
     assert others[:2] == [pytest.approx(1.5 * ours, abs=0.2), pytest.approx(0.25 * ours, abs=0.2)]
 
 
-def test_readme_and_docs_show_the_chart_in_light_and_in_dark() -> None:
-    for page in (chart.TARGETS.parents[1] / "README.md", chart.TARGETS.parent / "benchmarks.md"):
-        shown = page.read_text("utf-8")
-        assert all(f"charts/{path.name}" in shown for path in chart.charts())
+def test_the_page_shows_the_chart_in_light_and_in_dark() -> None:
+    shown = (chart.TARGETS.parent / "benchmarks.md").read_text("utf-8")
+    assert all(f"charts/{path.name}" in shown for path in chart.charts())

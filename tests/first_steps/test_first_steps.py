@@ -1,4 +1,4 @@
-"""The page for newcomers, followed to the letter: a fresh copy of the checkout, an empty home, a new environment."""
+"""The README and the page for newcomers, followed to the letter: a fresh checkout, an empty home, a new environment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from ..pages.test_readme import QUICK_START
 from ..redis_servers import free_port
 from .walk import Walk, steps
 
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "first_steps.md"
+PAGES = {"first steps": (ROOT / "docs" / "first_steps.md").read_text("utf-8"), "README": QUICK_START}
 ASK_S = 120
 """How long a question to the package index may take."""
 
@@ -52,16 +53,17 @@ def index_answers(place: Path) -> bool:
     return asked.returncode == 0
 
 
-def test_the_ten_minutes_work_command_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_works_command_by_command(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if os.environ.get("CI") != "true" and not index_answers(tmp_path / "asked"):
-        pytest.skip("no package index answers, and docs/first_steps.md installs from one")
+        pytest.skip("no package index answers, and the pages install from one")
     home = tmp_path / "home"
     home.mkdir()
     checkout(home / "slidegate")
     walk = Walk(home, free_port(), environment(tmp_path / "programs"))
     began_s = time.monotonic()
     try:
-        for step in steps(PAGE.read_text("utf-8")):
+        for step in steps(PAGES[page]):
             walk.take(step)
         walk.interrupt()
     finally:
@@ -69,4 +71,4 @@ def test_the_ten_minutes_work_command_by_command(tmp_path: Path, capsys: pytest.
         transcript = tmp_path / "transcript.txt"
         transcript.write_text("\n".join(walk.transcript), "utf-8")
         with capsys.disabled():
-            print(f"\nfirst steps: {len(walk.transcript)} steps in {time.monotonic() - began_s:.0f} s, {transcript}")  # noqa: T201
+            print(f"\n{page}: {len(walk.transcript)} steps in {time.monotonic() - began_s:.0f} s, {transcript}")  # noqa: T201

@@ -1,49 +1,44 @@
-"""The README is short, its refusal is a real one, and the list of examples is complete."""
+"""The README's application refuses as it shows, and the list of examples is complete."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+import pytest
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware
-from slidegate.testing import FakeClock
+from ..first_steps.walk import steps
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-AMOUNT = 100
-LATER = "24s"
-"""How long after 100 requests the 101st comes, so that it has to wait as long as the README says."""
+HEADING = "## Four workers, one limit, no Redis"
+QUICK_START = README.partition(HEADING)[2].partition("\n## ")[0]
 
 
-async def test_the_refusal_that_it_shows_is_the_answer_of_the_gate_above_it() -> None:
-    limits = re.findall(r'add_middleware\(RateLimitMiddleware, limits="([^"]+)"\)', README)
-    assert limits == [f"{AMOUNT}/minute"]
-    (head, body) = re.findall(r"```http\n(.*?)\n\n(.*?)```", README, re.DOTALL)[0]
-    status, *fields = head.splitlines()
-    clock = FakeClock()
-
-    async def home(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hello")
-
-    app = Starlette(routes=[Route("/", home)])
-    app.add_middleware(RateLimitMiddleware, limits=limits[0], limiter=Limiter(MemoryStore(clock=clock)))
+async def test_the_application_that_it_shows_refuses_with_the_fields_that_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", QUICK_START, re.DOTALL)
+    (head,) = re.findall(r"```http\n(.*?)```", QUICK_START, re.DOTALL)
+    module: dict[str, Any] = {}
+    exec(code, module)
+    app = module["app"]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://app.test") as client:
-        assert {(await client.get("/")).status_code for _ in range(AMOUNT)} == {200}
-        clock.advance(LATER)
-        answer = await client.get("/")
-        assert status == f"HTTP/1.1 {answer.status_code} {answer.reason_phrase}"
-        sent = [f"{name}: {value}" for name, value in answer.headers.items() if name != "content-length"]
-        assert sent == fields
-        assert answer.json() == json.loads(body)
-        clock.advance(f"{answer.headers['Retry-After']}s")
-        assert (await client.get("/")).status_code == 200
+        answers = [await client.get("/") for _ in range(6)]
+    await module["limiter"].close()
+    assert [answer.status_code for answer in answers] == [200] * 5 + [429]
+    sent = {f"{name}: {value}" for name, value in answers[-1].headers.items()}
+    shown = [line for line in head.splitlines()[1:] if line != "..."]
+    assert shown == [line for line in shown if line.replace("58", "60") in sent]
+
+
+def test_each_of_its_steps_has_an_output_or_is_a_file_or_a_server() -> None:
+    found = list(steps(QUICK_START))
+    assert [step.file for step in found if step.file] == ["main.py"]
+    assert all(step.file or step.serves or step.shown for step in found)
 
 
 def test_every_example_with_a_page_of_its_own_stands_in_the_list_with_its_command() -> None:
