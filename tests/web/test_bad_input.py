@@ -23,7 +23,6 @@ from slidegate import (
     header,
     path_param,
 )
-from slidegate.core import HotKeys
 from slidegate.dashboard import Dashboard
 from slidegate.httpx import LimitedTransport
 
@@ -154,8 +153,6 @@ def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it
 
 ELSEWHERE: dict[str, Callable[[Any], object]] = {
     "observers: expected a function of event, for example lambda event: ...": lambda f: Limiter(observers=[f]),
-    "on_hot: expected a function of key and hits": lambda f: HotKeys(5, 5, "5s", on_hot=f),
-    "on_cool: expected a function of key and hits": lambda f: HotKeys(5, 5, "5s", on_cool=f),
     "on_exceeded: expected a function of key and decision": lambda f: RateLimitMiddleware.from_file(
         hello, "none.toml", on_exceeded=f
     ),

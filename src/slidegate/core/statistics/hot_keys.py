@@ -27,18 +27,14 @@ A window in which nobody can be told apart therefore reports too few, never half
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 from datetime import timedelta
 from heapq import nsmallest
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Final
 
-from ..arguments import check_takes
 from ..errors import Whole
 from ..limits import check_whole, parse_duration_us
-
-Told: TypeAlias = Callable[[str, int], object]
 
 # Now and then one hit walks over as many counts: about a millisecond, which an event loop can bear.
 MAX_CAPACITY: Final = 10_000
@@ -49,8 +45,8 @@ _BEFORE_ALL: Final = -(2**63)
 class HotKeys:
     """Finds the keys with more than `threshold` hits in a window; the module's head states the error, for all threads.
 
-    A key that passes the threshold is told once, and once more when it has cooled. There is no timer: hits leave where
-    slices start, and a key that has cooled is noticed by the first hit of any key in a new slice, or by `cool`.
+    There is no timer: hits leave where slices start, and a key has cooled at the first hit of any key in a new slice
+    that finds it below the threshold.
 
     Memory is bounded by ``(slices + 1) * capacity`` counts, and as many hot keys, however many keys there are.
 
@@ -59,12 +55,6 @@ class HotKeys:
         threshold: T, 1 or more: a key with more hits than this is hot.
         window: ``"5s"``, a `timedelta` or seconds.
         slices: k, how many slices make up the window, 1 to 3600.
-        on_hot: Called with the key and its hits (at least so many) when it passes the threshold.
-        on_cool: Called with the key and its hits when it is found below.
-
-    Calls come one after the other, in the order of events, in the thread of a `hit` or `cool`, which they must
-    not hold up. They may use this object. An exception that one of them raises goes to the caller, and the rest is told
-    by the next call.
 
     Attributes:
         dropped: Hits that came when their slice had been forgotten already.
@@ -73,20 +63,7 @@ class HotKeys:
         ConfigurationError: An argument is outside its range.
     """
 
-    __slots__ = (
-        "_hot",
-        "_lock",
-        "_newest",
-        "_on_cool",
-        "_on_hot",
-        "_ring",
-        "_telling",
-        "_to_tell",
-        "capacity",
-        "dropped",
-        "slice_us",
-        "threshold",
-    )
+    __slots__ = ("_hot", "_lock", "_newest", "_ring", "capacity", "dropped", "slice_us", "threshold")
 
     def __init__(
         self,
@@ -95,53 +72,37 @@ class HotKeys:
         window: str | float | timedelta,
         *,
         slices: Whole = 5,
-        on_hot: Told | None = None,
-        on_cool: Told | None = None,
     ) -> None:
         example = 'for example HotKeys(1_000, 100, "5s")'
         self.capacity = check_whole(capacity, 1, MAX_CAPACITY, "capacity", example)
         self.threshold = check_whole(threshold, 1, 2**31 - 1, "threshold", example)
         count = check_whole(slices, 1, 3_600, "slices", "for example 5")
-        for name, told in (("on_hot", on_hot), ("on_cool", on_cool)):
-            if told is not None:
-                check_takes(name, told, "key", "hits")
         self.slice_us = -(-parse_duration_us(window, "window") // count)
         self.dropped = 0
         self._ring = [_Summary() for _ in range(count + 1)]
         self._newest = _BEFORE_ALL
-        self._hot: dict[str, None] = {}
-        self._on_hot = on_hot
-        self._on_cool = on_cool
+        self._hot: set[str] = set()
         self._lock = Lock()
-        self._telling = Lock()
-        self._to_tell: deque[tuple[Told, str, int]] = deque()
 
-    def hit(self, key: str, now_us: int, hits: int = 1) -> None:
-        """Count one hit of a key, or several, in the slice of `now_us`, or nowhere if that has been forgotten."""
+    def hit(self, key: str, now_us: int, hits: int = 1) -> bool:
+        """Count one hit of a key, or several, in the slice of `now_us`, or nowhere if that has been forgotten.
+
+        Returns:
+            True once for a key that becomes hot, at the hit that makes it so; and again when it has cooled meanwhile.
+        """
         number = now_us // self.slice_us
         with self._lock:
             if number > self._newest:
                 self._open(number)
             elif number <= self._newest - len(self._ring):
                 self.dropped += hits
-                return
+                return False
             summary = self._ring[number % len(self._ring)]
             counts = summary.counts
             counts[key] = counts.get(key, 0) + hits
             if len(counts) > self.capacity:
                 summary.shrink()
-            if key not in self._hot:
-                self._look(key)
-        if self._to_tell:
-            self._tell()
-
-    def cool(self, now_us: int) -> None:
-        """Notice what has cooled by `now_us` without waiting for a hit."""
-        number = now_us // self.slice_us
-        with self._lock:
-            if number > self._newest:
-                self._open(number)
-        self._tell()
+            return key not in self._hot and self._becomes_hot(key)
 
     def hot(self, now_us: int) -> dict[str, int]:
         """Return the keys that are hot at `now_us`, with the hits that they have had at least. Changes nothing."""
@@ -188,36 +149,21 @@ class HotKeys:
         """Return the number that a key's counts have to exceed."""
         return self.threshold - min(sum(summary.missed for summary in live), self.threshold // 2)
 
-    def _look(self, key: str) -> None:
+    def _becomes_hot(self, key: str) -> bool:
         hits = missed = 0
         for summary in self._ring:
             hits += summary.counts.get(key, 0)
             missed += summary.missed
-        if hits > self.threshold - min(missed, self.threshold // 2):
-            if len(self._hot) >= len(self._ring) * self.capacity:
-                # Only keys that are counted somewhere stay hot, so this makes room.
-                self._let_cool()
-            self._hot[key] = None
-            if self._on_hot is not None:
-                self._to_tell.append((self._on_hot, key, hits))
+        if hits <= self.threshold - min(missed, self.threshold // 2):
+            return False
+        if len(self._hot) >= len(self._ring) * self.capacity:
+            self._let_cool()  # only keys that are counted somewhere stay hot, so this makes room
+        self._hot.add(key)
+        return True
 
     def _let_cool(self) -> None:
         room = self._room(self._ring)
-        for key in [key for key in self._hot if _hits(self._ring, key) <= room]:
-            del self._hot[key]
-            if self._on_cool is not None:
-                self._to_tell.append((self._on_cool, key, _hits(self._ring, key)))
-
-    def _tell(self) -> None:
-        # The thread that is telling tells everything, so that a key is never told cool before it is told hot. A call
-        # that comes from inside a callback, or from another thread meanwhile, leaves its news to that one.
-        while self._to_tell and self._telling.acquire(blocking=False):
-            try:
-                while self._to_tell:
-                    told, key, hits = self._to_tell.popleft()
-                    told(key, hits)
-            finally:
-                self._telling.release()
+        self._hot = {key for key in self._hot if _hits(self._ring, key) > room}
 
 
 class _Summary:
