@@ -12,7 +12,7 @@ from slidegate.web.file_watcher import THREAD
 
 def checks(scope: Scope) -> list[Check]:
     """Return what the limits of all gates and endpoints asked about a request: bucket, key and cost of each."""
-    return [check for entry in scope["slidegate"].entries for check in entry.decision.checks]
+    return [check for _, decision in scope["slidegate"].entries for check in decision.checks]
 
 
 def charged(scope: Scope) -> list[str]:

@@ -132,7 +132,7 @@ async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
     for _ in range(2):
         shop.finish()
     answer = await last
-    assert answer.headers["ratelimit"] == '"work-concurrency";r=1'
+    assert answer.headers["ratelimit"] == '"work-concurrency";r=1, "work";r=98;t=61'
     assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work-concurrency";q=3;qu="concurrent-requests"'
 
 

@@ -233,8 +233,8 @@ def test_the_third_request_is_refused_whatever_the_path_parameter(way: Callable[
     assert refused.headers["cache-control"] == "no-store"
     assert refused.headers["content-type"] == "application/problem+json"
     assert refused.json()["status"] == 429
-    assert refused.headers["ratelimit"].endswith(f";r=0;t={wait_s}")
-    assert answers[0].headers["ratelimit"].endswith(";r=1;t=3600")
+    assert refused.headers["ratelimit"].partition(",")[0].endswith(f";r=0;t={wait_s}")
+    assert answers[0].headers["ratelimit"].partition(",")[0].endswith(";r=1;t=3600")
 
 
 async def chat(socket: WebSocket) -> None:
@@ -457,13 +457,13 @@ async def test_without_header_fields_the_refusal_is_still_the_middlewares(way: s
     assert "ratelimit" not in answers[1].headers
 
 
-async def test_the_tightest_of_all_is_shown_and_the_fields_are_written_once() -> None:
+async def test_the_tightest_of_all_is_shown_first_and_the_fields_are_written_once() -> None:
     app = Starlette(
         routes=[Route("/", RateLimit("50/hour; 3/minute")(page))],
         middleware=[Middleware(RateLimitMiddleware, limits="100/hour")],
     )
     answer = await call(app)
-    assert answer.headers["ratelimit"] == '"GET /-60";r=2;t=60'
+    assert answer.headers["ratelimit"].startswith('"GET /-60";r=2;t=60, "GET /-3600";r=49;t=3600, "default";r=99;t=')
     assert answer.headers["ratelimit-policy"] == (
         '"default";q=100;w=3600, "GET /-3600";q=50;w=3600, "GET /-60";q=3;w=60'
     )

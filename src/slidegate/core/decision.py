@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from math import lcm
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban
 from .charge import Charge
 from .concurrency import Concurrency
 from .limits import AnyLimit, Limit
 from .quotas import Quota
-from .ring import NEVER, OPEN, WindowState
+from .ring import WindowState
+
+_ENDLESS: Final = 2**62
+"""Longer than any wait that ends. `NEVER` and `OPEN` are added to it, and the first of them is the longest of all."""
 
 
 class Reason(StrEnum):
@@ -202,7 +206,7 @@ class Decision:
             return None
         asked = self._asked()
         amounts = [bucket.limits[at].amount for bucket, _, _, at in asked]
-        place = binding_place(self.allowed, amounts, readings, unequal_costs(self.checks))
+        place = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
         return self._state(*asked[place], readings[place])
 
     def _asked(self) -> list[tuple[Bucket, str, int, int]]:
@@ -322,20 +326,27 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
     return ()
 
 
-def binding_place(
-    allowed: bool, amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()
-) -> int:
-    """Return the place of the reading that decides, given each limit's amount, and the costs where they differ."""
-    if not allowed:
-        waits = [(reading[3] == NEVER, reading[3] == OPEN, reading[3]) for reading in readings]
-        return waits.index(max(waits))
-    place = 0
-    for at in range(1, len(readings)):  # not with min(): most responses that name several limits come here
-        left, least = amounts[at] - readings[at][0], amounts[place] - readings[place][0]
-        more = left * costs[place] - least * costs[at] if costs else left - least
-        if more < 0 or (more == 0 and readings[at][1] > readings[place][1]):
-            place = at
-    return place
+def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()) -> list[int]:
+    """Return the places of some readings, that of the limit that matters most first.
+
+    That is the one of the longest wait, else the one after which the fewest more such requests fit, and of several of
+    these the one that stays so for longest.
+
+    Args:
+        amounts: The amount of each limit.
+        readings: The reading of each limit.
+        costs: The cost under each limit, where they differ.
+    """
+    # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
+    multiple = lcm(*costs)
+    ranks = []
+    for place, (spent, leaves_us, _, wait_us) in enumerate(readings):
+        left = amounts[place] - spent
+        if costs:
+            left *= multiple // costs[place]
+        ranks.append((-wait_us if wait_us >= 0 else -_ENDLESS - wait_us, left, -leaves_us, place))
+    ranks.sort()
+    return [rank[3] for rank in ranks]
 
 
 def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:

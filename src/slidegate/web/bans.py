@@ -261,7 +261,7 @@ async def strike(
     if limits is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    above = {name: entry.middleware for entry in reversed(limits.entries) for name in entry.middleware.signals.policies}
+    above = {name: middleware for middleware, _ in reversed(limits.entries) for name in middleware.signals.policies}
     if policy is None and len(above) == 1:
         (policy,) = above
     middleware = above.get(policy) if policy is not None else None

@@ -24,7 +24,7 @@ from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import GONE, ClientAddress, field_value
 from .endpoint_refusals import turn_at_endpoint
 from .network_files import AddressList, NetworkFiles
-from .request import Entry, allowlisted, charged
+from .request import Entry, RequestLimits, allowlisted, charged
 from .rule_set import BoundRule, RuleSet, Selection
 from .scope_keys import is_preflight
 
@@ -105,14 +105,14 @@ class Decider:
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
-    def decide(self, scope: Scope, before: Sequence[Entry], entry: Entry) -> Decision | Awaitable[Decision]:
+    def decide(self, scope: Scope, request: RequestLimits) -> Decision | Awaitable[Decision]:
         """Decide about a request.
 
         Args:
             scope: Its scope.
-            before: The entries of the middlewares further out.
-            entry: The entry of this one, which learns whether the request is exempt.
+            request: What the middlewares further out have decided; it learns whether this one exempts the request.
         """
+        before = request.entries
         client = self.client(scope)
         if before and allowlisted(before):
             return _ALLOWLISTED
@@ -124,9 +124,10 @@ class Decider:
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
         selection = self._rules.select(scope)
-        entry.exempt = selection.exempt or is_preflight(scope)
+        if selection.exempt or is_preflight(scope):
+            request.exempt = (*request.exempt, request.middleware)
         if selection.open or selection.shadows or before or self._signals.on_request:
-            return self._by_rules(selection, scope, before, entry, client.key, subjects)
+            return self._by_rules(selection, scope, request, client.key, subjects)
         return self._ask(selection, scope, client.key, subjects)
 
     def client(self, scope: Scope) -> Client:
@@ -168,18 +169,19 @@ class Decider:
         self,
         selection: Selection,
         scope: Scope,
-        before: Sequence[Entry],
-        entry: Entry,
+        request: RequestLimits,
         client_key: str,
         subjects: Sequence[BanSubject],
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
             selection = await self._calls.evaluated(selection, scope)
-            entry.exempt |= selection.exempt
+            if selection.exempt:
+                request.exempt = (*request.exempt, request.middleware)
+        before = list(request.entries)
         signals: Sequence[Signal] = ()
-        if self._signals.on_request and not entry.exempt:
-            signals = self._signals.signals_of(scope, [entry.middleware.signals for entry in before])
+        if self._signals.on_request and request.middleware not in request.exempt:
+            signals = self._signals.signals_of(scope, [middleware.signals for middleware, _ in before])
         if before:
             selection = self._without(selection, before)
         if signals or selection.shadows:
@@ -194,7 +196,7 @@ class Decider:
             for bound in selection.limiting
             if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
         )
-        outer = [entry.middleware for entry in before if entry.middleware.limiter is self._limiter]
+        outer = [middleware for middleware, _ in before if middleware.limiter is self._limiter]
         looked = {rule for middleware in outer for rule in middleware.shadows}
         shadows = tuple(bound for bound in selection.shadows if not (bound.rule.name and bound.bucket.rule in looked))
         return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), shadows=shadows)

@@ -120,10 +120,10 @@ def is_limited(decision: Decision) -> bool:
 async def strike_refused(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all middlewares on the way."""
     outer: list[BanSignals] = []
-    for entry in request.entries:
-        if entry.middleware.signals.on_refusal and not entry.exempt:
-            await entry.middleware.signals.refused(scope, outer)
-        outer.append(entry.middleware.signals)
+    for middleware, _ in request.entries:
+        if middleware.signals.on_refusal and middleware not in request.exempt:
+            await middleware.signals.refused(scope, outer)
+        outer.append(middleware.signals)
 
 
 def needed_fields(refusal: Decision) -> Fields:

@@ -25,7 +25,7 @@ from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import Entry, RequestLimits, Reservation, charges
+from .request import RequestLimits, Reservation, charges
 from .routes import ResolvedRoute, RouteTables
 from .rule_set import BoundRule, buckets_of
 from .rules import (
@@ -164,23 +164,22 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware), with rules or without"
             )
-        middleware, rule, exempt = request.middleware, self.rule, False
+        middleware, rule = request.middleware, self.rule
         bound = middleware.endpoints.find(self, scope, endpoint)
         if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
             bound = middleware.endpoints.find(self, scope, endpoint, turn)
         if bound is None or (rule.action != "limit" and request.has_looked(bound.bucket.rule)):
             return
         for entry in request.entries:
-            if entry.decision.reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):
+            if entry[1].reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):
                 return
-            exempt = exempt or (entry.exempt and entry.middleware is middleware)
         answer = middleware.endpoints.decide(bound, connection)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision is None:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.entries.append(Entry(middleware, decision, exempt))
+        request.entries.append((middleware, decision))
         request.waited |= decision.reason is Reason.WAITED
         request.unfinished |= rule.concurrency is not None
         if rule.count_if is not None:
@@ -319,9 +318,9 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     if record is None:
         return _UNCOUNTED
     counted = {
-        bucket.rule: (entry.middleware.limiter, (bucket, key, units))
-        for entry in record.entries
-        for bucket, key, _ in entry.decision.checks
+        bucket.rule: (middleware.limiter, (bucket, key, units))
+        for middleware, decision in record.entries
+        for bucket, key, _ in decision.checks
         if not bucket.held
     }
     if rule is None and len(counted) == 1:

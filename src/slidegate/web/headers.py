@@ -13,14 +13,14 @@ from time import time
 from typing import Any, Final, Literal, TypeAlias
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
+from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.ring import WindowState
-from .request import Entry, tightest
+from .request import Entry
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -35,6 +35,8 @@ OURS: Final = _DRAFT | _LEGACY
 """The names of the fields in all styles."""
 NOT_STORED: Final = (b"cache-control", b"no-store")
 """The field by which no cache keeps the answer to a refused request."""
+MAX_SHOWN: Final = 4
+"""How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _LENGTHS: Final = frozenset(map(len, OURS))
 """A look at the length spares nearly every field the making of its name in lower case."""
 _name_of: Final = itemgetter(0)
@@ -43,8 +45,8 @@ _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 """A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
 
-_Shown: TypeAlias = tuple[AnyLimit, int, bytes, bool]
-"""A limit and its amount, its RateLimit but for the numbers, and whether anybody knows when more becomes available."""
+_Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
+"""A limit, its RateLimit but for the numbers, and whether anybody knows when more becomes available."""
 
 
 class HeaderWriter:
@@ -63,10 +65,11 @@ class HeaderWriter:
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(style)}')
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
+        self._own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
     def add(self, theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
-        """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
+        """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limits.
 
         A field comes once, and ours says what the middleware knows.
 
@@ -75,57 +78,66 @@ class HeaderWriter:
             entries: The decisions about the request; those without limits say nothing.
         """
         fields: list[Field] = [*theirs]
-        if len(entries) > 1:
-            entries = [entry for entry in entries if entry.decision.readings] or entries[:1]
-        decision = entries[0].decision if len(entries) == 1 else tightest([entry.decision for entry in entries])
-        readings, checks = decision.readings, decision.checks
-        if not readings or not (self._draft or self._legacy):
+        decision = entries[0][1] if len(entries) == 1 else _joined(entries)
+        checks, readings, now_us = decision.checks, decision.readings, decision.now_us
+        if not readings or not self._own:
             return fields
         if not _LENGTHS.isdisjoint(map(len, map(_name_of, fields))):
-            fields = self._without_ours(fields)
+            fields = [field for field in fields if lowered(field[0]) not in self._own]
         asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
         policy, limits, amounts = self._known.get(asked) or self._learn(asked)
-        place = 0
-        if len(readings) > 1:
-            costs = () if len(checks) == 1 else unequal_costs(checks)
-            place = binding_place(decision.allowed, amounts, readings, costs)
-        limit, amount, name, timed = limits[place]
-        spent, leaves_us, _, _ = readings[place]
-        left = amount - spent if amount > spent else 0
+        first = 0
+        if len(readings) == 1:
+            value = _value(limits[0], amounts[0], readings[0], now_us)
+        else:
+            places = tightest_first(amounts, readings, () if len(checks) == 1 else unequal_costs(checks))
+            shown: dict[bytes, bytes] = {}  # a name that two middlewares share is written once
+            for place in places[:MAX_SHOWN]:
+                shown.setdefault(limits[place][1], _value(limits[place], amounts[place], readings[place], now_us))
+            first, value = places[0], b", ".join(shown.values())
         if self._draft:
-            more_after_s = (leaves_us - decision.now_us + 999_999) // 1_000_000 if spent else 0
-            fields.append(policy if len(entries) == 1 else self._policy_of(entries))
-            fields.append((b"ratelimit", name % (left, more_after_s) if timed else name % left))
+            fields += (policy, (b"ratelimit", value))
         if self._legacy:
-            fields.append((b"x-ratelimit-limit", b"%d" % amount))
-            fields.append((b"x-ratelimit-remaining", b"%d" % left))
-            if timed:
-                fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, readings[place], decision.now_us)))
+            fields += _legacy_fields(limits[first][0], readings[first], now_us)
         return fields
-
-    def _without_ours(self, fields: Iterable[Field]) -> list[Field]:
-        """Leave out the fields that are about to be written."""
-        own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
-        return [field for field in fields if lowered(field[0]) not in own]
-
-    def _policy_of(self, entries: Sequence[Entry]) -> tuple[bytes, bytes]:
-        """Return the field RateLimit-Policy of several decisions."""
-        every = tuple([bucket for entry in entries for bucket, _, _ in entry.decision.checks])
-        return (self._known.get(every) or self._learn(every))[0]
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
         """Learn what follows from the buckets of a request alone."""
         buckets = (asked,) if isinstance(asked, Bucket) else asked
         named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
-        # A name that two middlewares share is written once.
         items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
         limits = []
         for name, limit in named:
             timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
             numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
-            limits.append((limit, limit.amount, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
+            limits.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit in named]))
+
+
+def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> bytes:
+    """Return the item of RateLimit for one limit."""
+    _, numbers, timed = shown
+    spent, leaves_us, _, _ = reading
+    left = amount - spent if amount > spent else 0
+    if not timed:
+        return numbers % left
+    return numbers % (left, (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0)
+
+
+def _joined(entries: Sequence[Entry]) -> Decision:
+    """Return several decisions as one, with all moments by the clock of the first: stores have clocks of their own."""
+    decisions = [decision for _, decision in entries if decision.readings]
+    if len(decisions) == 1:
+        return decisions[0]
+    now_us = decisions[0].now_us if decisions else 0
+    checks = [check for decision in decisions for check in decision.checks]
+    readings = [
+        (spent, leaves_us + now_us - decision.now_us, newest_us + now_us - decision.now_us, wait_us)
+        for decision in decisions
+        for spent, leaves_us, newest_us, wait_us in decision.readings
+    ]
+    return Decision(True, Reason.OK, now_us, checks, readings)
 
 
 def quote(text: str) -> str:
@@ -175,6 +187,15 @@ def _policy_item(name: str, limit: AnyLimit) -> str:
     if isinstance(limit, Concurrency):
         return f'{item};{UNIT}="concurrent-requests"'
     return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
+
+
+def _legacy_fields(limit: AnyLimit, reading: WindowState, now_us: int) -> Fields:
+    """Return the fields X-RateLimit-*; nobody knows when a permit is released."""
+    amount, left = limit.amount, max(limit.amount - reading[0], 0)
+    fields = [(b"x-ratelimit-limit", b"%d" % amount), (b"x-ratelimit-remaining", b"%d" % left)]
+    if not isinstance(limit, Concurrency):
+        fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, reading, now_us)))
+    return fields
 
 
 def _reset_s(limit: AnyLimit, reading: WindowState, now_us: int) -> int:

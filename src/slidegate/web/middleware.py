@@ -36,12 +36,11 @@ from .decorators import check_places
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike_refused
 from .endpoints import EndpointBuckets
-from .headers import HeaderStyle, HeaderWriter, completed
+from .headers import Field, HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
 from .request import (
     BODIES,
     Ahead,
-    Entry,
     MiddlewareView,
     RequestLimits,
     Reservation,
@@ -244,16 +243,15 @@ class RateLimitMiddleware(Breakable):
             request.middleware = self._view
         hooks = len(request.on_start)
         try:
-            entry = Entry(self._view)
-            answer = self._decider.decide(scope, request.entries, entry)
-            decision = entry.decision = answer if isinstance(answer, Decision) else await answer
-            request.entries.append(entry)
+            answer = self._decider.decide(scope, request)
+            decision = answer if isinstance(answer, Decision) else await answer
+            request.entries.append((self._view, decision))
             admitted = decision.allowed
             if not admitted:
-                admitted, receive = await self._turn_away(scope, receive, send, request, entry)
+                admitted, receive = await self._turn_away(scope, receive, send, request, decision)
             if admitted:
                 if self._hooked or scope["type"] == "websocket":
-                    receive, send = self._prepare(scope, receive, send, request, entry)
+                    receive, send = self._prepare(scope, receive, send, request)
                 await self.app(scope, receive, send)
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
@@ -266,13 +264,23 @@ class RateLimitMiddleware(Breakable):
 
         It is no coroutine function, because most messages have nothing to wait for.
         """
+        kind = message["type"]
         if not request.answered:
-            if message["type"] in STATUS:
-                request.answered = True
+            if kind in STATUS:
                 if request.on_start:
                     return self._start_later(scope, request, send, message)
-                message = self._started(scope, request, message)
-        elif not request.counted and message["type"] in BODIES:
+                request.answered = True
+                request.status = message.get("status") or STATUS[kind]
+                request.first_byte = self._stats.now()
+                fields = message.get("headers", ())
+                if request.refusal is not None:
+                    fields = self._refused(request, request.refusal, fields)
+                elif kind != "http.response.start" and not request.counted:
+                    self._stats.begin(scope, request)
+                if kind != "websocket.close":
+                    # Another message, because an application may send one prepared message again and again.
+                    message = {**message, "headers": self._headers.add(fields, request.entries)}
+        elif not request.counted and kind in BODIES:
             if message.get("more_body", False):
                 self._stats.begin(scope, request)
             else:
@@ -283,51 +291,39 @@ class RateLimitMiddleware(Breakable):
         """Send the start of an answer whose status somebody waits for."""
         status = message.get("status") or STATUS[message["type"]]
         await request.start(scope, status, message.get("headers", ()))
-        await _send_and_release(request, send, self._started(scope, request, message))
+        await self._send(scope, request, send, message)
 
-    def _started(self, scope: Scope, request: RequestLimits, message: Message) -> Message:
-        """Note that an answer starts, and return its first message with all header fields."""
-        kind = message["type"]
-        request.status = message.get("status") or STATUS[kind]
-        request.first_byte = self._stats.now()
-        if request.refusal is not None:
-            self._refused(request, request.refusal)
-        elif kind != "http.response.start" and not request.counted:
-            self._stats.begin(scope, request)
-        if kind == "websocket.close":
-            return message
-        fields = message.get("headers", ())
-        if request.refusal is not None and request.raised:
-            fields = completed(fields, needed_fields(request.refusal))
-        # Another message, because an application may send one prepared message again and again.
-        return {**message, "headers": self._headers.add(fields, request.entries)}
+    def _refused(self, request: RequestLimits, refusal: Decision, fields: Iterable[Field] = ()) -> Iterable[Field]:
+        """Count a refusal, and tell of it; where the client left before the answer, its status is 0.
 
-    def _refused(self, request: RequestLimits, refusal: Decision) -> None:
-        """Count a refusal, and tell of it; where the client left before the answer, its status is 0."""
+        Returns:
+            The fields of the answer, with those that it must have.
+        """
         listened = request.middleware.limiter.engine.events.refused
         # A scope that its own record holds would be left to the garbage collector.
         scope, request.refused_scope = request.refused_scope, None
-        if scope is None or (request.counted and not listened):
-            return
-        route = self._routes.label_of(scope)
-        if not request.counted:
-            self._stats.refuse(request, refusal, route)
-        if listened:
-            request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
+        if scope is not None and (listened or not request.counted):
+            route = self._routes.label_of(scope)
+            if not request.counted:
+                self._stats.refuse(request, refusal, route)
+            if listened:
+                request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
+        return completed(fields, needed_fields(refusal)) if request.raised else fields
 
     async def _turn_away(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, entry: Entry
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, decision: Decision
     ) -> tuple[bool, Receive]:
         """Have a request wait that may, and answer one that is refused.
 
         Returns:
             Whether it goes on to the application after all, and by which channel.
         """
-        if self._rules.waits and may_wait(entry.decision):
+        if self._rules.waits and may_wait(decision):
             receive = channel = request.read_ahead(receive)
-            if not await self._wait(scope, channel, request, entry) or entry.decision.allowed:
-                return entry.decision.allowed, receive
-        decision = entry.decision
+            last = await self._wait(scope, channel, request, decision)
+            if last is None or last.allowed:
+                return last is not None, receive
+            decision = last
         request.refuse(scope, decision)
         if len(request.entries) > 1:
             await request.refund()
@@ -336,40 +332,38 @@ class RateLimitMiddleware(Breakable):
         await self._responses.send(scope, receive, send, decision)
         return False, receive
 
-    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, entry: Entry) -> bool:
-        """Wait in line, and note what came of it; return whether the client is still there."""
+    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, refused: Decision) -> Decision | None:
+        """Wait in line, and return what came of it; None if the client left."""
         subjects = self._subjects(scope)
         request.waited = True
-        lines, refused = self.limiter.engine.lines, entry.decision
+        lines = self.limiter.engine.lines
         decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, subjects))
-        if decision is None:
-            return False
-        entry.decision, request.waited = decision, decision.allowed
-        self._decider.note_units(decision)
-        return True
+        if decision is not None:
+            request.entries[-1] = self._view, decision
+            request.waited = decision.allowed
+            self._decider.note_units(decision)
+        return decision
 
-    def _prepare(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, entry: Entry
-    ) -> tuple[Receive, Send]:
+    def _prepare(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> tuple[Receive, Send]:
         """Note what waits for the status of the answer, and watch over a websocket."""
-        decision = entry.decision
+        _, decision = request.entries[-1]
         request.unfinished |= self._rules.holds
         for place, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
                 request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
-        if self._signals.on_status and not entry.exempt:
-            request.on_start = [*request.on_start, partial(self._strike_for_status, entry)]
+        if self._signals.on_status and self._view not in request.exempt:
+            outer = [middleware.signals for middleware, _ in request.entries[:-1]]
+            request.on_start = [*request.on_start, partial(self._strike_for_status, outer)]
         if scope["type"] == "websocket" and not allowlisted(request.entries):
             socket = self._watch_over(scope, receive, send, request)
             return socket.receive, socket.send
         return receive, send
 
-    async def _strike_for_status(self, entry: Entry, scope: Scope, status: int, fields: object) -> None:
+    async def _strike_for_status(self, outer: Sequence[BanSignals], scope: Scope, status: int, fields: object) -> None:
         """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
         request: RequestLimits = scope[RECORD]
-        if request.refusal is None and not request.exempt_from(entry.middleware):
-            outer = [other.middleware.signals for other in request.entries[: request.entries.index(entry)]]
+        if request.refusal is None and not request.exempt_from(self._view):
             await self._signals.answered(status, scope, outer)
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:

@@ -33,7 +33,10 @@ _RETRY_AFTER: Final = {
     }
 }
 _DRAFT: Final = {
-    "RateLimit": {"description": "The tightest limit, and what is left of it.", "schema": {"type": "string"}},
+    "RateLimit": {
+        "description": "The tightest limits, four at most, and what is left of each.",
+        "schema": {"type": "string"},
+    },
     "RateLimit-Policy": {"description": "Every limit that applies.", "schema": {"type": "string"}},
 }
 _LEGACY: Final = {

@@ -42,8 +42,6 @@ BODIES: Final = frozenset(
     }
 )
 """The messages that are a piece of a body."""
-UNDECIDED: Final = Decision(False, Reason.UNAVAILABLE)
-"""Stands for a decision that nobody has made yet."""
 
 
 class MiddlewareView(NamedTuple):
@@ -68,22 +66,8 @@ class MiddlewareView(NamedTuple):
     refusal_events: RefusalEvents
 
 
-class Entry:
-    """One decision about a request.
-
-    Args:
-        middleware: The middleware that asks for it.
-        decision: The decision, where it is known already.
-        exempt: Whether the policies of that middleware hold nothing of this request against its client: a rule exempts
-            the request, or a browser sends it by itself.
-    """
-
-    __slots__ = ("decision", "exempt", "middleware")
-
-    def __init__(self, middleware: MiddlewareView, decision: Decision = UNDECIDED, exempt: bool = False) -> None:
-        self.middleware = middleware
-        self.decision = decision
-        self.exempt = exempt
+Entry: TypeAlias = tuple[MiddlewareView, Decision]
+"""One decision about a request, and the middleware that asked for it or stands above the endpoint that did."""
 
 
 class Reservation(NamedTuple):
@@ -191,28 +175,56 @@ class RequestLimits:
 
     Attributes:
         middleware: The middleware nearest above: limits at endpoints count there.
-        entries: The decisions of middlewares, the outermost first, and of limits at endpoints.
+        entries: The decisions, each with the middleware that asked for it or stands above the endpoint that did, the
+            outermost first.
+        exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts the
+            request, or a browser sends it by itself.
+        counted: Whether the figures of the request are complete, or nobody keeps any.
         refusal: The decision that refuses the request, if one does.
         refused_scope: The scope as the refusing middleware or endpoint saw it, until the refusal is counted and told.
         raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
         handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
+        first_byte: When the answer began, in ticks.
+        trailers: Whether the answer ends with trailers.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
         userless: Whether a limit by user counted the address, because the user was not known.
         waited: Whether the request waited for room.
-        trailers: Whether the answer ends with trailers.
         on_start: Called one after the other when the status of the answer is known.
-        counted: Whether the figures of the request are complete, or nobody keeps any.
-        first_byte: When the answer began, in ticks.
         series: The series that has counted the request before its end, of a long answer for example.
     """
+
+    __slots__ = (
+        "_asked",
+        "_channels",
+        "_looked",
+        "answered",
+        "began",
+        "counted",
+        "entries",
+        "exempt",
+        "first_byte",
+        "handlers",
+        "middleware",
+        "on_start",
+        "raised",
+        "refusal",
+        "refused_scope",
+        "series",
+        "status",
+        "trailers",
+        "unfinished",
+        "userless",
+        "waited",
+    )
 
     def __init__(self, middleware: MiddlewareView, began: int, *, counted: bool) -> None:
         self.middleware = middleware
         self.began = began
         self.counted = counted
         self.entries: list[Entry] = []
+        self.exempt: Sequence[MiddlewareView] = ()
         self.refusal: Decision | None = None
         self.refused_scope: Scope | None = None
         self.handlers: Any = None
@@ -227,7 +239,7 @@ class RequestLimits:
     @property
     def decisions(self) -> list[Decision]:
         """The decisions of all entries."""
-        return [entry.decision for entry in self.entries]
+        return [decision for _, decision in self.entries]
 
     @property
     def decision(self) -> Decision:
@@ -236,7 +248,7 @@ class RequestLimits:
 
     def add(self, decision: Decision) -> Entry:
         """Add a decision that a limit at an endpoint asked for, and return its entry."""
-        entry = Entry(self.middleware, decision, self.exempt_from(self.middleware))
+        entry = self.middleware, decision
         self.entries.append(entry)
         return entry
 
@@ -277,13 +289,11 @@ class RequestLimits:
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        return self.middleware.endpoints.names().union(*(entry.middleware.names for entry in self.entries))
+        return self.middleware.endpoints.names().union(*(middleware.names for middleware, _ in self.entries))
 
     def exempt_from(self, middleware: MiddlewareView) -> bool:
         """Tell whether the policies of a middleware hold nothing of this request against its client."""
-        return allowlisted(self.entries) or any(
-            entry.exempt and entry.middleware is middleware for entry in self.entries
-        )
+        return middleware in self.exempt or allowlisted(self.entries)
 
     def refuse(self, scope: Scope, refusal: Decision) -> None:
         """Note that a decision refuses the request; figures and events tell of it when the answer starts."""
@@ -302,9 +312,9 @@ class RequestLimits:
         """
         await refund(
             [
-                (entry.middleware.limiter, entry.decision.take_out(place))
-                for entry in self.entries
-                for place, (bucket, _, _) in enumerate(entry.decision.checks if entry.decision.charge else ())
+                (middleware.limiter, decision.take_out(place))
+                for middleware, decision in self.entries
+                for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ())
                 if not bucket.count_denied
             ]
         )
@@ -313,9 +323,9 @@ class RequestLimits:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
         await refund(
             [
-                (entry.middleware.limiter, part)
-                for entry in self.entries
-                for part in entry.decision.take_apart(held=True)
+                (middleware.limiter, part)
+                for middleware, decision in self.entries
+                for part in decision.take_apart(held=True)
             ]
         )
 
@@ -334,15 +344,16 @@ def charged(entries: Iterable[Entry], bucket: Bucket, limiter: Limiter) -> bool:
 
 def charges(entry: Entry, bucket: Bucket, limiter: Limiter) -> bool:
     """Tell whether one decision asked the same windows about the same limits."""
-    for other, _, _ in entry.decision.checks:
-        if other.rule == bucket.rule and other.limits == bucket.limits and entry.middleware.limiter is limiter:
+    middleware, decision = entry
+    for other, _, _ in decision.checks:
+        if other.rule == bucket.rule and other.limits == bucket.limits and middleware.limiter is limiter:
             return True
     return False
 
 
 def allowlisted(entries: Iterable[Entry]) -> bool:
     """Tell whether the client is on the allowlist of a middleware on the way."""
-    return any(entry.decision.reason is Reason.ALLOWLISTED for entry in entries)
+    return any(decision.reason is Reason.ALLOWLISTED for _, decision in entries)
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision:

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 from ..core.decision import Bucket, Decision, Reason, RuleRefusal
 from ..core.memo import remember
 from ..core.statistics.metrics import OVERFLOW
-from ..core.statistics.series import Outcome, Series
+from ..core.statistics.series import MAX_NOTED, Outcome, Series
 from ..limiter import Limiter
 from ..limiter.stats import UNROUTED
 from .request import RequestLimits
@@ -95,17 +95,17 @@ class RequestStats:
     def end(self, scope: Scope, request: RequestLimits, how: str) -> None:
         """Note the end of the answer: ``"success"``, ``"exception"`` or ``"cancelled"``."""
         request.counted = True
-        ended = self.now()
-        series = request.series
-        if series is not None:
-            series.note(outcome(how, rt=True), request.began, request.first_byte, ended)
+        if request.series is not None:
+            request.series.note(outcome(how, rt=True), request.began, request.first_byte, self.now())
             return
         series = self._series(scope, request)
         if how == "success":
             what = _WHOLE.get(request.status) or _WHOLE[0]
         else:
             what = outcome("pass", how, class_of(request.status), rt=True, first=True)
-        series.note(what, request.began, request.first_byte, ended)
+        series.noted.append((what, request.began, request.first_byte, self.now()))
+        if len(series.noted) >= MAX_NOTED:
+            series.fold()
         if request.waited:
             _note_wait(series, request)
 
@@ -130,7 +130,7 @@ class RequestStats:
             return
         request.answered = request.counted = True
         now = self.now()
-        came = bool(request.entries) and not (request.waited and not request.entries[-1].decision.allowed)
+        came = bool(request.entries) and not (request.waited and not request.entries[-1][1].allowed)
         events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
         self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
 
@@ -138,10 +138,10 @@ class RequestStats:
         """Return the series of a request that the application has seen."""
         entries = request.entries
         counted: Counted
-        if len(entries) == 1 and len(checks := entries[0].decision.checks) == 1:
+        if len(entries) == 1 and len(checks := entries[0][1].checks) == 1:
             counted = checks[0][0]
         else:
-            counted = tuple([bucket for entry in entries for bucket, _, _ in entry.decision.checks])
+            counted = tuple([bucket for _, decision in entries for bucket, _, _ in decision.checks])
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._passed.get((counted, id(endpoint)))
         if known is not None and known[1] is router:

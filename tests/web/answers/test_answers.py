@@ -93,7 +93,7 @@ def test_a_name_that_cannot_stand_in_a_header_is_refused_at_construction(name: A
         Rule("*", "5/minute", name=name)
 
 
-async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown() -> None:
+async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown_first() -> None:
     app = gate(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
     answer = await call(app, "/login")
     assert fields(answer.headers["ratelimit-policy"]) == [
@@ -102,7 +102,25 @@ async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_i
         ("default-60", {"q": 600, "w": 60}),
         ("default-1.5", {"q": 9}),
     ]
-    assert fields(answer.headers["ratelimit"]) == [("login-60", {"r": 4, "t": 60})]
+    assert fields(answer.headers["ratelimit"]) == [
+        ("login-60", {"r": 4, "t": 60}),
+        ("default-1.5", {"r": 8, "t": 2}),
+        ("login-3600", {"r": 49, "t": 3600}),
+        ("default-60", {"r": 599, "t": 61}),
+    ]
+
+
+async def test_four_limits_are_shown_at_most_and_all_are_named_in_the_policy() -> None:
+    answer = await call(gate(Rule("*", "5/s; 50/m; 500/h; 5000/d; 50000/40d", name="api")))
+    assert len(fields(answer.headers["ratelimit-policy"])) == 5
+    assert [name for name, _ in fields(answer.headers["ratelimit"])] == ["api-1", "api-60", "api-3600", "api-86400"]
+
+
+async def test_a_limit_that_refuses_is_shown_before_one_with_little_left() -> None:
+    app = gate(Rule("*", "1/minute", name="a"), Rule("*", "2/hour; 3/day", name="b"))
+    await call(app)
+    answer = await call(app)
+    assert fields(answer.headers["ratelimit"])[:2] == [("a", {"r": 0, "t": 60}), ("b-3600", {"r": 1, "t": 3600})]
 
 
 async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:

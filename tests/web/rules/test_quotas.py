@@ -47,7 +47,7 @@ def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypatch: py
     first, _, refused = call(gate), call(gate), call(gate)
     assert (first.status, refused.status) == (200, 429)
     assert refused.headers["ratelimit-policy"] == '"api-60";q=100;w=60, "plan";q=2'
-    assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}'
+    assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}, "api-60";r=98;t=61'
     assert refused.headers["retry-after"] == str(DAY_S // 2)
     assert int(refused.headers["x-ratelimit-reset"]) == NOON_US // 1_000_000 + DAY_S // 2
     assert b"No more than 2 per day" in refused.body

@@ -50,8 +50,7 @@ class Outcome:
 
 
 Noted: TypeAlias = tuple[Outcome, int, int, int]
-"""An outcome, and three moments in ticks: the start of the microsecond in which the request began, when its first byte
-went out, and when it ended."""
+"""An outcome, and three moments in ticks: when the request began, when its first byte went out, and when it ended."""
 
 
 class Series:
@@ -128,8 +127,9 @@ class Series:
             ended: The moment at which it is counted, and the end of the response time. Where it lies before `began`,
                 or `first` does, both times are 0.
         """
-        self.noted.append((outcome, began - began % self._ticks_per_us, first, ended))
-        if len(self.noted) >= MAX_NOTED:
+        noted = self.noted
+        noted.append((outcome, began, first, ended))
+        if len(noted) >= MAX_NOTED:
             self.fold()
 
     def fold(self) -> None:
@@ -230,9 +230,9 @@ class Series:
     def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
         """Return the times to the end and to the first byte, each ascending."""
         ticks_per_us = self._ticks_per_us
-        # The difference comes first, because small numbers are divided in half the time of large ones.
-        to_end_us = sorted([(ended - began) // ticks_per_us for _, began, _, ended in noted])
-        to_first_us = sorted([(first - began) // ticks_per_us for _, began, first, _ in noted])
+        # The time begins with the microsecond in which the request came.
+        to_end_us = sorted([ended // ticks_per_us - began // ticks_per_us for _, began, _, ended in noted])
+        to_first_us = sorted([first // ticks_per_us - began // ticks_per_us for _, began, first, _ in noted])
         if to_end_us[0] < 0 or to_first_us[0] < 0:
             return self._times_us([_set_right(record) for record in noted])
         return to_end_us, to_first_us
