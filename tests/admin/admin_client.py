@@ -1,4 +1,4 @@
-"""An application with a gate and the admin API, and operators who ask it."""
+"""An application with a middleware and the admin API, and operators who ask it."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class AdminClient:
 
     Args:
         limiter: The limiter; by default one in memory, on the clock.
-        gate: Options of the gate.
+        middleware: Options of the middleware.
         access: Options of the admin API.
     """
 
-    def __init__(self, limiter: Limiter | None = None, gate: dict[str, Any] | None = None, **access: Any) -> None:
+    def __init__(self, limiter: Limiter | None = None, middleware: dict[str, Any] | None = None, **access: Any) -> None:
         self.clock = FakeClock(NOW_US)
         self.limiter = limiter or Limiter(MemoryStore(clock=self.clock))
         self.routes = AdminRoutes(self.limiter, **(access or {"token": TOKEN, "read_token": READ_TOKEN}))
-        options = {"rules": rules(), **(gate or {})}
+        options = {"rules": rules(), **(middleware or {})}
         self.app: ASGIApp = Starlette(
             routes=[Mount("/admin", self.routes), Mount("/", hello)],
             middleware=[Middleware(RateLimitMiddleware, limiter=self.limiter, **options)],

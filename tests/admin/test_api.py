@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin import AdminRoutes
 
 from .admin_client import HOSTILE, READ_TOKEN, TOKEN, AdminClient, document, names
@@ -125,14 +125,6 @@ async def test_an_answer_names_a_bounded_number_of_errors_in_a_bounded_number_of
     answer = await AdminClient().operator().ask("GET", "bans", **query)
     assert answer.status_code == 422
     assert len(answer.content) < 6_000
-
-
-@pytest.mark.parametrize("options", [{}, {"token": "short"}, {"token": TOKEN, "auth": lambda request: "full"}])
-def test_routes_without_a_safe_way_in_cannot_be_made(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="AdminRoutes"):
-        AdminRoutes(Limiter(), **options)
-    with pytest.raises(ConfigurationError, match="expected a Limiter"):
-        AdminRoutes("limiter", token=TOKEN)  # type: ignore[arg-type]
 
 
 async def test_what_has_not_changed_is_not_sent_again() -> None:

@@ -176,7 +176,7 @@ async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
 async def test_a_client_has_strikes_by_policy_and_loses_them_by_an_unban(opened: Opened, tmp_path: Path) -> None:
     scanners = BanPolicy("20/10m", "1h", jitter=0, name="scanners")
     async with opened(tmp_path) as limiter:
-        admin = AdminClient(limiter, gate={"bans": scanners})
+        admin = AdminClient(limiter, middleware={"bans": scanners})
         operator = admin.operator()
         assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []
         await settle(limiter.store.bans.strike(scanners, "203.0.113.7", 3, "why"))

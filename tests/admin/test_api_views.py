@@ -1,4 +1,4 @@
-"""What the API shows: rules of several gates, lists, events, shadow rules, nearness, figures; and never a secret."""
+"""What the API shows: rules of middlewares, lists, events, shadow rules, nearness, figures; and never a secret."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def there(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hi")
 
 
-async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> None:
+async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Path) -> None:
     clock = FakeClock(NOW_US)
     limiter = Limiter(MemoryStore(clock=clock))
     path = tmp_path / "slidegate.toml"
@@ -75,8 +75,8 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
     assert (first["name"], names(first["rules"], "name")) == ("middleware 2 (slidegate.toml)", ["file"]) or (
         second["name"] == "middleware 2 (slidegate.toml)"
     )
-    gate = first if len(first["rules"]) == 7 else second
-    rules = {rule["name"]: rule for rule in gate["rules"]}
+    middleware = first if len(first["rules"]) == 7 else second
+    rules = {rule["name"]: rule for rule in middleware["rules"]}
     forms = rules["forms"]
     assert (forms["paths"], forms["methods"], forms["cost"], forms["wait_s"]) == (["/a", "/b"], ["POST"], 2, 1.0)
     assert names(forms["limits"], "text") == ["5/1m", "50/1h"]
@@ -86,15 +86,18 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
     assert names(rules["few"]["limits"], "kind") == ["concurrency"]
     assert (rules["old"]["action"], rules["old"]["status"]) == ("block", 410)
     assert rules["/free"]["exempt"]
-    (policy,) = gate["policies"]
+    (policy,) = middleware["policies"]
     assert (policy["name"], policy["signals"]) == ("abuse", {"refused": "1", "401": "2", "/.env": "ban"})
-    (listed,) = gate["lists"]
+    (listed,) = middleware["lists"]
     assert (listed["kind"], listed["entries"], listed["status"]) == ("blocklist", 2, "fixed")
-    assert gate["default_limits"] == ["9/1m"]
-    assert gate["endpoints"] == []
+    assert middleware["default_limits"] == ["9/1m"]
+    assert middleware["endpoints"] == []
     await call(app, "/there")
-    gates = (await operator.get("rules"))["gates"]
-    assert sorted(rule["name"] for gate in gates for rule in gate["endpoints"]) == ["per-route GET /there", "there"]
+    middlewares = (await operator.get("rules"))["gates"]
+    assert sorted(rule["name"] for middleware in middlewares for rule in middleware["endpoints"]) == [
+        "per-route GET /there",
+        "there",
+    ]
 
 
 async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
         path.write_text("203.0.113.128/25\n198.51.100.0/24\n")
         os.utime(path, (1_700_000_000, 1_700_000_000))
     files = NetworkFiles([good, bad], clock=lambda: now_s)
-    admin = AdminClient(gate={"blocklist": files})
+    admin = AdminClient(middleware={"blocklist": files})
     operator = admin.operator()
     await admin.visit()
     before = (await operator.get("lists"))["lists"]
@@ -125,8 +128,8 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
     assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
     assert "line 1" in after["bad"]["message"]
-    (gate,) = (await operator.get("rules"))["gates"]
-    assert {one["name"]: one for one in gate["lists"]} == after
+    (middleware,) = (await operator.get("rules"))["gates"]
+    assert {one["name"]: one for one in middleware["lists"]} == after
 
 
 async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> None:
@@ -379,7 +382,7 @@ async def test_figures_are_those_of_the_application_and_not_of_looks_that_a_rule
 
 
 async def test_looks_that_a_rule_counts_are_in_its_figures_and_in_all() -> None:
-    admin = AdminClient(gate={"rules": [Rule("*", "20/minute", name="all")]})
+    admin = AdminClient(middleware={"rules": [Rule("*", "20/minute", name="all")]})
     operator = admin.operator()
     for _ in range(9):
         stats = await operator.get("stats", window="5m")

@@ -51,6 +51,7 @@ WRONG = "wrong-token-0123456789"
         ({"token": TOKEN, "auth": lambda request: None}, "no tokens beside it"),
         ({"auth": "full"}, "auth: expected a function"),
         ({"token": TOKEN, "client": "10.0.0.0/8"}, "client: expected client_ip"),
+        ({"token": TOKEN, "limiter": "redis://"}, "expected a Limiter, for example"),
     ],
 )
 @pytest.mark.parametrize("tool", [Dashboard, AdminRoutes])
@@ -58,9 +59,15 @@ def test_what_cannot_work_ends_the_construction_and_shows_no_token(
     tool: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{tool.__name__}.*{message}") as raised:
-        tool(Limiter(), **options)
+        tool(**{"limiter": Limiter(), **options})
     for token in (TOKEN, "fifteen-letters", "sixteen letters!", "schlüssel"):
         assert token not in str(raised.value)
+
+
+@pytest.mark.parametrize("tool", [Dashboard, AdminRoutes])
+def test_an_option_that_there_is_not_is_named_with_the_one_that_is_meant(tool: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{tool.__name__}.*'tokn'; did you mean 'token'"):
+        tool(Limiter(), tokn=TOKEN)
 
 
 # -- roles and tokens ----------------------------------------------------------------------------------------------

@@ -328,8 +328,8 @@ def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
 
 def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(site: Site, opened: OpenPage) -> None:
     def many(found: Any) -> None:
-        gate = found["gates"][0]
-        gate["rules"] = [{**gate["rules"][-1], "name": f"rule {number:03}"} for number in range(120)]
+        middleware = found["gates"][0]
+        middleware["rules"] = [{**middleware["rules"][-1], "name": f"rule {number:03}"} for number in range(120)]
 
     page = opened(site, TOKEN)
     with_changed(page, "rules", many)
@@ -418,7 +418,7 @@ def test_to_ban_ones_own_address_is_asked_about_twice(opened: OpenPage) -> None:
         assert [ban["target"] for ban in banned] == ["203.0.113.0/24"]
 
 
-def test_a_page_that_the_gate_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
+def test_a_page_that_the_middleware_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
     client = "203.0.113.77"
     page = opened(
         site,

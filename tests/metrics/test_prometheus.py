@@ -48,7 +48,7 @@ def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
 
 
 class Site:
-    """An application behind a gate, and its metrics."""
+    """An application behind a middleware, and its metrics."""
 
     def __init__(self, rules: list[Rule] | None = None, max_keys: int = 50_000, **options: Any) -> None:
         self.clock = FakeClock(10**15)
@@ -63,7 +63,7 @@ class Site:
         )
 
 
-async def test_the_exposition_says_what_the_gate_has_seen() -> None:
+async def test_the_exposition_says_what_the_middleware_has_seen() -> None:
     site = Site([Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")])
     for number in range(5):
         await call(site.app, f"/items/{number}")

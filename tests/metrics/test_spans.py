@@ -50,13 +50,13 @@ def clock() -> FakeClock:
     return FakeClock(10**15)
 
 
-def gate(clock: FakeClock, app: Any = hello, **options: Any) -> Traced:
+def middleware(clock: FakeClock, app: Any = hello, **options: Any) -> Traced:
     limiter = Limiter(MemoryStore(clock=clock))
     return Traced(DecisionSpans(RateLimitMiddleware(app, limiter=limiter, **options)))
 
 
 async def test_the_span_tells_the_decision(clock: FakeClock) -> None:
-    app = gate(clock, rules=[Rule("*", "2/minute", name="visitor"), Rule("*", "100/minute", name="service")])
+    app = middleware(clock, rules=[Rule("*", "2/minute", name="visitor"), Rule("*", "100/minute", name="service")])
     answer, attributes, events = await app.ask()
     assert answer.status == 200
     assert attributes == {
@@ -78,7 +78,7 @@ async def test_the_span_tells_the_decision(clock: FakeClock) -> None:
 
 
 async def test_bans_lists_and_exemptions_have_outcomes_of_their_own(clock: FakeClock) -> None:
-    app = gate(
+    app = middleware(
         clock,
         rules=[Rule("/free", exempt=True), Rule("*", "1/hour", name="service")],
         blocklist=Networks(["192.0.2.0/24"]),
@@ -94,14 +94,14 @@ async def test_bans_lists_and_exemptions_have_outcomes_of_their_own(clock: FakeC
     assert "slidegate.retry_after" not in blocked
 
 
-async def test_limits_at_endpoints_stand_beside_those_of_the_gate(clock: FakeClock) -> None:
+async def test_limits_at_endpoints_stand_beside_those_of_the_middleware(clock: FakeClock) -> None:
     endpoints: Any = FastAPI()
 
     @endpoints.get("/search", dependencies=[Depends(RateLimit("1/minute", name="search"))])
     async def search() -> str:
         return "found"
 
-    app = gate(clock, endpoints, rules=[Rule("*", "100/minute", name="service")])
+    app = middleware(clock, endpoints, rules=[Rule("*", "100/minute", name="service")])
     answer, attributes, events = await app.ask("/search")
     assert answer.status == 200
     assert [event["slidegate.rule"] for event in events] == ["service", "search"]
@@ -115,21 +115,21 @@ async def test_a_request_that_fails_tells_its_decision(clock: FakeClock) -> None
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("no")
 
-    app = gate(clock, broken, limits="5/minute")
+    app = middleware(clock, broken, limits="5/minute")
     with pytest.raises(RuntimeError):
         await call(app)
     (span,) = app.exporter.get_finished_spans()
     assert dict(span.attributes or {})["slidegate.outcome"] == "passed"
 
 
-async def test_what_no_gate_has_judged_has_no_attributes(clock: FakeClock) -> None:
-    for app in (Traced(DecisionSpans(hello)), gate(clock, limits="5/minute", enabled=False)):
+async def test_what_no_middleware_has_judged_has_no_attributes(clock: FakeClock) -> None:
+    for app in (Traced(DecisionSpans(hello)), middleware(clock, limits="5/minute", enabled=False)):
         _, attributes, events = await app.ask()
         assert (attributes, events) == ({}, [])
 
 
 async def test_a_span_that_does_not_record_is_asked_once_and_told_nothing(clock: FakeClock) -> None:
-    app = gate(clock, limits="1/minute")
+    app = middleware(clock, limits="1/minute")
     sampled_out = Traced(app.app, sampler=ALWAYS_OFF)
     assert (await call(sampled_out)).status == 200
     assert (await call(app.app)).status == 429, "without any span it is the same"
@@ -138,7 +138,7 @@ async def test_a_span_that_does_not_record_is_asked_once_and_told_nothing(clock:
 
 
 async def test_nothing_that_a_client_chooses_gets_into_attributes(clock: FakeClock) -> None:
-    app = gate(clock, PlainTextResponse("hi"), rules=[Rule("*", "1/minute", key=header("X-API-Key"), name="key")])
+    app = middleware(clock, PlainTextResponse("hi"), rules=[Rule("*", "1/minute", key=header("X-API-Key"), name="key")])
     secret = "s3cr3t-\u202e-value"
     for _ in range(2):
         _, attributes, events = await app.ask(f"/{secret}", headers=[(b"x-api-key", secret.encode())])
@@ -149,7 +149,7 @@ async def test_nothing_that_a_client_chooses_gets_into_attributes(clock: FakeClo
 
 
 async def test_a_websocket_tells_its_decision_too(clock: FakeClock) -> None:
-    app = gate(clock, limits="1/minute")
+    app = middleware(clock, limits="1/minute")
     outcomes = []
     for _ in range(2):
         app.exporter.clear()

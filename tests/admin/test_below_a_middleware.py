@@ -1,4 +1,4 @@
-"""A tool below a gate is counted like everything else, and the gate says which rule would exempt it."""
+"""A tool below a middleware is counted like everything else, and the middleware says which rule would exempt it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = {"host": HOST}
 
 
 def mounted(site: Site, **options: Any) -> tuple[Starlette, ASGIApp]:
-    """Return an application with the tool in it, and the gate around it."""
+    """Return an application with the tool in it, and the middleware around it."""
     routes = [
         Mount("/admin/limits", site.app),
         Route("/{rest:path}", page, methods=["GET", "POST"]),
@@ -31,28 +31,28 @@ def mounted(site: Site, **options: Any) -> tuple[Starlette, ASGIApp]:
 
 
 async def test_a_tool_is_counted_like_everything_else() -> None:
-    _, gate = mounted(Site())
-    assert await statuses(gate, 5, "/admin/limits/", headers=HERE) == [200] * 3 + [429] * 2
-    assert await statuses(gate, 1, "/page") == [429]
+    _, middleware = mounted(Site())
+    assert await statuses(middleware, 5, "/admin/limits/", headers=HERE) == [200] * 3 + [429] * 2
+    assert await statuses(middleware, 1, "/page") == [429]
 
 
 async def test_an_exempt_rule_leaves_the_tool_alone() -> None:
     rules = [Rule("/admin/limits/{rest:path}", exempt=True), Rule("*", "3/minute")]
-    _, gate = mounted(Site(), limits=None, rules=rules)
+    _, middleware = mounted(Site(), limits=None, rules=rules)
     for path in ("/admin/limits/", "/admin/limits/static/app.js"):
-        assert await statuses(gate, 20, path, headers=HERE) == [200] * 20
-    assert await statuses(gate, 20, "/admin/limits/api/lists", headers=HERE) == [401] * 20
-    assert await statuses(gate, 5, "/page") == [200] * 3 + [429] * 2
+        assert await statuses(middleware, 20, path, headers=HERE) == [200] * 20
+    assert await statuses(middleware, 20, "/admin/limits/api/lists", headers=HERE) == [401] * 20
+    assert await statuses(middleware, 5, "/page") == [200] * 3 + [429] * 2
 
 
 # -- the finding ---------------------------------------------------------------------------------------------------
 
 
-async def found(gate: Any) -> list[str]:
-    """Return what the gate finds about the tool when the server starts."""
+async def found(middleware: Any) -> list[str]:
+    """Return what the middleware finds about the tool when the server starts."""
     with anyio.move_on_after(5):
-        await gate({"type": "lifespan"}, started_and_stopped(), nothing)
-    return [finding.message for finding in gate.findings if finding.code == "SG122"]
+        await middleware({"type": "lifespan"}, started_and_stopped(), nothing)
+    return [finding.message for finding in middleware.findings if finding.code == "SG122"]
 
 
 def started_and_stopped() -> Any:
@@ -74,15 +74,15 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
         Rule("/admin/{rest:path}", "5/minute", methods=["POST"]),
         Rule("*", "3/minute"),
     ]
-    _, gate = mounted(Site(), limits=None, rules=rules)
-    (message,) = await found(gate)
+    _, middleware = mounted(Site(), limits=None, rules=rules)
+    (message,) = await found(middleware)
     assert "the dashboard or admin API at '/admin/limits' is counted by <Rule" in message
     assert all(repr(rule) in message for rule in rules[1:])
     assert "/shop" not in message
     assert 'write Rule("/admin/limits/{rest:path}", exempt=True)' in message
     # What it says to write is enough.
-    _, gate = mounted(Site(), limits=None, rules=[Rule("/admin/limits/{rest:path}", exempt=True), *rules])
-    assert await found(gate) == []
+    _, middleware = mounted(Site(), limits=None, rules=[Rule("/admin/limits/{rest:path}", exempt=True), *rules])
+    assert await found(middleware) == []
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
     ],
 )
 async def test_a_tool_that_nothing_counts_is_no_finding(options: dict[str, Any]) -> None:
-    _, gate = mounted(Site(), **options)
-    assert await found(gate) == []
+    _, middleware = mounted(Site(), **options)
+    assert await found(middleware) == []
 
 
 async def test_limits_of_routes_count_a_tool_too() -> None:
-    _, gate = mounted(Site(), limits=None, default_limits="3/minute")
-    (message,) = await found(gate)
+    _, middleware = mounted(Site(), limits=None, default_limits="3/minute")
+    (message,) = await found(middleware)
     assert "/admin/limits" in message
 
 
@@ -118,16 +118,16 @@ async def test_a_tool_is_found_in_a_mounted_application_and_behind_a_root(root: 
     assert await found(RateLimitMiddleware(app, rules=[rule, Rule("*", "3/minute")])) == []
 
 
-async def test_a_tool_beside_the_gate_is_no_finding_of_its() -> None:
-    gates: list[Any] = []
+async def test_a_tool_beside_the_middleware_is_no_finding_of_its() -> None:
+    middlewares: list[Any] = []
 
-    def gate(app: ASGIApp) -> Any:
-        gates.append(RateLimitMiddleware(app, limits="3/minute"))
-        return gates[-1]
+    def middleware(app: ASGIApp) -> Any:
+        middlewares.append(RateLimitMiddleware(app, limits="3/minute"))
+        return middlewares[-1]
 
-    app = Starlette(routes=[Mount("/admin", Site().app), Mount("/site", gate(Starlette()))])
+    app = Starlette(routes=[Mount("/admin", Site().app), Mount("/site", middleware(Starlette()))])
     await statuses(app, 1, "/site/x")
-    assert [finding.code for finding in gates[0].findings] == []
+    assert [finding.code for finding in middlewares[0].findings] == []
 
 
 # -- bans and lists ------------------------------------------------------------------------------------------------
@@ -152,20 +152,20 @@ async def test_a_banned_stranger_sees_that_he_is_banned() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_bans_and_the_blocklist_of_the_gate_hold_at_the_tool_too(shared: bool) -> None:
+async def test_bans_and_the_blocklist_of_the_middleware_hold_at_the_tool_too(shared: bool) -> None:
     site = Site()
     limiter = site.limiter if shared else Limiter(MemoryStore(clock=site.clock))
-    _, gate = mounted(site, limiter=limiter, blocklist=Networks(["203.0.113.0/28"]))
+    _, middleware = mounted(site, limiter=limiter, blocklist=Networks(["203.0.113.0/28"]))
     await limiter.ban("203.0.113.99", "1h")
     for peer, status in (("203.0.113.9", 403), ("203.0.113.99", 403), ("192.0.2.1", 200)):
-        assert await statuses(gate, 1, "/admin/limits/", headers=HERE, client=(peer, 1)) == [status]
+        assert await statuses(middleware, 1, "/admin/limits/", headers=HERE, client=(peer, 1)) == [status]
 
 
 async def test_an_operator_on_the_allowlist_is_neither_counted_nor_banned_at_the_tool() -> None:
     site = Site()
-    _, gate = mounted(site, allowlist=Networks(["203.0.113.9"]))
+    _, middleware = mounted(site, allowlist=Networks(["203.0.113.9"]))
     await site.limiter.ban("203.0.113.0/24", "1h")
-    browser = Browser(gate, at="/admin/limits")
+    browser = Browser(middleware, at="/admin/limits")
     assert (await browser.send("GET", "/")).status == 403, "the door itself heeds the ban of a stranger"
     await site.limiter.unban("203.0.113.0/24")
-    assert await statuses(gate, 9, "/admin/limits/", headers=HERE) == [200] * 9
+    assert await statuses(middleware, 9, "/admin/limits/", headers=HERE) == [200] * 9

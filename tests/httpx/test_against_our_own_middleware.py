@@ -1,4 +1,4 @@
-"""A client with this transport against our own gate, with the same limits on both sides, never sees a 429."""
+"""A client with this transport against our own middleware, with the same limits on both sides, never sees a 429."""
 
 from __future__ import annotations
 
