@@ -279,7 +279,7 @@ def _leave_out_of_figures(record: RequestLimits | None) -> None:
 
     What a rule counts is in the figures of that rule, so it stays in those of all requests.
     """
-    if record is not None and not any(entry.decision.checks for entry in record.entries):
+    if record is not None and not any(decision.checks for _, decision in record.entries):
         record.counted = True
 
 

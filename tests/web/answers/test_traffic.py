@@ -299,7 +299,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
             thread.start()
         for thread in threads:
             thread.join()
-    stats = recorder.read("5m")
+    stats = recorder.recent("5m").stats()
     assert len(stats.routes) == MAX_SERIES + 1
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (8 * turns, 8)
 
