@@ -10,12 +10,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
-from starlette.routing import PARAM_REGEX
+from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag
@@ -24,8 +26,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
-from .matching import PathIndex, PathMatcher
-from .request import RequestLimits
+from .matching import PathIndex
 from .routes import layers
 from .rules import Rule
 
@@ -93,12 +94,36 @@ def switched_off(enabled: object) -> str:
     return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""
 
 
-def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
-    """Return the codes of findings that are not reported.
+class StartupChecks:
+    """The findings about a middleware, each logged once.
+
+    Args:
+        ignore_checks: Codes of findings that are not reported.
+        log: Writes a finding to the log.
+
+    Attributes:
+        findings: Those that were reported.
+        left: How many requests are still looked at.
 
     Raises:
         ConfigurationError: There is no such code.
     """
+
+    def __init__(self, ignore_checks: Iterable[str], log: Callable[[Finding], None]) -> None:
+        self._ignored = _checked_codes(ignore_checks)
+        self._log = log
+        self.findings: list[Finding] = []
+        self.left = WATCHED
+
+    def say(self, *found: Iterable[Finding]) -> None:
+        """Report findings, unless they were reported before."""
+        for finding in chain(*found):
+            if finding.code not in self._ignored and finding not in self.findings:
+                self.findings.append(finding)
+                self._log(finding)
+
+
+def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     example = 'expected a list of codes such as ["SG103"]'
     if isinstance(ignore_checks, str) or not isinstance(ignore_checks, Iterable):
         raise ConfigurationError(f"ignore_checks: {example}, not {quoted(ignore_checks)}")
@@ -213,7 +238,7 @@ def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
     ending: PathIndex[int] = PathIndex()
     for place, later in enumerate(rules):
-        samples = [_sample(matcher) for matcher in later.matchers]
+        samples = [pattern_and_sample(matcher.path)[1] for matcher in later.matchers]
         # A rule that covers all paths covers the first one.
         candidates = sorted(ending.find(samples[0] if samples else ""))
         earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
@@ -226,13 +251,11 @@ def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
                 ending.add(None, place)
 
 
-def _sample(matcher: PathMatcher) -> str:
-    """Return a path of a rule with values that its parameters take, and narrower ones do not."""
-
-    def value(found: re.Match[str]) -> str:
-        return _SAMPLES.get(type(matcher.convertors[found[1]]), found[0])
-
-    return PARAM_REGEX.sub(value, matcher.path)
+@lru_cache(4_096)
+def pattern_and_sample(path: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern of a path, and a path that it takes, with values that patterns of narrower kinds do not."""
+    pattern, _, convertors = compile_path(path)
+    return pattern, PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
 
 
 def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
@@ -246,64 +269,45 @@ def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
     return all(any(matcher.exempts(sample) for matcher in earlier.matchers) for sample in samples)
 
 
-class StartupChecks:
-    """Checks the first requests, and then no more.
+def about_request(scope: Scope, client: ClientAddress, store: Store) -> Iterator[Finding]:
+    """Yield the findings that a request shows.
 
     Args:
+        scope: The request.
         client: How the middleware finds the client's address.
         store: The store of its limiter.
     """
+    evicts = getattr(store, "evicts", "")  # known once a connection was made
+    if evicts:
+        yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
+    if is_gone(scope):
+        return
+    peer = scope.get("client")
+    host = (peer[0] if peer else None) or ""
+    if not host:
+        yield Finding(
+            "SG109",
+            f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
+            'Unix socket write client_ip(trusted=["unix"])',
+        )
+    # A server that reads the header itself has put the address from it in the peer's place.
+    own = host.encode(errors="surrogatepass")
+    fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
+    if fields and not client.trusted:
+        yield Finding(
+            "SG102",
+            f"{fields[0].decode().title()} came with a request and no proxy is trusted: if one stands in front, "
+            "all its clients are one, which limits count and policies ban together; name it, for example "
+            'client_ip(trusted=["10.0.0.0/8"])',
+        )
 
-    def __init__(self, client: ClientAddress, store: Store) -> None:
-        self._store = store
-        self._trusted = client.trusted
-        self._left = WATCHED
-        self._found: set[str] = set()
 
-    @property
-    def over(self) -> bool:
-        """Whether enough requests were checked."""
-        return self._left <= 0
-
-    def look(self, scope: Scope) -> Iterator[Finding]:
-        """Yield the findings that one request shows, each kind once."""
-        self._left -= 1
-        evicts = getattr(self._store, "evicts", "")  # known once a connection was made
-        if evicts and self._is_new("SG115"):
-            yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
-        if is_gone(scope):
-            return
-        client = scope.get("client")
-        host = (client[0] if client else None) or ""
-        if not host and self._is_new("SG109"):
-            yield Finding(
-                "SG109",
-                f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
-                'Unix socket write client_ip(trusted=["unix"])',
-            )
-        # A server that reads the header itself has put the address from it in the peer's place.
-        own = host.encode(errors="surrogatepass")
-        fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
-        if fields and not self._trusted and self._is_new("SG102"):
-            yield Finding(
-                "SG102",
-                f"{fields[0].decode().title()} came with a request and no proxy is trusted: if one stands in front, "
-                "all its clients are one, which limits count and policies ban together; name it, for example "
-                'client_ip(trusted=["10.0.0.0/8"])',
-            )
-
-    def look_back(self, scope: Scope, request: RequestLimits) -> Iterator[Finding]:
-        """Yield what shows only after the application has served a request."""
-        if request.userless and is_known(scope) and self._is_new("SG116"):
-            yield Finding(
-                "SG116",
-                "a limit by `user` counted the client's address, because the user was known only afterwards; put "
-                "AuthenticationMiddleware further out than RateLimitMiddleware, or the limit next to the endpoint: "
-                "@RateLimit(..., key=user)",
-            )
-
-    def _is_new(self, code: str) -> bool:
-        """Return whether a kind of finding has not been found before; it has been now."""
-        new = code not in self._found
-        self._found.add(code)
-        return new
+def about_user(scope: Scope) -> Iterator[Finding]:
+    """Yield what shows after the application has served a request whose user a limit did not know."""
+    if is_known(scope):
+        yield Finding(
+            "SG116",
+            "a limit by `user` counted the client's address, because the user was known only afterwards; put "
+            "AuthenticationMiddleware further out than RateLimitMiddleware, or the limit next to the endpoint: "
+            "@RateLimit(..., key=user)",
+        )

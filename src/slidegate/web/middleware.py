@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +28,7 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_settings, checked_codes, switched_off
+from .checks import Finding, StartupChecks, about_request, about_settings, about_user, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
@@ -182,11 +181,9 @@ class RateLimitMiddleware(Breakable):
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
         """Say what is probably a mistake in the options, and get ready to look at the first requests."""
         self._enabled = not off
-        self._ignored = checked_codes(ignored)
-        self.findings: list[Finding] = []
-        self._watch: StartupChecks | None = StartupChecks(self._client, self.limiter.store)
-        for finding in (*about_settings(self, off), *about_honeypots(self)):
-            self._say(finding)
+        self._checks = StartupChecks(ignored, self._log)
+        self.findings = self._checks.findings
+        self._checks.say(about_settings(self, off), about_honeypots(self))
 
     @classmethod
     def from_file(
@@ -232,7 +229,7 @@ class RateLimitMiddleware(Breakable):
         """Judge one request, and pass it on or answer it."""
         if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
             return
-        if self._watch is not None or self._lists:
+        if self._checks.left or self._lists:
             self._look(scope)
         outer: RequestLimits | None = scope.get(RECORD)
         if outer is None:
@@ -427,9 +424,8 @@ class RateLimitMiddleware(Breakable):
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
         """Give back what a request holds, answer it where nobody did, and look back at it."""
-        if request.userless and self._watch is not None:
-            for finding in self._watch.look_back(scope, request):
-                self._say(finding)
+        if request.userless and self._checks.left:
+            self._checks.say(about_user(scope))
         if request.unfinished:
             await request.end()
             await answer_unanswered(None, request, scope, receive, send)
@@ -461,9 +457,7 @@ class RateLimitMiddleware(Breakable):
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
         check_places(app)
         below = self.app if router_of(self.app) is not None else app
-        found = (about_callers(app), about_unmet_rules(self), about_admin_apps(below, self._rules.select))
-        for finding in chain(*found):
-            self._say(finding)
+        self._checks.say(about_callers(app), about_unmet_rules(self), about_admin_apps(below, self._rules.select))
 
     def _enlist(self) -> None:
         """Have the middleware found by those who ask the limiter which rules are in force."""
@@ -477,16 +471,9 @@ class RateLimitMiddleware(Breakable):
         """Look for findings in the first requests, and now and then at the files of the lists."""
         for lists in self._lists:
             lists.look_when_due()
-        if self._watch is not None:
-            for finding in self._watch.look(scope):
-                self._say(finding)
-            if self._watch.over:
-                self._watch = None
-
-    def _say(self, finding: Finding) -> None:
-        if finding.code not in self._ignored:
-            self.findings.append(finding)
-            self._log(finding)
+        if self._checks.left:
+            self._checks.left -= 1
+            self._checks.say(about_request(scope, self._client, self.limiter.store))
 
     def _log(self, finding: Finding) -> None:
         logger.warning("%s", finding)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
 
-from starlette.convertors import PathConvertor, StringConvertor
-from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.errors import closest
-from .checks import Finding
+from .checks import Finding, pattern_and_sample
 from .decorators import unawaited
 from .matching import PathMatcher
 from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
@@ -22,14 +20,10 @@ from .rules import Rule
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-_ANY: Final = re.compile("[^/]+")
-_REST: Final = re.compile(".*")
 _KIND: Final = re.compile(":[a-z]+}")
-_PARAMETER: Final = re.compile(r"\{[^}]*\}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
 _MAX_NAMED: Final = 3
-_Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
 
 
 class AdminApp:
@@ -125,37 +119,16 @@ def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
         return False
     if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
         return False
-    return path == "*" or _overlap(_segments(path), _segments(_typed(place)))
+    own = _typed(place)
+    return path == "*" or _meet(path, own) or _meet(own, path)
 
 
-@lru_cache(4_096)
-def _segments(path: str) -> _Segments:
-    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
-    found: list[str | re.Pattern[str]] = []
-    for segment in path.split("/"):
-        if PARAM_REGEX.search(segment) is None:
-            found.append(segment)
-            continue
-        pattern, _, convertors = compile_path(f"/{segment}")
-        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
-            return (*found, _REST)
-        plain = PARAM_REGEX.fullmatch(segment) and type(next(iter(convertors.values()))) is StringConvertor
-        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
-    return tuple(found)
-
-
-def _overlap(one: _Segments, other: _Segments) -> bool:
-    """Return whether some path belongs to both."""
-    if one[:1] == (_REST,) or other[:1] == (_REST,):
-        return True
-    if not one or not other:
-        return not one and not other
-    first, second = one[0], other[0]
-    if isinstance(first, str):
-        same = first == second if isinstance(second, str) else second.match(first) is not None
-    else:
-        same = not isinstance(second, str) or first.match(second) is not None
-    return same and _overlap(one[1:], other[1:])
+def _meet(path: str, other: str) -> bool:
+    """Return whether two paths have one in common, where those of the other's parameters that differ are narrower."""
+    pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{}")
+    mixed = "/".join(theirs if "{" in own else own for own, theirs in pairs)
+    (pattern, _), (others, _), (_, sample) = map(pattern_and_sample, (path, other, mixed))
+    return pattern.match(sample) is not None and others.match(sample) is not None
 
 
 def _without_roots(path: str) -> Iterator[str]:
@@ -200,7 +173,7 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
     """Return the rules that count or block requests to an application at a place."""
     found: dict[int, Rule] = {}
     for method, rest in _ASKED:
-        path = root + _PARAMETER.sub("1", place) + rest
+        path = root + pattern_and_sample(place)[1] + rest
         selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
         rules = [bound.rule for bound in selection.limiting]
         rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]
