@@ -25,7 +25,6 @@ from ..web.checks import CLIENT_CHOOSES, Finding
 from ..web.decorators import dependencies, limits_of, takes_no_defaults
 from ..web.endpoints import RateLimit
 from ..web.middleware import RateLimitMiddleware
-from ..web.reload import ReloadingMiddleware
 from ..web.route_checks import AdminApp, is_about
 from ..web.routes import ResolvedRoute, applications, layers, walk
 from ..web.rules import Rule
@@ -46,31 +45,20 @@ CODES: Final = {
 _FIELDS: Final = ("Retry-After", "RateLimit", "RateLimit-Policy")
 _QUESTIONS: Final = 20
 _MAX_AHEAD_US: Final = 2_000_000
-_DEPTH: Final = 32
 
 
 def middlewares_in(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares of an application: around it, around its routers and routes, and in mounted ones."""
-    return list(dict.fromkeys(_found_in(app, set(), 0)))
-
-
-def _found_in(thing: Any, seen: set[int], depth: int) -> Iterator[RateLimitMiddleware]:
-    if thing is None or id(thing) in seen or depth > _DEPTH:
-        return
-    seen.add(id(thing))
-    if isinstance(thing, ReloadingMiddleware):
-        yield from _found_in(thing.app, seen, depth + 1)
-        return
-    if isinstance(thing, RateLimitMiddleware):
-        yield thing
-    if hasattr(thing, "build_middleware_stack") and thing.middleware_stack is None:
-        # As its first request would do: the lifespan of the application around does not reach a mounted one.
-        thing.middleware_stack = thing.build_middleware_stack()
-    for name in ("middleware_stack", "app"):
-        yield from _found_in(getattr(thing, name, None), seen, depth + 1)
-    routes = getattr(thing, "routes", None)
-    for route in routes if isinstance(routes, (list, tuple)) else ():
-        yield from _found_in(route, seen, depth + 1)
+    found: list[object] = []
+    for application in applications(app):
+        inner: Any = application.layers[-1]
+        if hasattr(inner, "build_middleware_stack") and inner.middleware_stack is None:
+            # As its first request would do: the lifespan of the application around does not reach a mounted one.
+            inner.middleware_stack = inner.build_middleware_stack()
+        wrapped = [inner, application.router, *(route for route, _ in application.routes)]
+        stacks = [getattr(one, "middleware_stack", None) or getattr(one, "app", None) for one in wrapped]
+        found += [layer for outermost in (app, *application.layers, *stacks) for layer in layers(outermost)]
+    return list(dict.fromkeys(one for one in found if isinstance(one, RateLimitMiddleware)))
 
 
 def about_application(app: Any, middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:

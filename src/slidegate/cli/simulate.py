@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -59,7 +58,7 @@ def simulate(
     bans = None if ban_after is None else BanPolicy(ban_after, key=counted)
     reading = Logs(**logs)
     if html is not None:
-        _check_writable(Path(html))
+        _check_writable(html)
     code = OK
     with silent_log():
         replay = Replay(limit, rules=rules, key=counted, bans=bans)
@@ -81,18 +80,18 @@ def simulate(
     return Report(_value(simulated), _text(simulated), Table(_CLIENT_COLUMNS, _clients(every)), code)
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(file: str) -> None:
     """Refuse a file that cannot be written before the replay, which may take long.
 
     Raises:
-        ConfigurationError: It is a directory, or its directory is not there or not to be written to.
+        ConfigurationError: It cannot.
     """
-    if path.is_dir():
-        raise ConfigurationError(f"--html: expected the name of a file, and {path} is a directory")
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"--html: expected a file in a directory that is there; {path.parent} is none")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"--html: {path} cannot be written")
+    try:
+        open(file, "a").close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--html: expected a file in a directory that is there, and {file} cannot be written: {error.strerror}"
+        ) from None
 
 
 def _value(simulated: Simulated) -> dict[str, Any]:

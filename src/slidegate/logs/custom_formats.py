@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
-from functools import lru_cache
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, closest, quoted
 from .formats import (
-    MAX_TIME_CHARACTERS,
     QUOTED_TEXT,
     Parse,
     any_time_us,
     given,
     headers_of,
     json_object,
-    moment_us,
     record,
     request_of,
     request_of_parts,
@@ -48,8 +45,6 @@ _APACHE_PARTS: Final = {
     **{"h": "client", "a": "client", "r": "request", "m": "method", "U": "uri", "q": "marked_query", "s": "status"},
     **{"v": "server", "V": "host", "t": "time"},
 }
-_STRFTIME: Final = {"%T": "%H:%M:%S", "%F": "%Y-%m-%d", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
-"""What Apache's `strftime` knows and Python's `strptime` does not."""
 _PARTS_OF_JSON: Final = ("time", "client", "status", "request", "method", "path", "user_agent", "host")
 _JSON_EXAMPLE: Final = '{"time": "ts", "client": "http.client_ip", "status": "code", "request": "line"}'
 
@@ -61,8 +56,6 @@ class _Piece(NamedTuple):
     """The text; for a variable the spelling that it has in the format string."""
     part: str | None = None
     """For a variable the part of a record that it gives; ``""`` for one that nobody needs. None for text."""
-    time_format: str = ""
-    """For a time that Apache writes by a format of `strftime`, that format."""
 
 
 def parse_by_format(template: str) -> Parse:
@@ -81,25 +74,15 @@ def parse_by_format(template: str) -> Parse:
     pieces = _pieces(_unwrapped(template))
     _check(template, {piece.part for piece in pieces if piece.part})
     pattern = _pattern(template, pieces)
-    time_format = next(piece.time_format for piece in pieces if piece.part == "time")
 
     def parse(text: str) -> AccessRecord | Skip:
         match = pattern.fullmatch(text)
         if match is None:
             return Skip.FORMAT
         found = {name: value for name, value in match.groupdict().items() if value is not None}
-        time = found["time"].strip("[]")
-        return _record(_formatted_time_us(time, time_format) if time_format else text_time_us(time), found)
+        return _record(text_time_us(found["time"].strip("[]")), found)
 
     return parse
-
-
-@lru_cache(maxsize=1_024)
-def _formatted_time_us(text: str, time_format: str) -> int | None:
-    try:
-        return moment_us(datetime.strptime(text, time_format)) if len(text) <= MAX_TIME_CHARACTERS else None
-    except ValueError:
-        return None
 
 
 def _unwrapped(template: str) -> str:
@@ -137,22 +120,20 @@ def _apache_piece(match: re.Match[str]) -> _Piece:
         return _Piece("%")
     if letter == "i" and argument:
         return _Piece(match[0], f"header:{argument.lower()}")
-    return _Piece(match[0], _APACHE_PARTS.get(letter, ""), _time_format(argument) if letter == "t" and argument else "")
-
-
-def _time_format(argument: str) -> str:
-    """Return the format of the time in Apache's ``%{...}t``; empty for a number."""
-    found = argument.removeprefix("begin:").removeprefix("end:")
-    if found in ("sec", "msec", "usec"):
-        return ""
-    for short, long in _STRFTIME.items():
-        found = found.replace(short, long)
-    if "%z" not in found:
+    if letter == "t" and argument and "%" in argument and not _is_readable(argument):
         raise ConfigurationError(
-            f"the time {quoted(argument)} has no zone, so nobody knows which moment it means; expected one directive "
-            "with %z, such as %{%Y-%m-%dT%H:%M:%S%z}t, or %{msec}t"
+            f"the time {quoted(argument)} cannot be read, or has no zone, so nobody knows which moment it means; "
+            "expected %t, %{msec}t, or ISO 8601 in one directive, %{%Y-%m-%dT%H:%M:%S%z}t"
         )
-    return found
+    return _Piece(match[0], _APACHE_PARTS.get(letter, ""))
+
+
+def _is_readable(time_format: str) -> bool:
+    moment = datetime(2024, 5, 12, tzinfo=UTC)
+    try:
+        return text_time_us(moment.strftime(time_format.removeprefix("begin:").removeprefix("end:"))) is not None
+    except ValueError:  # as on systems that do not know a letter
+        return False
 
 
 def _check(template: str, parts: set[str]) -> None:

@@ -19,7 +19,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
-from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import FailurePolicy, Limiter
 from ..logs import AccessRecord
@@ -40,8 +39,6 @@ BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
 NO_REQUEST: Final = "no request"
 """The line tells of something that is no HTTP request; no server passes it on."""
-_MEMO: Final = 4_096
-_TARGETS: dict[str, tuple[str, bytes, bytes]] = {}
 
 
 class Played(NamedTuple):
@@ -187,7 +184,7 @@ def scope_of(record: AccessRecord) -> dict[str, Any] | None:
     """
     if not record.method:
         return None
-    path, raw_path, query = _TARGETS.get(record.path) or remember(_TARGETS, record.path, _split(record.path), _MEMO)
+    path, raw_path, query = _split(record.path)
     headers = [(name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers]
     for name, value in ((b"host", record.host), (b"user-agent", record.user_agent)):
         if value is not None:

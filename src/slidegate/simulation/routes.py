@@ -11,15 +11,12 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-from ..core.memo import remember
-
-MOST_ROUTES: Final = 1_024
+MAX_ROUTES: Final = 1_024
 OTHER: Final = "(other paths)"
 """The route of paths that lead nowhere, or are too long or too many."""
-MOST_BRANCHES: Final = 24
-_MOST_SEGMENTS: Final = 8
-_MOST_OF_A_SEGMENT: Final = 64
-_MEMO: Final = 8_192
+MAX_BRANCHES: Final = 24
+_MAX_SEGMENTS: Final = 8
+_MAX_SEGMENT: Final = 64
 _ID: Final = re.compile(
     r"[0-9]+|[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}|[0-9]{4}-[0-9]{2}(?:-[0-9]{2})?"
     r"|(?=[^0-9]*[0-9])[0-9a-f]{8,}|(?=(?:[^0-9]*[0-9]){4})[\w-]{20,}",
@@ -33,7 +30,6 @@ class RouteGuesser:
     def __init__(self) -> None:
         self._branches: dict[tuple[str, ...], set[str]] = {}
         self._routes: set[str] = set()
-        self._known: dict[str, str] = {}
 
     def of(self, target: str, status: int = 200) -> str:
         """Return the route of a request's target, as far as the paths that were seen so far tell it.
@@ -42,15 +38,9 @@ class RouteGuesser:
             target: The target, with its query or without.
             status: The status of the answer; from a failure with 4xx nothing is learned.
         """
-        path = target.partition("?")[0]
-        if (known := self._known.get(path)) is not None:
-            return known
-        route = self._guess(path, 400 <= status <= 499)
-        return route if route == OTHER else remember(self._known, path, route, _MEMO)
-
-    def _guess(self, path: str, failed: bool) -> str:
+        path, failed = target.partition("?")[0], 400 <= status <= 499
         segments = unquote(path).split("/")[1:]
-        if not path.startswith("/") or len(segments) > _MOST_SEGMENTS:
+        if not path.startswith("/") or len(segments) > _MAX_SEGMENTS:
             return OTHER
         found: tuple[str, ...] = ()
         for segment in segments:
@@ -60,7 +50,7 @@ class RouteGuesser:
             found += (text,)
         route = "/" + "/".join(found)
         if route not in self._routes:
-            if failed or len(self._routes) >= MOST_ROUTES:
+            if failed or len(self._routes) >= MAX_ROUTES:
                 return OTHER
             self._routes.add(route)
         return route
@@ -74,11 +64,11 @@ class RouteGuesser:
         branches = self._branches.get(before)
         if branches is not None and segment in branches:
             return segment
-        full = branches is not None and len(branches) >= MOST_BRANCHES
-        if not full and len(segment) <= _MOST_OF_A_SEGMENT and not set(segment) & set("{}*"):
+        full = branches is not None and len(branches) >= MAX_BRANCHES
+        if not full and len(segment) <= _MAX_SEGMENT and not set(segment) & set("{}*"):
             if failed:
                 return None
-            if branches is not None or len(self._branches) < MOST_ROUTES:
+            if branches is not None or len(self._branches) < MAX_ROUTES:
                 self._branches.setdefault(before, set()).add(segment)
                 return segment
         return "{name}"
