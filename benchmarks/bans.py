@@ -169,7 +169,7 @@ def tables(options: Namespace) -> Iterator[Table]:
     logging.disable()
     full = with_bans(BANS)
     full.bans.ban(CLIENT, HOUR_US, "benchmark", "benchmark")
-    rare, many = BanPolicy("64/10m", most="1/400d"), BanPolicy("10000/10m", most="1/400d")
+    rare, many = BanPolicy("64/10m", max_rate="1/400d"), BanPolicy("10000/10m", max_rate="1/400d")
     candidates = {
         NO_BAN: hits(with_bans(0), "203.0.113.8", allowed=True),
         OTHERS: hits(full, "203.0.113.8", allowed=True),

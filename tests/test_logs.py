@@ -27,7 +27,7 @@ from slidegate import (
     strike,
 )
 from slidegate.core.errors import quoted
-from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
+from slidegate.core.logs import MAX_CHARS, MAX_LINE_CHARS, MAX_LINES, escaped, logger, trace, written
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import FakeClock
@@ -60,12 +60,12 @@ def check(log: StringIO, expected: str) -> None:
     assert any(expected in line for lines in found for line in lines), log.getvalue()
     for first, *further in found:
         assert first.partition(" ")[2].startswith("slidegate: "), first
-        assert len(first) <= MOST + 20
-        assert len(further) <= MOST_LINES + 1
+        assert len(first) <= MAX_CHARS + 20
+        assert len(further) <= MAX_LINES + 1
         for line in (first, *further):
             assert line.isprintable(), repr(line)
             assert not line.lstrip(" |").startswith(FORGED), line
-        assert all(len(line) <= MOST_OF_A_LINE + 40 for line in further)
+        assert all(len(line) <= MAX_LINE_CHARS + 40 for line in further)
 
 
 class Evil(Exception):
@@ -250,7 +250,7 @@ def test_deep_and_wide_tracebacks_are_cut() -> None:
             next_one.__cause__ = error
             error = next_one
     lines = trace(ExceptionGroup("wide", [error] * 50)).split("\n")
-    assert len(lines) <= MOST_LINES + 1
+    assert len(lines) <= MAX_LINES + 1
     assert any(line.startswith("... ") for line in lines)
 
 

@@ -54,7 +54,7 @@ async def bans(scale: float) -> Seen:
         RateLimitMiddleware,
         rules=[Rule("/shops/{rest:path}", PLENTY, final=True), Rule("*", "1/hour")],
         limiter=Limiter(store),
-        bans=BanPolicy(f"{STRIKES}/10m", most="1000000/1d"),
+        bans=BanPolicy(f"{STRIKES}/10m", max_rate="1000000/1d"),
     )
 
     def end() -> None:

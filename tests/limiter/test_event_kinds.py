@@ -59,7 +59,7 @@ async def requests(scene: Scene, tmp_path: Path) -> None:
 async def bans(scene: Scene, tmp_path: Path) -> None:
     await scene.limiter.ban("user:1", "1h")
     await scene.limiter.unban("user:1")
-    policy = BanPolicy("1/10m", "1h", name="p", most="1/hour")
+    policy = BanPolicy("1/10m", "1h", name="p", max_rate="1/hour")
     for number in range(3):
         await scene.limiter.strike(f"user:{number}", policy)
     await scene.limiter.strike("user:9", BanPolicy("1/10m", "1h", name="q", action="shadow"))

@@ -100,7 +100,7 @@ TOLD = st.tuples(st.sampled_from(["refused", "near_limit"]), st.sampled_from("ab
 @settings(max_examples=25, deadline=None)
 @given(st.lists(TOLD, max_size=60))
 def test_every_event_is_a_line_or_counted_in_one_and_lines_keep_their_limit(told: list[tuple[str, str, int]]) -> None:
-    site = Site(most="3/second", each="1/second")
+    site = Site(max_rate="3/second", each="1/second")
     moments: list[int] = []
     site.logger.addFilter(lambda record: moments.append(site.clock()) or True)  # type: ignore[func-returns-value]
     for kind, rule, step_ms in told:
@@ -238,7 +238,7 @@ async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.Log
     [
         ({"logger": "gate"}, "logger: expected one such as"),
         ({"level": "INFO"}, "level: expected a number such as logging.WARNING, not 'INFO'"),
-        ({"most": "ten"}, "ten"),
+        ({"max_rate": "ten"}, "ten"),
         ({"each": "1/never"}, "never"),
         ({"kinds": ["refuse"]}, "did you mean 'refused'"),
     ],

@@ -49,7 +49,7 @@ def test_bans_that_have_ended_are_forgotten_by_counting() -> None:
     assert [ban.key for ban in bans.active()] == ["user:ever"]
 
 
-AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, most="1000000/s")
+AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
@@ -104,7 +104,7 @@ def test_max_bans_is_how_many_automatic_bans_are_in_force(kind: str, tmp_path: P
         match rng.choice(("strike", "strike", "strike", "hand", "again", "unban", "wait", "wait", "suspend")):
             case "strike":
                 policy = BanPolicy(
-                    "1/minute", rng.choice(("10s", "1m")), jitter=0, most="1000000/s", name=f"p{turn % 3}"
+                    "1/minute", rng.choice(("10s", "1m")), jitter=0, max_rate="1000000/s", name=f"p{turn % 3}"
                 )
                 fill(store, policy, most, [f"user:{turn}:{number}" for number in range(min(many, 20))])
             case "hand":

@@ -13,7 +13,7 @@ from slidegate.testing.contract.ban_player import BanPlayer
 from slidegate.testing.contract.programs import Choices
 from slidegate.testing.reference.ban_model import BanModel, Stand
 
-POLICY = BanPolicy("3/60s", "10s", factor=2, jitter=0, forgive="100s", prefix_after="2/1h", most="2/1000s")
+POLICY = BanPolicy("3/60s", "10s", factor=2, jitter=0, forgive="100s", prefix_after="2/1h", max_rate="2/1000s")
 SECOND_US = 1_000_000
 
 

@@ -21,7 +21,7 @@ from .logs import written
 if TYPE_CHECKING:
     from .decision import Decision
 
-MOST_QUOTED: Final = 80
+MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
 
 Whole: TypeAlias = SupportsIndex
@@ -120,7 +120,7 @@ def quoted(value: object) -> str:
         text = "a number with too many digits"
     except Exception:
         text = written(value)
-    return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
 
 
 def is_utf8(text: str) -> bool:

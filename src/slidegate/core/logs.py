@@ -17,11 +17,11 @@ from typing import Final
 
 SPEAKER: Final = "slidegate: "
 """The beginning of every message."""
-MOST: Final = 4_096
+MAX_CHARS: Final = 4_096
 """How many characters of a message are logged."""
-MOST_OF_A_LINE: Final = 512
-MOST_LINES: Final = 200
-MOST_FRAMES: Final = 32
+MAX_LINE_CHARS: Final = 512
+MAX_LINES: Final = 200
+MAX_FRAMES: Final = 32
 PAUSE_S: Final = 60.0
 """The time between two lines about one failure."""
 
@@ -29,12 +29,12 @@ _CAUSE: Final = "The above exception was the direct cause of the following excep
 _CONTEXT: Final = "During handling of the above exception, another exception occurred:"
 
 
-def escaped(text: str, most: int = MOST) -> str:
+def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
     """Return at most so many printable characters of a text; others are escaped, as in Python."""
-    if len(text) <= most and text.isprintable():
+    if len(text) <= max_chars and text.isprintable():
         return text
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
-    return clean if len(clean) <= most and len(text) <= most else clean[: most - 1] + "\u2026"
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:max_chars])
+    return clean if len(clean) <= max_chars and len(text) <= max_chars else clean[: max_chars - 1] + "\u2026"
 
 
 def written(value: object, how: Callable[[object], str] = repr) -> str:
@@ -50,10 +50,10 @@ def written(value: object, how: Callable[[object], str] = repr) -> str:
 
 def trace(error: BaseException) -> str:
     """Return the traceback of an exception, no line of which is of somebody else's making."""
-    lines = list(_lines(TracebackException.from_exception(error, limit=-MOST_FRAMES), ""))
-    left_out = len(lines) - MOST_LINES
+    lines = list(_lines(TracebackException.from_exception(error, limit=-MAX_FRAMES), ""))
+    left_out = len(lines) - MAX_LINES
     if left_out > 0:
-        lines = [*lines[: MOST_LINES // 2], f"... {left_out} lines ...", *lines[-MOST_LINES // 2 :]]
+        lines = [*lines[: MAX_LINES // 2], f"... {left_out} lines ...", *lines[-MAX_LINES // 2 :]]
     return "\n".join(lines)
 
 
@@ -66,8 +66,8 @@ def _lines(told: TracebackException, margin: str) -> Iterator[str]:
         yield margin + _CONTEXT
     yield f"{margin}Traceback (most recent call last):"
     for frame in told.stack.format():
-        yield from (margin + escaped(line, MOST_OF_A_LINE) for line in frame.splitlines())
-    yield margin + escaped("".join(told.format_exception_only()).rstrip("\n"), MOST_OF_A_LINE)
+        yield from (margin + escaped(line, MAX_LINE_CHARS) for line in frame.splitlines())
+    yield margin + escaped("".join(told.format_exception_only()).rstrip("\n"), MAX_LINE_CHARS)
     for part in told.exceptions or ():
         yield from _lines(part, f"{margin}  | ")
 

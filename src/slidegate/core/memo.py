@@ -18,13 +18,13 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def remember(memo: dict[_K, _V], asked: _K, answer: _V, most: int = MEMO_SIZE) -> _V:
+def remember(memo: dict[_K, _V], asked: _K, answer: _V, max_size: int = MEMO_SIZE) -> _V:
     """Put an answer into a memo, which is emptied first when it is full, and return the answer.
 
     Emptying costs nothing for an ordinary load, and no more than working everything out again under a flood.
     """
     if text_bytes(asked) <= MEMO_BYTES:
-        if len(memo) >= most:
+        if len(memo) >= max_size:
             memo.clear()
         memo[asked] = answer
     return answer

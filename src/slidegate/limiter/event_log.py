@@ -45,7 +45,7 @@ class LogEvents:
     Args:
         logger: The logger.
         level: The level of its lines.
-        most: The limit of all lines.
+        max_rate: The limit of all lines.
         each: The limit of the lines of one kind and rule.
         clock: Returns the time in microseconds; by default the monotonic clock.
 
@@ -53,14 +53,14 @@ class LogEvents:
         ConfigurationError: A value cannot work.
     """
 
-    def __init__(self, logger: AnyLogger, level: int, most: str, each: str, clock: Clock | None) -> None:
+    def __init__(self, logger: AnyLogger, level: int, max_rate: str, each: str, clock: Clock | None) -> None:
         if not isinstance(logger, (Logger, LoggerAdapter)):
             raise ConfigurationError(f'logger: expected one such as logging.getLogger("gate"), not {quoted(logger)}')
         if not isinstance(level, int) or isinstance(level, bool):
             raise ConfigurationError(f"level: expected a number such as logging.WARNING, not {quoted(level)}")
         self._logger = logger
         self._level = level
-        self._all = Bucket("all", parse_limits(most))
+        self._all = Bucket("all", parse_limits(max_rate))
         self._each = Bucket("each", parse_limits(each))
         self._lines = MemoryStore(max_keys=MAX_SUBJECTS, clock=clock)
         self._left_out: dict[_Subject, int] = {}
@@ -113,11 +113,11 @@ class LogEvents:
 
 
 def log_events(
-    engine: Engine, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, most: str, each: str
+    engine: Engine, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, max_rate: str, each: str
 ) -> Subscription:
     """Do what `Limiter.log_events` does."""
     wanted = [kind for kind, known in KINDS.items() if not known.logged] if kinds is None else kinds
-    writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, most, each, engine.clock)
+    writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, max_rate, each, engine.clock)
     return engine.events.subscribe(writes, wanted, rest=writes.rest)
 
 

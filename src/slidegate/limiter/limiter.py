@@ -446,7 +446,7 @@ class Limiter:
         kinds: Iterable[str] | None = None,
         logger: AnyLogger | None = None,
         level: int = WARNING,
-        most: str = "10/second",
+        max_rate: str = "10/second",
         each: str = "1/second",
     ) -> Subscription:
         """Write events to a log, no more of them than somebody can read.
@@ -458,7 +458,7 @@ class Limiter:
             kinds: The kinds of events; None for those that the package does not log by itself, ``refused`` among them.
             logger: The logger; by default ``"slidegate.events"``.
             level: The level of the lines.
-            most: The limit of all lines.
+            max_rate: The limit of all lines.
             each: The limit of the lines of one kind and rule.
 
         Returns:
@@ -469,7 +469,7 @@ class Limiter:
         """
         from .event_log import log_events  # most limiters write no log
 
-        return log_events(self.engine, kinds, logger, level, most, each)
+        return log_events(self.engine, kinds, logger, level, max_rate, each)
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""

@@ -134,7 +134,7 @@ class WithoutLoop:
         self._portal: SharedPortal | None = None
         if not self._answers_here:
             self.expect_waits()
-        self._most_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
+        self._max_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a question about a request, which has the limiter's deadline.
@@ -146,7 +146,7 @@ class WithoutLoop:
             ConfigurationError: An event loop runs in this thread.
             StoreTimeout: No answer comes.
         """
-        return self._run(work, self._most_s)
+        return self._run(work, self._max_s)
 
     def command(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a command of a person; see `ask`."""
@@ -165,7 +165,7 @@ class WithoutLoop:
         """Return the answer to a request that waits in line, at most so long; see `ask`."""
         assert self._portal is not None, "it was told to expect waits"
         _expect_no_loop(work)
-        return self._portal.run(self, work, min(self._most_s + wait_us / 1_000_000, TIMEOUT_MAX))
+        return self._portal.run(self, work, min(self._max_s + wait_us / 1_000_000, TIMEOUT_MAX))
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
         """Close the limiter."""
@@ -179,11 +179,11 @@ class WithoutLoop:
         if self._portal is not None:
             self._portal.release(self)
 
-    def _run(self, work: Coroutine[Any, Any, T], most_s: float) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], max_s: float) -> T:
         _expect_no_loop(work)
         if self._answers_here or self._portal is None:
             return _at_once(work)
-        return self._portal.run(self, work, most_s)
+        return self._portal.run(self, work, max_s)
 
 
 def _expect_no_loop(work: Coroutine[Any, Any, object]) -> None:

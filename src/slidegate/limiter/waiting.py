@@ -153,14 +153,14 @@ class WaitingLines:
                 self._call(name)
 
     def join(
-        self, name: Name, waiter: Waiter, most: int, units: Sequence[Check] = ()
+        self, name: Name, waiter: Waiter, max_waiting: int, units: Sequence[Check] = ()
     ) -> tuple[Line | None, Counter[Bucket]]:
         """Go to the end of a line; `leave` it afterwards.
 
         Args:
             name: Whose line.
             waiter: Who waits.
-            most: How many may stand in it.
+            max_waiting: How many may stand in it.
             units: What is to be charged.
 
         Returns:
@@ -174,7 +174,7 @@ class WaitingLines:
             if line is None:
                 line = self.lines[name] = Line()
             ahead = line.units.copy()
-            if len(line.waiters) >= most:
+            if len(line.waiters) >= max_waiting:
                 return None, ahead
             line.waiters.append(waiter)
             line.units.update(_units(name, units))
@@ -250,7 +250,7 @@ class _Request:
         self._subjects = subjects
         self._waiter = Waiter()
         self._last: Decision | None = None if isinstance(refused, Behind) else refused
-        self._name, self._most, self._bound_us = _place(refused)
+        self._name, self._max_waiting, self._bound_us = _place(refused)
         self._began_s = self._waiter.now_s()
         self._counts = ExitStack()
         self._counted: Wait | None = None
@@ -278,7 +278,7 @@ class _Request:
     async def _stand(self) -> Decision | None:
         """Stand in one line; None to go to another one."""
         name = self._name
-        line, ahead = self._lines.join(name, self._waiter, self._most, self._demand)
+        line, ahead = self._lines.join(name, self._waiter, self._max_waiting, self._demand)
         if line is None:
             return await self._turned_away(ahead)
         try:
@@ -301,7 +301,7 @@ class _Request:
             lacks = _lacks(decision)
             if not lacks or not self._has_time(decision):
                 return await self._end(decision)
-            name, self._most, _ = _place(decision)
+            name, self._max_waiting, _ = _place(decision)
             if name != self._name:
                 self._name = name
                 return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.types import ASGIApp
 
 from ..core.bans.policy import BanPolicy
-from ..core.errors import MOST_QUOTED, ConfigurationError, closest
+from ..core.errors import MAX_QUOTED, ConfigurationError, closest
 from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from .client_ip import ClientAddress, client_ip
@@ -159,7 +159,7 @@ def _path_text(path: Sequence[str | int]) -> str:
 
 
 def _key_text(key: str) -> str:
-    shown = escaped(key, MOST_QUOTED)
+    shown = escaped(key, MAX_QUOTED)
     return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 

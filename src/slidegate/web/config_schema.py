@@ -336,7 +336,7 @@ class BanTable(_Table):
     """The status of the answer to a banned client."""
     answer: Literal["problem", "drop"] = "problem"
     """Problem details, or no body at all."""
-    most: str = "100/minute"
+    max_rate: str = "100/minute"
     """The largest number of bans that the policy may make in a time."""
     prefix_after: str | None = None
     """How many banned addresses of one prefix ban the prefix, such as "4/1h"."""

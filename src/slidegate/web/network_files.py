@@ -23,7 +23,7 @@ from typing import Final, Self, TypeAlias
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
 from ..core.arguments import check_flag
-from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
+from ..core.errors import MAX_QUOTED, ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, Observer, Observers
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
@@ -365,7 +365,7 @@ def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
     try:
         names = [name.strip() for name in next(rows, [column])]
         if column not in names:
-            known = ", ".join(names)[:MOST_QUOTED]
+            known = ", ".join(names)[:MAX_QUOTED]
             raise ConfigurationError(
                 f"line {reader.line_num}: expected a column named {quoted(column)}, not one of {known}"
             )

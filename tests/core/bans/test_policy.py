@@ -71,7 +71,7 @@ def test_a_policy_without_words_is_the_documented_one() -> None:
     assert (policy.factor, policy.jitter, policy.forgive_us) == (4, 0.1, DAY_US)
     assert (dict(policy.signals), policy.key, policy.action, policy.prolong) == ({"refused": 1}, None, "ban", False)
     assert (policy.status, policy.answer) == (403, "problem")
-    assert (str(policy.most), policy.prefix, policy.ban_private) == ("100/1m", None, False)
+    assert (str(policy.max_rate), policy.prefix, policy.ban_private) == ("100/1m", None, False)
     assert repr(policy) == "<BanPolicy 'abuse' after 20/10m, 1h>"
 
 
@@ -106,7 +106,7 @@ def test_the_policy_for_prefixes_has_the_same_ladder_and_counts_bans() -> None:
     prefix = policy.prefix
     assert prefix is not None
     assert (prefix.name, str(prefix.after), prefix.grain_us, prefix.prefix) == ("abuse/prefix", "4/1h", 1, None)
-    assert (prefix.ladder_us, prefix.action, prefix.most) == (policy.ladder_us, "shadow", policy.most)
+    assert (prefix.ladder_us, prefix.action, prefix.max_rate) == (policy.ladder_us, "shadow", policy.max_rate)
     assert (policy.prolong, prefix.prolong) == (True, False), "whoever asks from a prefix is not who was banned for it"
     assert (policy.name, policy.grain_us > 1, policy.ipv4_prefix) == ("abuse", True, 20)
 
@@ -157,7 +157,7 @@ BAD = [
     ({"answer": "dropp"}, "answer: ", "did you mean 'drop'?"),
     ({"status": 404}, "status: expected 403 or 429", "not 404"),
     ({"status": 403.0}, "status: expected 403 or 429", "not 403.0"),
-    ({"most": "many"}, "most: limits: 'many'", "5/minute"),
+    ({"max_rate": "many"}, "max_rate: limits: 'many'", "5/minute"),
     ({"prefix_after": "1/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
     ({"prefix_after": "65/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
     ({"prefix_after": 4}, "prefix_after: limits", "not 4"),

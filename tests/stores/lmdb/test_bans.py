@@ -96,7 +96,7 @@ def test_without_an_event_loop_the_banned_wait_for_nobody_either(store: LmdbStor
 def test_the_share_of_prefixes_that_policies_ban_is_theirs_alone_and_comes_free(
     store: LmdbStore, clock: FakeClock
 ) -> None:
-    policy = BanPolicy("1/minute", "10s", jitter=0, most="1000000/s", name="login", prefix_after="2/minute")
+    policy = BanPolicy("1/minute", "10s", jitter=0, max_rate="1000000/s", name="login", prefix_after="2/minute")
     assert policy.prefix is not None
     for turn in range(2):
         for number in range(60):

@@ -30,7 +30,7 @@ DAY_US = 24 * HOUR_US
 NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
 PLAIN = BanPolicy("3/minute", "10m", factor=2, jitter=0)
-AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, most="1000000/s")
+AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
 BUCKET = Bucket("rule", parse_limits("5/minute"))
 
 
@@ -252,7 +252,7 @@ def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
 
 def test_prefixes_are_a_tenth_of_all_bans_at_most() -> None:
     scene = Scene(100)
-    policy = BanPolicy("1/minute", "10m", jitter=0, most="1000000/s", prefix_after="2/1h")
+    policy = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s", prefix_after="2/1h")
     for number in range(15):
         for last in (7, 8):
             scene.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
@@ -330,10 +330,10 @@ def test_a_policy_that_only_reported_can_ban_at_once() -> None:
 @pytest.mark.parametrize(("before", "after"), [("50/minute", "5000/minute"), ("5000/minute", "50/minute")])
 def test_a_cap_that_changed_holds(before: str, after: str) -> None:
     scene = Scene(20_000)
-    scene.strike("ann", BanPolicy("1/minute", most=before))
-    policy = BanPolicy("1/minute", most=after)
+    scene.strike("ann", BanPolicy("1/minute", max_rate=before))
+    policy = BanPolicy("1/minute", max_rate=after)
     made = sum(bool(scene.strike(f"user:{number}", policy)) for number in range(6_000))
-    assert made == policy.most.amount - 1, "the ban of before counts on"
+    assert made == policy.max_rate.amount - 1, "the ban of before counts on"
 
 
 # -- threads and tasks -----------------------------------------------------------------------------------------------
@@ -391,9 +391,9 @@ def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
     scene.strike(key + "2")  # bans_full
     scene.bans.unban(key, "bob")
     scene.strike(key, BanPolicy("1/minute", "10m", name="shy", action="shadow"))
-    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", max_rate="1/m"))
     scene.bans.unban(key, "bob")
-    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", max_rate="1/m"))
     kinds = {"banned", "bans_full", "unbanned", "shadow_banned", "bans_capped"}
     events = [event for event in scene.heard.events if event.kind in kinds]
     assert {event.kind for event in events} == kinds
@@ -431,7 +431,7 @@ def test_what_a_policy_would_have_done_is_told() -> None:
 
 def test_a_cap_is_told_once_a_minute_for_each_policy() -> None:
     scene = Scene()
-    policies = [BanPolicy("1/minute", "10m", jitter=0, most="1/1h", name=name) for name in ("a", "b")]
+    policies = [BanPolicy("1/minute", "10m", jitter=0, max_rate="1/1h", name=name) for name in ("a", "b")]
     for _ in range(3):
         for number in range(10):
             for policy in policies:
@@ -499,7 +499,7 @@ def tracked_below(*roots: object) -> Counter[str]:
 def test_the_garbage_collector_walks_no_bans_standings_or_history() -> None:
     scene = Scene(10_000)
     before = tracked_below(scene.bans)
-    policy = BanPolicy("2/minute", "10m", jitter=0, most="1000000/s", prefix_after="4/1h")
+    policy = BanPolicy("2/minute", "10m", jitter=0, max_rate="1000000/s", prefix_after="4/1h")
     for number in range(3_000):
         client = f"192.0.{number >> 8}.{number & 255}"
         scene.strike(client, policy, 2, f"192.0.{number >> 8}.0/24")

@@ -173,7 +173,7 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
 
 @needs_redis
 async def test_max_bans_is_how_many_bans_are_in_force(server: RedisServer) -> None:
-    clock, at_once = FakeClock(10**15), BanPolicy("1/minute", "10m", jitter=0, most="1000000/s")
+    clock, at_once = FakeClock(10**15), BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
     async with workers_at(server, 1, clock=clock, max_bans=100) as (one,):
         for number in range(400):
             await one.bans.ban(f"user:{number}", 1_000_000, "", "ann")

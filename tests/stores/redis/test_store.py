@@ -519,7 +519,7 @@ def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
 
 @needs_redis
 async def test_every_key_expires_but_permanent_bans_and_the_numbers(server: RedisServer) -> None:
-    policy = BanPolicy("2/minute", "10m", forgive="1h", name="p", most="5/minute")
+    policy = BanPolicy("2/minute", "10m", forgive="1h", name="p", max_rate="5/minute")
     async with store_at(server) as store:
         for limits in ("5/minute", "100/minute", "100/minute; 7/hour"):
             for _ in range(3):

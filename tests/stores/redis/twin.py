@@ -138,8 +138,8 @@ def _counting(bucket: Bucket, count_denied: bool) -> Bucket:
 MAX_BANS = 40
 """Room for everybody, but for no more than four of the six prefixes."""
 POLICIES = (
-    BanPolicy("2/minute", "1h", factor=3, longest="1d", forgive="2h", jitter=0.2, name="p", most="3/hour"),
-    BanPolicy("1/minute", "10m", jitter=0, name="q", most="1000/hour", prefix_after="2/1d"),
+    BanPolicy("2/minute", "1h", factor=3, longest="1d", forgive="2h", jitter=0.2, name="p", max_rate="3/hour"),
+    BanPolicy("1/minute", "10m", jitter=0, name="q", max_rate="1000/hour", prefix_after="2/1d"),
 )
 PREFIXES = {f"198.51.100.{number}": "198.51.100.0/24" for number in range(2)} | {
     f"2001:db8:{high}:{low}::/64": f"2001:db8:{high}::/56" for high in range(1, 6) for low in range(1, 3)

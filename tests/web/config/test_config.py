@@ -78,7 +78,7 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
     assert list(made) == ["scanning", "accounts"]
     wanted = BanPolicy(
         "20/10m", "1h", factor=4, longest="7d", jitter=0.1, forgive="24h", name="scanning", prolong=True, status=429,
-        answer="drop", most="30/minute", prefix_after="4/1h", ipv4_prefix=25, ipv6_prefix=48,
+        answer="drop", max_rate="30/minute", prefix_after="4/1h", ipv4_prefix=25, ipv6_prefix=48,
         ban_private=True,
         signals={"refused": 1, 401: 1, "4xx": 1, "/.env": "ban"},
     )  # fmt: skip

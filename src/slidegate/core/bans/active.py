@@ -105,14 +105,14 @@ class ActiveBans:
         """Return the bans of `subjects` that are in force, one perhaps more than once. Changes nothing."""
         return [ban for ban in self.matching(subjects) if not ban.is_over(now_us, wall_us)]
 
-    def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
-        """Forget bans that are over, looking at no more than `most` by each clock; return whether any is left to see.
+    def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
+        """Forget bans that are over, looking at `max_count` at most by each clock; return whether any is left to see.
 
         Those that should end first are looked at first.
         """
         left = False
         for clock, (heap, moment_us) in enumerate(zip(self._ends, (now_us, wall_us), strict=True)):
-            for _ in range(most):
+            for _ in range(max_count):
                 if not heap or heap[0][0] > moment_us:
                     break
                 _, key = heappop(heap)

@@ -70,7 +70,7 @@ class BanPolicy:
         status: The status of the answer to a banned client, 403 or 429.
         answer: ``"problem"`` (problem details), or ``"drop"`` (no body, and the connection is closed where the server
             can).
-        most: How many bans this policy may make in which time.
+        max_rate: How many bans this policy may make in which time.
         prefix_after: How many different addresses of one prefix have to be banned within which time for the prefix to
             be banned: ``"4/1h"``, at most 64. None for never.
         ipv4_prefix: Bits of that prefix for IPv4 addresses, 16 to 31. Strikes ban no network that is wider than both
@@ -99,7 +99,7 @@ class BanPolicy:
         prolong: bool = False,
         status: int = 403,
         answer: Answer = "problem",
-        most: str | Limit = "100/minute",
+        max_rate: str | Limit = "100/minute",
         prefix_after: str | Limit | None = None,
         ipv4_prefix: int = 24,
         ipv6_prefix: int = 56,
@@ -116,7 +116,7 @@ class BanPolicy:
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
         self.status = status
-        self.most = _one_limit(most, "most", "100/minute")
+        self.max_rate = _one_limit(max_rate, "max_rate", "100/minute")
         self.ipv4_prefix = check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
         self.ipv6_prefix = check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
         self.prolong = check_flag("prolong", prolong)
@@ -173,9 +173,9 @@ class BanPolicy:
             )
         name = self.name + PREFIX_NAME
         if len(name) > MAX_NAME:
-            most = MAX_NAME - len(PREFIX_NAME)
+            longest = MAX_NAME - len(PREFIX_NAME)
             raise ConfigurationError(
-                f"ban policy name: with prefix_after at most {most} characters, not {quoted(self.name)}"
+                f"ban policy name: with prefix_after at most {longest} characters, not {quoted(self.name)}"
             )
         prefix = object.__new__(BanPolicy)
         prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None, prolong=False)
@@ -259,12 +259,12 @@ def hand_ban_key(key: object) -> str:
         version, first, last = parse_network(known)
     except ConfigurationError:
         return known  # an account, an API key
-    most = REGISTRY[version]
-    if prefix_length(version, first, last) < most:
+    widest = REGISTRY[version]
+    if prefix_length(version, first, last) < widest:
         raise InvalidKey(
-            f"ban: {quoted(key)} is wider than an IPv{version} /{most}, the most that one registry is given; "
+            f"ban: {quoted(key)} is wider than an IPv{version} /{widest}, the most that one registry is given; "
             'ban the networks that you mean, for example "192.0.2.0/24"',
-            f'a network no wider than an IPv{version} /{most}, for example "192.0.2.0/24"',
+            f'a network no wider than an IPv{version} /{widest}, for example "192.0.2.0/24"',
         )
     return known
 

@@ -52,8 +52,8 @@ class StoredBans(Protocol):
     def remove(self, key: str) -> Ban | None:
         """Take a ban out, and return it."""
 
-    def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
-        """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
+    def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
+        """Forget bans that are over, no more than `max_count` by each clock; return whether any is left to see."""
 
 
 class BanStorage(Protocol):
@@ -84,16 +84,16 @@ class BanRules:
 
     Args:
         storage: What the store remembers.
-        most: How many bans, and the strikes of how many keys, to hold.
+        max_bans: How many bans, and the strikes of how many keys, to hold.
         next_us: When each event that may go on and on can be told again, where others come after these rules.
 
     Attributes:
         events: The events that the store has not told yet; it takes them from here.
     """
 
-    def __init__(self, storage: BanStorage, most: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
+    def __init__(self, storage: BanStorage, max_bans: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
         self._storage = storage
-        self._most = most
+        self._max_bans = max_bans
         self._next_us: dict[tuple[str, str], int] = {} if next_us is None else next_us
         self.events: list[Event] = []
 
@@ -170,10 +170,10 @@ class BanRules:
         records = {(policy, key) for policy, key, _ in known.strike_records}
         have_bans, have_records = len(self._storage.active_bans), self._storage.strike_records()
         for what, new, have in (("bans", bans, have_bans), ("strike records", records, have_records)):
-            if len(new) + have > self._most:  # where all fit, there is nothing to look up
+            if len(new) + have > self._max_bans:  # where all fit, there is nothing to look up
                 new = {one for one in new if not self._knows(*one)}
-            if new and len(new) + have > self._most:
-                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
+            if new and len(new) + have > self._max_bans:
+                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._max_bans}")
 
     def _knows(self, policy: str, key: str) -> bool:
         if not policy:
@@ -208,7 +208,7 @@ class BanRules:
         """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
         if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
             return False
-        state.made, (_, _, _, wait_us) = policy.most.spend(state.made, now_us, 1)
+        state.made, (_, _, _, wait_us) = policy.max_rate.spend(state.made, now_us, 1)
         if wait_us:
             self._say(bans_capped(policy, key), policy.name, now_us)
             return False
@@ -233,13 +233,13 @@ class BanRules:
 
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
-        bans, share = self._storage.active_bans, self._most // PREFIX_SHARE
+        bans, share = self._storage.active_bans, self._max_bans // PREFIX_SHARE
         bans.remove(key)  # the ban that it has is over, and the new one takes its place
         is_left = True
-        while (is_full := len(bans) >= self._most or (is_prefix and bans.prefixes >= share)) and is_left:
+        while (is_full := len(bans) >= self._max_bans or (is_prefix and bans.prefixes >= share)) and is_left:
             is_left = bans.remove_expired(now_us, wall_us, STEP)
         if is_full:
-            self._say(bans_full(self._most, key, of_prefixes=len(bans) < self._most), "", now_us)
+            self._say(bans_full(self._max_bans, key, of_prefixes=len(bans) < self._max_bans), "", now_us)
         return not is_full
 
     def _new_record(self, state: PolicyState, now_us: int) -> StrikeRecord:
@@ -256,7 +256,7 @@ class BanRules:
             strikes.take(key)
             if not is_over:
                 strikes.put(key, record)
-        if self._storage.strike_records() >= self._most:
+        if self._storage.strike_records() >= self._max_bans:
             fronts = [(other, *next(iter(other.strikes.items()))) for other in self._storage.states() if other.strikes]
             for other, key, record in fronts:
                 if other.is_over(record, now_us):
@@ -264,7 +264,7 @@ class BanRules:
                     return StrikeRecord()
             largest, key, _ = max(fronts, key=lambda front: len(front[0].strikes))
             largest.strikes.take(key)
-            self._say(strikes_dropped(self._most), "", now_us)
+            self._say(strikes_dropped(self._max_bans), "", now_us)
         return StrikeRecord()
 
     def _say(self, event: Event, about: str, now_us: int) -> None:
@@ -319,7 +319,7 @@ def shadow_banned(ban: Ban) -> Event:
 
 def bans_capped(policy: BanPolicy, key: str) -> Event:
     """Tell that a policy has made as many bans as it may for now."""
-    message = f"policy {policy.name!r} has made {policy.most} bans; {key} stays unbanned for now"
+    message = f"policy {policy.name!r} has made {policy.max_rate} bans; {key} stays unbanned for now"
     return Event("bans_capped", message, {"policy": policy.name, "key": key})
 
 

@@ -134,20 +134,20 @@ class PolicyState:
         strikes: The strike records of its keys.
         window_us: The window in which strikes ban; 0 until the first strike, where strike records were loaded.
         forgive_us: The clean time that takes a level, likewise.
-        most: What the window of the bans that it made is known by.
+        max_rate: What the window of the bans that it made is known by.
         made: That window, see `core.ring`.
     """
 
     def __init__(self, strikes: StrikeQueue) -> None:
         self.strikes = strikes
         self.window_us = self.forgive_us = 0
-        self.most: Identity = 0, 0
+        self.max_rate: Identity = 0, 0
         self.made = b""
 
     def follow(self, policy: BanPolicy) -> None:
         """Go on under a policy that may have changed; one with another window counts its bans anew."""
-        if self.most != policy.most.same_window:
-            self.most, self.made = policy.most.same_window, b""
+        if self.max_rate != policy.max_rate.same_window:
+            self.max_rate, self.made = policy.max_rate.same_window, b""
         self.window_us, self.forgive_us = policy.after.window_us, policy.forgive_us
 
     def is_over(self, record: StrikeRecord, now_us: int) -> bool:

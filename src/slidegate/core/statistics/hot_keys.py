@@ -112,19 +112,19 @@ class HotKeys:
             found = {key: _hits(live, key) for key in self._hot}
             return {key: hits for key, hits in found.items() if hits > room}
 
-    def top(self, now_us: int, most: int) -> list[tuple[str, int]]:
+    def top(self, now_us: int, count: int) -> list[tuple[str, int]]:
         """Return the keys that are counted highest at `now_us`, with the hits that they have had at least.
 
         Args:
             now_us: The moment.
-            most: How many keys to return, 1 or more. Those with the most hits come first, and keys of one number in
+            count: How many keys to return, 1 or more. Those with the most hits come first, and keys of one number in
                 their order as text.
         """
         counted: Counter[str] = Counter()
         with self._lock:
             for summary in self._live(now_us // self.slice_us):
                 counted.update(summary.counts)
-        return nsmallest(most, counted.items(), key=lambda entry: (-entry[1], entry[0]))
+        return nsmallest(count, counted.items(), key=lambda entry: (-entry[1], entry[0]))
 
     def error(self, now_us: int) -> int:
         """Return e at `now_us`: of no key have more hits than this gone uncounted in the k + 1 slices."""

@@ -95,15 +95,15 @@ class BanRows:
         self._count(ban, place, -1)
         return ban
 
-    def remove_expired(self, now_us: int, wall_us: int, most: int = 2) -> bool:
-        """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
+    def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
+        """Delete bans that are over, no more than `max_count` by each clock; return whether there are more."""
         left = False
         for clock, moment_us in zip(_CLOCKS, (now_us, wall_us), strict=True):
             with self._txn.cursor(self._dbs.ban_ends) as ends:
-                for step in range(most + 1):
+                for step in range(max_count + 1):
                     if not ends.set_range(clock) or ends.key() > clock + _NUMBER.pack(moment_us) + b"\xff":
                         break
-                    if step == most:
+                    if step == max_count:
                         left = True
                         break
                     end = ends.key()
@@ -209,14 +209,15 @@ class PolicyStateRow(PolicyState):
 
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
         values = (0, 0, (0, 0), 0, "") if row is None else json.loads(row)
-        window_us, forgive_us, most, count, made = values
+        window_us, forgive_us, max_rate, count, made = values
         super().__init__(StrikeQueueRows(txn, dbs, name, count))
-        self.window_us, self.forgive_us, self.most, self.made = window_us, forgive_us, tuple(most), bytes.fromhex(made)
+        self.window_us, self.forgive_us = window_us, forgive_us
+        self.max_rate, self.made = tuple(max_rate), bytes.fromhex(made)
         self.row = row
 
     def packed(self) -> bytes:
         """Return the row to write."""
-        values = (self.window_us, self.forgive_us, self.most, len(self.strikes), self.made.hex())
+        values = (self.window_us, self.forgive_us, self.max_rate, len(self.strikes), self.made.hex())
         return json.dumps(values).encode()
 
 

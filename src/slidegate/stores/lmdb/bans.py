@@ -47,17 +47,17 @@ class LmdbBans(BanStore):
         batcher: Runs jobs that write.
         now_us: The store's clock.
         wall_us: Unix time, in microseconds; None for the system's.
-        most: How many bans, and the strikes of how many keys, to hold.
+        max_bans: How many bans, and the strikes of how many keys, to hold.
     """
 
     def __init__(
-        self, transactions: Transactions, batcher: Batcher, now_us: Clock, wall_us: Clock | None, most: int
+        self, transactions: Transactions, batcher: Batcher, now_us: Clock, wall_us: Clock | None, max_bans: int
     ) -> None:
         self._transactions = transactions
         self._batcher = batcher
         self._clock = now_us
         self._wall = wall_us or system_us
-        self._most = most
+        self._max_bans = max_bans
         self._steady = Steady()
         self._steady_lock = Lock()
         hold_over_fork(self._steady_lock)
@@ -73,7 +73,7 @@ class LmdbBans(BanStore):
         if not bans:
             return None, False
         moments = self._moments()
-        rules = BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._most)
+        rules = BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._max_bans)
         refusal = rules.judge(bans, checks, *moments, prolong=False)
         return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
@@ -84,11 +84,11 @@ class LmdbBans(BanStore):
         prolonged = self._work(lambda rules: rules.judge(bans, refusal.checks, *moments, prolong=True), transaction)
         return refusal if prolonged is None else prolonged
 
-    def sweep(self, transaction: Transaction, most: int) -> bool:
-        """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
+    def sweep(self, transaction: Transaction, max_count: int) -> bool:
+        """Delete bans that are over, no more than `max_count` by each clock; return whether there are more."""
         if transaction.txn.get(CENSUS, None, transaction.dbs.meta) is None:
             return False
-        return LmdbBanStorage(transaction.txn, transaction.dbs).active_bans.remove_expired(*self._moments(), most)
+        return LmdbBanStorage(transaction.txn, transaction.dbs).active_bans.remove_expired(*self._moments(), max_count)
 
     def rescue(self, path: Path, transaction: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
@@ -205,12 +205,14 @@ class LmdbBans(BanStore):
 
     async def _load(self, known: Bans) -> int:
         bans, records = known
-        if self.count() + len(bans) > self._most:
+        if self.count() + len(bans) > self._max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
                 await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP))
-        self._transactions.read(
-            lambda transaction: BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._most).check_room(known)
-        )
+
+        def check_room(transaction: Transaction) -> None:
+            BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._max_bans).check_room(known)
+
+        self._transactions.read(check_room)
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
         parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
         done = 0
@@ -237,7 +239,7 @@ class LmdbBans(BanStore):
 
     def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
         storage = LmdbBanStorage(transaction.txn, transaction.dbs)
-        rules = BanRules(storage, self._most, self._next_us)
+        rules = BanRules(storage, self._max_bans, self._next_us)
         answer = do(rules)
         storage.save()
         transaction.events += rules.events

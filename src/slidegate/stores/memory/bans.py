@@ -164,7 +164,7 @@ class MemoryBans(BanStore):
             self._judged += 1
             if not self._judged % _LET_GO_EVERY:
                 with self._lock:
-                    self.active_bans.remove_expired(*self._moments(), most=_LET_GO_EVERY)
+                    self.active_bans.remove_expired(*self._moments(), max_count=_LET_GO_EVERY)
         by_key = self.active_bans.by_key
         for _, key, _ in checks:
             if key in by_key:
@@ -209,7 +209,7 @@ class MemoryBans(BanStore):
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
         with self._lock:
-            self.active_bans.remove_expired(*self._moments(), most=_COUNTED)
+            self.active_bans.remove_expired(*self._moments(), max_count=_COUNTED)
             return len(self.active_bans)
 
     def history(self) -> list[BanChange]:

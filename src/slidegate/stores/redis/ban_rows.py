@@ -106,7 +106,7 @@ def unpack_records(packed: bytes) -> Iterator[tuple[str, StrikeRecord, int, int]
 
 def pack_policy(policy: BanPolicy) -> bytes:
     """Pack the parts of a policy that decide about strikes and bans."""
-    most, name = policy.most, bytes_of(policy.name)
+    max_rate, name = policy.max_rate, bytes_of(policy.name)
     return (
         _POLICY.pack(
             policy.after.amount,
@@ -117,10 +117,10 @@ def pack_policy(policy: BanPolicy) -> bytes:
             policy.longest_us,
             policy.prolong,
             policy.action == "shadow",
-            most.amount,
-            most.resolution,
-            most.step_us,
-            most.span_us,
+            max_rate.amount,
+            max_rate.resolution,
+            max_rate.step_us,
+            max_rate.span_us,
             len(policy.ladder_us),
             len(name),
         )
@@ -131,8 +131,8 @@ def pack_policy(policy: BanPolicy) -> bytes:
 
 def made_name(policy: BanPolicy) -> str:
     """Return what the window of the bans that a policy made is called."""
-    most = policy.most
-    return f"made:{policy.name}:{most.window_us}:{most.resolution}"
+    max_rate = policy.max_rate
+    return f"made:{policy.name}:{max_rate.window_us}:{max_rate.resolution}"
 
 
 class Kinds:
@@ -201,12 +201,12 @@ class Teller:
 
     Args:
         tell: Passes events on.
-        most: How many bans may be held.
+        max_bans: How many bans may be held.
     """
 
-    def __init__(self, tell: Callable[[Sequence[Event]], None], most: int) -> None:
+    def __init__(self, tell: Callable[[Sequence[Event]], None], max_bans: int) -> None:
         self._tell = tell
-        self._most = most
+        self._max_bans = max_bans
         self._next_s: dict[tuple[str, str], float] = {}
 
     def tell(self, reports: Sequence[bytes], policy: BanPolicy | None = None, by: str = "") -> None:
@@ -234,9 +234,9 @@ class Teller:
         if kind == CAPPED and policy is not None:
             event, about = bans_capped(policy, key), policy.name
         elif kind == DROPPED:
-            event = strikes_dropped(self._most)
+            event = strikes_dropped(self._max_bans)
         else:
-            event = bans_full(self._most, key, of_prefixes=kind == FULL_OF_PREFIXES)
+            event = bans_full(self._max_bans, key, of_prefixes=kind == FULL_OF_PREFIXES)
         now_s = monotonic()
         if now_s < self._next_s.get((event.kind, about), 0.0):  # it may go on and on
             return []

@@ -80,7 +80,7 @@ class RedisBans(BanStore):
         clock: The clock of a test.
         refusals: Remembers what was refused.
         tell: Passes events on.
-        most: How many bans, and the strikes of how many keys, to hold.
+        max_bans: How many bans, and the strikes of how many keys, to hold.
         read_only: Whether nothing is made where nothing of slidegate stands.
 
     Attributes:
@@ -95,7 +95,7 @@ class RedisBans(BanStore):
         clock: Clock | None,
         refusals: RefusalCache,
         tell: Callable[[Sequence[Event]], None],
-        most: int,
+        max_bans: int,
         *,
         read_only: bool,
     ) -> None:
@@ -106,9 +106,9 @@ class RedisBans(BanStore):
         self._clock = clock
         self._refusals = refusals
         self._tell = tell
-        self._most = most
+        self._max_bans = max_bans
         self._read_only = read_only
-        self._teller = Teller(tell, most)
+        self._teller = Teller(tell, max_bans)
         self._sums = StrikeSums(self._strike)
         self._count = 0
         self._life = b""
@@ -142,7 +142,7 @@ class RedisBans(BanStore):
     async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
         """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
         policy, key = strike.policy, bytes_of(strike.key)
-        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._most, KNOWN_MS]
+        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._max_bans, KNOWN_MS]
         keys = [self._names[0] + b":struck:" + name, self._names[0] + b":" + bytes_of(made_name(policy))]
         if strike.prefix and policy.prefix is not None:
             why = f"{policy.prefix.after} of its addresses were banned"
@@ -256,8 +256,8 @@ class RedisBans(BanStore):
         if records:
             held = {row[:2] async for part in self._scan(RECORDS) for row in _records_in(part)}
         for what, new, have in (("bans", bans, len(in_force)), ("strike records", records - held, len(held))):
-            if new and len(new) + have > self._most:
-                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
+            if new and len(new) + have > self._max_bans:
+                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._max_bans}")
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
 

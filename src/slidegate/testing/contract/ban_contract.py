@@ -176,7 +176,7 @@ class BansContract:
 
     @with_store()
     async def test_a_policy_makes_no_more_bans_than_it_may(self, store: StoreHarness) -> None:
-        policy = BanPolicy("1/minute", "10m", jitter=0, most="2/1m")
+        policy = BanPolicy("1/minute", "10m", jitter=0, max_rate="2/1m")
         made = [await store.strike(f"user:{number}", 1, policy) for number in range(20)]
         assert [ban is not None for ban in made] == [True] * 2 + [False] * 18
         assert store.heard.kinds.count("bans_capped") == 1

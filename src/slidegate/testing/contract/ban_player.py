@@ -204,7 +204,7 @@ def drawn_policy(choices: Choices, name: str) -> BanPolicy:
         name=name,
         action=choices.pick(("ban", "ban", "ban", "shadow")),
         prolong=not choices.below(3),
-        most=choices.pick(("60/s", "60/s", "2/10s", "1/1s")),
+        max_rate=choices.pick(("60/s", "60/s", "2/10s", "1/1s")),
         prefix_after=choices.pick(("2/30s", None, "2/5s", "3/60s")),
     )
 

@@ -19,7 +19,7 @@ from .harness import StoreHarness, bucket, play_to, with_store
 from .player import Player, settle
 from .programs import SECOND_US, Program, programs
 
-MOST_MOMENTS = 12
+MAX_MOMENTS = 12
 """How many of the moments at which something leaves are looked at, for each key and rule."""
 
 
@@ -184,7 +184,7 @@ async def _see_it_empty(store: StoreHarness, key: str, asked: Bucket) -> None:
     """See that every unit leaves at the moment that its slice names, and none before."""
     shown = await as_peek_says(store.raw, key, asked)
     moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
-    for moment_us in [step for us in moments[:MOST_MOMENTS] for step in (us - 1, us)]:
+    for moment_us in [step for us in moments[:MAX_MOMENTS] for step in (us - 1, us)]:
         if moment_us <= store.clock.now_us:
             continue
         store.clock.set(moment_us)

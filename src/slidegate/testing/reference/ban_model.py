@@ -154,8 +154,9 @@ class BanModel:
                 entry.refuses = False
 
     def _is_capped(self, policy: BanPolicy, now_us: int) -> bool:
-        from_us = now_us - policy.most.window_us
-        return [at_us > from_us for by, at_us in self._made_at if by == policy.name].count(True) >= policy.most.amount
+        from_us = now_us - policy.max_rate.window_us
+        recent = [at_us for by, at_us in self._made_at if by == policy.name and at_us > from_us]
+        return len(recent) >= policy.max_rate.amount
 
     def _own(self, policy: BanPolicy, key: str) -> Iterator[Entry]:
         """Yield everything that happened to a key under a policy."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_UNITS = 2**32 - 1
+MAX_UNITS = 2**32 - 1
 
 
 class Answer(NamedTuple):
@@ -80,7 +80,7 @@ class ModelWindow:
 
     def charge(self, now_us: int, cost: int) -> tuple[int, int]:
         """Charge whatever the limit; return the moment and how many units may come back."""
-        kept = min(cost, MOST_UNITS - self.spent(now_us))
+        kept = min(cost, MAX_UNITS - self.spent(now_us))
         newest_us = max(self.charges, default=-1)
         moment_us = newest_us if newest_us >= now_us else self.moment_us(now_us)
         if kept:

@@ -2,25 +2,25 @@
 
 -- A policy as the caller packs it, and the place in KEYS of the window of bans that it made.
 local function policy_at(arg, made_key)
-  local p, most = { made_key = made_key, ladder = {} }, {}
+  local p, rate = { made_key = made_key, ladder = {} }, {}
   local steps, at
-  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, most.amount, most.resolution,
-    most.step, most.span, steps, p.name, at = unpack_from("<I4i8i8i8di8BBI4Hi8i8HHc0", arg)
+  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, rate.amount, rate.resolution,
+    rate.step, rate.span, steps, p.name, at = unpack_from("<I4i8i8i8di8BBI4Hi8i8HHc0", arg)
   for place = 1, steps do
     p.ladder[place], at = unpack_from("<i8", arg, at)
   end
-  p.most = most
+  p.max_rate = rate
   return p
 end
 
 -- Whether one more automatic ban can be recorded.
-local function has_room(key, is_prefix, most)
+local function has_room(key, is_prefix, max_bans)
   if ban_of(key) then -- it is over, and what is recorded takes its place
     remove_ban(key)
   end
-  while let_go(64) > 0 and count_bans() >= most do
+  while let_go(64) > 0 and count_bans() >= max_bans do
   end
-  local share = floor(most / 10)
+  local share = floor(max_bans / 10)
   local full_of_prefixes = false
   if is_prefix then
     if redis.call("SCARD", KEYS[PREFIXES]) >= share then
@@ -33,7 +33,7 @@ local function has_room(key, is_prefix, most)
     end
     full_of_prefixes = redis.call("SCARD", KEYS[PREFIXES]) >= share
   end
-  local room = count_bans() < most
+  local room = count_bans() < max_bans
   if room and not full_of_prefixes then
     return true
   end
@@ -43,7 +43,7 @@ end
 
 -- Count one more ban that a policy makes; false if it has made as many as it may.
 local function may_make(policy)
-  local limit, value = policy.most, redis.call("GET", KEYS[policy.made_key])
+  local limit, value = policy.max_rate, redis.call("GET", KEYS[policy.made_key])
   local made = value and ring.unpack(value) or ring.new()
   ring.settle(made, limit, now)
   if ring.wait(made, limit, now, 1, 0) ~= 0 then
@@ -55,14 +55,14 @@ local function may_make(policy)
   return true
 end
 
-local function strike(policy, key, weight, reason, source, most)
+local function strike(policy, key, weight, reason, source, max_bans)
   local ban = ban_of(key)
   if ban and not is_over(ban) then
     return nil
   end
   local found = records_of(key)
   if not found[policy.name] then
-    if make_room(most) then
+    if make_room(max_bans) then
       tell(DROPPED, nil, key)
     end
     found = records_of(key) -- another one of this key may have made room
@@ -73,7 +73,7 @@ local function strike(policy, key, weight, reason, source, most)
     s.until_at = min(s.until_at, now) -- none is in force: the last one ended by the wall clock
   end
   local due = count_strike(s, policy, weight, source)
-  if due and policy.shadow == 0 and not has_room(key, source ~= "", most) then
+  if due and policy.shadow == 0 and not has_room(key, source ~= "", max_bans) then
     due = false
   end
   if due and not may_make(policy) then
@@ -98,17 +98,17 @@ end
 
 local commands = {}
 
--- policy, key, weight, reason, most, how long to know of it; and prefix, its policy, its reason, where there is one.
+-- policy, key, weight, reason, max_bans, how long to know of it; and prefix, its policy, its reason, where there is one.
 -- Answers with the ban that was made, and how many strikes are missing for the next. What comes again is counted once
 function commands.strike()
   let_go(2)
-  local policy, key, most = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
+  local policy, key, max_bans = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
   local made
   if redis.call("SET", KEYS[8], "", "NX", "PX", ARGV[8]) then
-    made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", most)
+    made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", max_bans)
   end
   if made and ARGV[9] then
-    strike(policy_at(ARGV[10], 10), ARGV[9], 1, ARGV[11], key, most)
+    strike(policy_at(ARGV[10], 10), ARGV[9], 1, ARGV[11], key, max_bans)
   end
   local s, missing = records_of(key)[policy.name], policy.amount
   for _, counted in ipairs(s and s.strikes or {}) do

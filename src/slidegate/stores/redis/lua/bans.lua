@@ -136,8 +136,8 @@ local function change(kind, ban, by)
 end
 
 -- Forget bans that are over, at most so many; return how many there were.
-local function let_go(most)
-  local over = redis.call("ZRANGEBYSCORE", KEYS[ENDS], "-inf", text_of(now), "LIMIT", 0, most)
+local function let_go(max_count)
+  local over = redis.call("ZRANGEBYSCORE", KEYS[ENDS], "-inf", text_of(now), "LIMIT", 0, max_count)
   for _, key in ipairs(over) do
     remove_ban(key)
   end
@@ -251,12 +251,12 @@ local function forget_record(member)
 end
 
 -- Make room for one more strike record; tell whether one had to be forgotten that was not over.
-local function make_room(most)
+local function make_room(max_bans)
   local over = redis.call("ZRANGEBYSCORE", KEYS[OVER], "-inf", text_of(now), "LIMIT", 0, 2)
   for _, member in ipairs(over) do
     forget_record(member)
   end
-  if redis.call("ZCARD", KEYS[OVER]) < most then
+  if redis.call("ZCARD", KEYS[OVER]) < max_bans then
     return false
   end
   forget_record(redis.call("ZRANGE", KEYS[OVER], 0, 0)[1])
