@@ -195,13 +195,12 @@ class Authenticator:
         token = await self.find_token(request, text.strip())
         return self.identity(request.scope, token.user, bearer=True)
 
-    async def find_token(self, request: Request, text: str, *, login: bool = False) -> Token:
+    async def find_token(self, request: Request, text: str) -> Token:
         """Return the token that a client shows.
 
         Args:
             request: Its request.
             text: What it shows.
-            login: Whether it does not count that the same token was right from there before.
 
         Raises:
             AdminError: It is wrong, or too many were wrong.
@@ -213,7 +212,7 @@ class Authenticator:
             found = [token for token in self.tokens if token.matches(digest)]
             return found[0] if found else None
 
-        return await self._try(request, text, find, login=login)
+        return await self._try(request, text, find)
 
     async def keep_banned_out(self, request: Request) -> None:
         """Refuse a client that is banned.
@@ -232,11 +231,9 @@ class Authenticator:
         """Return a user with the place that a request comes from."""
         return Identity(user, *self._client.locate(scope), bearer)
 
-    async def _try(
-        self, request: Request, text: str, find: Callable[[], Awaitable[T | None]], *, login: bool = False
-    ) -> T:
+    async def _try(self, request: Request, text: str, find: Callable[[], Awaitable[T | None]]) -> T:
         key, _ = self._client.locate(request.scope)
-        found = await self._attempts.show(key, text, find, login=login)
+        found = await self._attempts.show(key, text, find)
         if isinstance(found, Decision):
             if found.reason is Reason.BANNED:
                 await self.keep_banned_out(request)
@@ -260,23 +257,18 @@ class TokenAttempts:
         self._underway: dict[tuple[int, str, bytes], anyio.Event] = {}
         self._local: Limiter | None = None
 
-    async def show(
-        self, key: str, text: str, find: Callable[[], Awaitable[T | None]], *, login: bool
-    ) -> T | Decision | None:
+    async def show(self, key: str, text: str, find: Callable[[], Awaitable[T | None]]) -> T | Decision | None:
         """Find the owner of a token that a client shows.
 
         Args:
             key: The client.
             text: The token.
             find: Returns its owner, None for a wrong token.
-            login: Whether it does not count that the same token was right from there before.
 
         Returns:
             The owner; None for a wrong token; a refusal if too many were wrong, and then the token was not looked at.
         """
         digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-        if login:
-            return await self._compare(key, digest, find)
         # Of ten connections that a script opens at once the first one shows the token, and nine find it proven.
         asked = get_ident(), key, digest
         while (before := self._underway.get(asked)) is not None:

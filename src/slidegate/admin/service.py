@@ -27,7 +27,7 @@ from ..core.limits import parse_duration_us
 from ..core.logs import escaped
 from ..limiter import Limiter
 from ..limiter.stats import Stats
-from ..web.keys import Key, cookie, header, query
+from ..web.keys import Value, cookie, header, query
 from . import parameters, views
 from .activity import (
     SECTION,
@@ -54,6 +54,7 @@ _MAX_REFUSALS: Final = 50
 _MAX_HISTORY: Final = 50
 _MAX_SHADOWED: Final = 20
 _MAX_WORKERS: Final = 200
+_SOURCES: Final = {"header": header, "cookie": cookie, "query": query}
 _KEPT: Final = 2_000
 
 
@@ -181,15 +182,12 @@ class AdminService:
         """The bans in force, newest first, in pages."""
         # All bans are looked at, in turns between which other tasks run, and few more are held than the page has.
         page: Page[Ban] = Page(asked.limit, asked.cursor, [0, ""])
-        wanted = None if asked.q is None else asked.q.casefold()
-        total = 0
+        wanted, total = (asked.q or "").casefold(), 0
         async for ban in self._limiter.bans():
-            if asked.policy is not None and ban.by != asked.policy:
-                continue
-            if wanted is not None and not any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by)):
-                continue
-            total += 1
-            page.add([-ban.wall_us, ban.key], ban)
+            texts = (ban.key, ban.reason, ban.by)
+            if asked.policy in (None, ban.by) and any(wanted in text.casefold() for text in texts):
+                total += 1
+                page.add([-ban.wall_us, ban.key], ban)
         return views.Bans(bans=[views.Ban.model_validate(ban) for ban in page.entries()], next=page.next(), total=total)
 
     # -- to change -----------------------------------------------------------------------------------------------------
@@ -228,19 +226,11 @@ class AdminService:
     @operation("POST", "/keys/find", reads=True)
     async def find_key(self, asked: parameters.ClientValue, by: Identity) -> views.Key:
         """The key under which a value is counted that clients send."""
-        value = asked.value.encode()
-        if asked.kind == "header":
-            _, identity = header(asked.name), f"header:{asked.name.lower()}"
-            for rule, _ in views.buckets_of(self._limiter):
-                # A header has any case, but its digest has the one in which the rule names it.
-                if isinstance(rule.key, Key) and rule.key.identity.partition("|")[0] == identity:
-                    scope = {"type": "http", "headers": [(asked.name.lower().encode(), value)]}
-                    return views.Key(key=rule.key.find(scope, self._limiter, ""))
-        elif asked.kind == "cookie":
-            cookie(asked.name)
-        else:
-            query(asked.name)
-        return views.Key(key=self._limiter.digest(f"{asked.kind}:{asked.name}", value))
+        source = _SOURCES[asked.kind](asked.name)
+        # A header has any case, but its digest has the one in which a rule names it.
+        keys = [rule.key for rule, _ in views.buckets_of(self._limiter) if isinstance(rule.key, Value)]
+        named = next((key for key in keys if key.identity.partition("|")[0] == source.identity), source)
+        return views.Key(key=self._limiter.key_for(named.of(asked.value)))
 
     @operation("POST", "/keys/reset")
     async def reset_key(self, asked: parameters.KeyBody, by: Identity) -> views.Reset:

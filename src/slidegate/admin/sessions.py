@@ -85,7 +85,7 @@ class SessionRoutes:
         text = body.get("token") if isinstance(body, dict) and len(body) == 1 else None
         if not isinstance(text, str) or len(text) > MAX_TOKEN:
             raise AdminError(422, "form", 'A login is {"token": "..."}.')
-        token = await self._authenticator.find_token(request, text, login=True)
+        token = await self._authenticator.find_token(request, text)
         before = self._find(request)
         if before is not None:
             await self._revoke(before)

@@ -7,15 +7,13 @@ import { count, duration, moment, now } from "./format.js";
 
 export class BansView {
   constructor(page) {
-    Object.assign(this, { page, query: "", policy: "", pages: [""], policies: new Set() });
-    this.choice = h("select", { id: mark("policy"), onchange: (event) => { this.policy = event.target.value; this.first(); } }, h("option", { value: "" }, "all"));
+    Object.assign(this, { page, query: "", pages: [""] });
     this.ban = change(page, "Ban…", askBan, "", { class: "danger" });
     this.bans = h("div", {});
     this.rest = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Bans and lists"),
       h("form", { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => { event.preventDefault(); this.query = event.target.elements.q.value; this.first(); } },
-        field("Target or reason", h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }), "grow"),
-        field("Made by", this.choice),
+        field("Target, reason or maker", h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }), "grow"),
         h("p", { class: "field" }, h("button", { type: "submit" }, "Search")), h("p", { class: "field" }, this.ban)),
       this.bans, this.rest);
   }
@@ -33,20 +31,11 @@ export class BansView {
 
   async refresh() {
     const [bans, lists, events] = await Promise.all([
-      get("bans", { cursor: this.pages.at(-1), limit: 50, policy: this.policy, q: this.query }), get("lists"), get("events", { limit: 100 }),
+      get("bans", { cursor: this.pages.at(-1), limit: 50, q: this.query }), get("lists"), get("events", { limit: 100 }),
     ]);
     this.ban.disabled = !this.page.mayChange;
-    this.learn(bans.bans);
     update(this.bans, this.inForce(bans));
     update(this.rest, this.lists(lists.lists), this.events(events.events));
-  }
-
-  learn(bans) {
-    for (const { policy } of bans) {
-      if (this.policies.has(policy) || this.policies.size >= 50) continue;
-      this.policies.add(policy);
-      this.choice.append(h("option", { value: policy }, plain(policy, 60)));
-    }
   }
 
   inForce({ bans, next, total }) {
@@ -60,7 +49,7 @@ export class BansView {
       { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
       { title: "Ends in", cell: (ban) => (ban.until_at ? h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now()))) : "never") },
       { title: "Actions", cell: (ban) => h("span", { class: "buttons" }, act("Unban", askUnban, ban.target), act("Extend…", askExtend, ban.target)) },
-    ], bans, this.query || this.policy ? "No ban is like that." : "Nobody is banned.", (ban) => ban.target);
+    ], bans, this.query ? "No ban is like that." : "Nobody is banned.", (ban) => ban.target);
     return [found, (next || this.pages.length > 1) && h("nav", { class: "pages", "aria-label": "Pages of bans" },
       button("Newer", () => this.turn(null), { disabled: this.pages.length === 1 }),
       h("span", { class: "faint" }, `Page ${this.pages.length}`), button("Older", () => this.turn(next), { disabled: !next }))];

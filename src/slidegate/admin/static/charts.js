@@ -18,12 +18,14 @@ function niceStep(span, parts) {
 // A number beside a line of the grid, with as many places as the step between lines has.
 const axis = (value, step) => value.toLocaleString("en", { minimumFractionDigits: value ? Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) : 0, maximumFractionDigits: 4 });
 
+// A line through points, with gaps where one is null; a point between two gaps is a dot.
 function path(points) {
   let drawn = "";
-  let pen = "M";
+  let open = false;
   for (const point of points) {
-    if (point === null) pen = "M";
-    else { drawn += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}`; pen = "L"; }
+    const place = point && `${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
+    if (point) drawn += open ? `L${place}` : `M${place}h0`;
+    open = point !== null;
   }
   return drawn;
 }
@@ -92,7 +94,6 @@ export class Chart {
       if (this.heap && line) parts.push(svg("path", { class: `area s-${key}`, d: `${line}L${x(length - 1).toFixed(1)} ${floor}L${x(0)} ${floor}Z` }));
       parts.push(svg("path", { class: `line s-${key}`, d: path(points.slice(0, sure + 1)) }));
       if (sure < length - 1) parts.push(svg("path", { class: `line late s-${key}`, d: path(points.slice(sure)) }));
-      if (!this.heap) parts.push(...alone(points).map(([cx, cy]) => svg("circle", { class: `dot s-${key}`, cx, cy, r: 1.5 })));
     }
     if (empty) parts.push(svg("text", { class: "gap", x: (INSET.left + right) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.gap));
     parts.push(svg("line", { class: "cross", y1: INSET.top, y2: floor, x1: 0, x2: 0, visibility: "hidden" }));
@@ -168,11 +169,6 @@ export class Chart {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), this.series.map(({ label }) => h("th", { scope: "col", class: "number" }, label)))),
       h("tbody", {}, lines)));
   }
-}
-
-// Points without a neighbour on either side: a line does not show them.
-function alone(points) {
-  return points.filter((point, place) => point && !points[place - 1] && !points[place + 1]);
 }
 
 // A small line without axes: the shape of the last while.
