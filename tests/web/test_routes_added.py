@@ -53,3 +53,14 @@ async def test_a_directory_mounted_later_is_counted_at_paths_that_were_asked_bef
     assert await statuses(gate, 4, "/static/a.js/") == [404] * 4, "Starlette takes a final slash as it is written"
     app.mount("/static", StaticFiles(directory=tmp_path))
     assert await statuses(gate, 3, "/static/a.js/") == [200, 200, 429], "what serves files takes no notice of it"
+
+
+async def test_an_application_that_is_mounted_again_has_a_limit_of_its_own_at_its_new_place() -> None:
+    inner, app = FastAPI(), FastAPI()
+    inner.get("/a")(RateLimit("1/minute")(page))
+    app.mount("/one", inner)
+    gate = RateLimitMiddleware(app)
+    assert await statuses(gate, 2, "/one/a") == [200, 429]
+    app.mount("/two", inner)
+    assert await statuses(gate, 2, "/two/a") == [200, 429]
+    assert await statuses(gate, 1, "/one/a") == [429]

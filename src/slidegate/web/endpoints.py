@@ -11,7 +11,7 @@ from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, Signature, isclass
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -26,7 +26,7 @@ from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import RequestLimits, Reservation, charges
-from .routes import ResolvedRoute, RouteTables
+from .routes import ResolvedRoute, RouteTable, RouteTables
 from .rule_set import BoundRule, buckets_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -186,6 +186,14 @@ class RateLimit:
             request.reserve(Reservation(bound.rule, middleware.limiter, decision, middleware.endpoints.calls))
 
 
+class _AtRoute(NamedTuple):
+    """What a limit charges at a route, and the objects that were asked: the id of one that is gone may be another's."""
+
+    bound: BoundRule | None
+    table: RouteTable
+    asked: tuple[object, ...]
+
+
 class EndpointBuckets:
     """The limits at the endpoints below one middleware, each with its buckets.
 
@@ -212,7 +220,7 @@ class EndpointBuckets:
         self._routes = routes
         self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
-        self._at_route: dict[tuple[RateLimit, int, int, int], tuple[BoundRule | None, object]] = {}
+        self._at_route: dict[tuple[RateLimit, int, int, int], _AtRoute] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
@@ -234,13 +242,14 @@ class EndpointBuckets:
         route = scope.get("route")
         asked = limit, id(route), id(function), turn
         known = self._at_route.get(asked)
-        if known is None:
-            bound = self._resolve(limit, scope, function, turn)
-            if len(self._routes.candidates(scope)) != 1 or not hasattr(route, "endpoint"):
-                return bound  # only the path, or another router, tells by which way the request came
-            # The objects are kept as well: the id of one that is gone may be given to another.
-            known = remember(self._at_route, asked, (bound, (route, function)), _MEMO)
-        return known[0]
+        if known is not None and known.table.is_current():
+            return known.bound
+        found = self._routes.candidates(scope)
+        bound = self._resolve(limit, scope, function, turn)
+        if len(found) == 1 and hasattr(route, "endpoint"):  # else the path, or another router, tells the way
+            table = self._routes.current(scope["router"])
+            remember(self._at_route, asked, _AtRoute(bound, table, (route, function)), _MEMO)
+        return bound
 
     def _resolve(self, limit: RateLimit, scope: Scope, function: object, turn: int) -> BoundRule | None:
         place = self._routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
