@@ -29,8 +29,7 @@ from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import Combined, Key, PathParam, everyone, parts_of
 from .matching import PathMatcher, normal_forms, route_path
 from .network_files import AddressList
-from .request import RequestLimits
-from .scope_keys import OFF, RECORD
+from .request import limits_above
 
 
 class Signal(NamedTuple):
@@ -255,9 +254,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    limits: RequestLimits | None = request.scope.get(RECORD)
-    if limits is None and OFF not in request.scope:
-        raise ConfigurationError("strike: no RateLimitMiddleware stands above; write app.add_middleware(...)")
+    limits = limits_above(request.scope, "strike")
     if limits is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.

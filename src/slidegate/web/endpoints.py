@@ -25,8 +25,8 @@ from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import RequestLimits, Reservation, charges
-from .routes import ResolvedRoute, RouteTable, RouteTables
+from .request import Reservation, charges, limits_above
+from .routes import ResolvedRoute, RouteIndex, RouteTable
 from .rule_set import BoundRule, buckets_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -37,7 +37,6 @@ from .rules import (
     LimitsFunction,
     Rule,
 )
-from .scope_keys import OFF, RECORD
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
@@ -156,14 +155,9 @@ class RateLimit:
             ConfigurationError: No middleware stands above.
         """
         scope = connection.scope
-        request: RequestLimits | None = scope.get(RECORD)
+        request = limits_above(scope, "RateLimit")
         if request is None:
-            if OFF in scope:
-                return
-            raise ConfigurationError(
-                "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
-                "app.add_middleware(RateLimitMiddleware), with rules or without"
-            )
+            return
         middleware, rule = request.middleware, self.rule
         bound = middleware.endpoints.find(self, scope, endpoint)
         if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
@@ -208,7 +202,7 @@ class EndpointBuckets:
     def __init__(
         self,
         claimed: str,
-        routes: RouteTables,
+        routes: RouteIndex,
         decide: DecideAt,
         calls: UserCallbacks,
         price: Callable[[BoundRule], None],
@@ -321,9 +315,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
             whole number.
     """
     check_cost(units, "units")
-    record: RequestLimits | None = request.scope.get(RECORD)
-    if record is None and OFF not in request.scope:
-        raise ConfigurationError("charge: no RateLimitMiddleware stands above; write app.add_middleware(...)")
+    record = limits_above(request.scope, "charge")
     if record is None:
         return _UNCOUNTED
     counted = {

@@ -50,7 +50,7 @@ from .request import (
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
-from .routes import RouteTables, router_of
+from .routes import RouteIndex, router_of
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS
@@ -138,7 +138,7 @@ class RateLimitMiddleware(Breakable):
         self._calls = UserCallbacks()
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
-        self._routes = RouteTables(app)
+        self._routes = RouteIndex(app)
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter, self._routes)
         self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)

@@ -32,7 +32,7 @@ from .broken import Breakable, end_start
 from .callbacks import UserCallbacks, request_of
 from .checks import switched_off
 from .responses import reduced_capacity, refuse_websocket
-from .routes import RouteTables
+from .routes import RouteIndex
 from .rule_set import RuleSet
 from .rules import Rule, checked_methods
 from .scope_keys import RECORD
@@ -113,7 +113,7 @@ class LoadSheddingMiddleware(Breakable):
         self._emit = None if limiter is None else limiter.engine.emit
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
-        self._routes = RouteTables(app)
+        self._routes = RouteIndex(app)
         self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._enabled = not switched_off(enabled)

@@ -20,9 +20,11 @@ from starlette.types import Message, Receive, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision, LimitState, Reason
+from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
+from .scope_keys import OFF, RECORD
 
 if TYPE_CHECKING:
     from .bans import BanSignals
@@ -335,6 +337,21 @@ class RequestLimits:
         for channel in channels:
             channel.close()
         await self.release()
+
+
+def limits_above(scope: Scope, who: str) -> RequestLimits | None:
+    """Return what the middlewares above know of a request; None where they are switched off.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    request: RequestLimits | None = scope.get(RECORD)
+    if request is None and OFF not in scope:
+        raise ConfigurationError(
+            f"{who}: no RateLimitMiddleware stands above; write app.add_middleware(RateLimitMiddleware), with rules or "
+            "without"
+        )
+    return request
 
 
 def charged(entries: Iterable[Entry], bucket: Bucket, limiter: Limiter) -> bool:

@@ -438,7 +438,7 @@ class RouteTable:
         return index
 
 
-class RouteTables:
+class RouteIndex:
     """Finds the routes of requests: of those that an endpoint has seen, and of those that were refused before.
 
     Args:

@@ -110,9 +110,8 @@ class BoundRule:
                 limits = tuple(limits)  # an iterator can be read only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
-            remember(self._plans, parsed, known, _MEMO_PLANS)
-            if isinstance(limits, (str, AnyLimit)):
-                remember(self._plans, limits, known, _MEMO_PLANS)
+            for asked in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
+                remember(self._plans, asked, known, _MEMO_PLANS)
         return known
 
 

@@ -26,7 +26,7 @@ from ..core.statistics.series import MAX_NOTED, Outcome, Series
 from ..limiter import Limiter
 from ..limiter.stats import UNROUTED
 from .request import RequestLimits
-from .routes import RouteTables
+from .routes import RouteIndex
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
 """The bucket that counted a request, where it is one; else all of them."""
@@ -76,7 +76,7 @@ class RequestStats:
         now: Returns the moments to note, in ticks.
     """
 
-    def __init__(self, limiter: Limiter, routes: RouteTables) -> None:
+    def __init__(self, limiter: Limiter, routes: RouteIndex) -> None:
         self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
         self._routes = routes
