@@ -97,33 +97,29 @@ class BanSignals:
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._paths: list[tuple[re.Pattern[str], Signal]] = []
-        self._statuses: dict[int, list[Signal]] = {}
-        self._named: dict[str, list[Signal]] = {}
+        self._signals: dict[int | str, list[Signal]] = {}
         for policy in self.policies.values():
-            self._read_signals(policy)
+            for signal, weight in policy.signals.items():
+                self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
         self.on_request = bool(self._paths)
-        self.on_status = bool(self._statuses)
-        self.on_refusal = "refused" in self._named
-        signals = chain((signal for _, signal in self._paths), *self._statuses.values(), *self._named.values())
+        self.on_status = any(isinstance(signal, int) for signal in self._signals)
+        self.on_refusal = "refused" in self._signals
+        signals = chain((signal for _, signal in self._paths), *self._signals.values())
         self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
 
-    def _read_signals(self, policy: BanPolicy) -> None:
-        for signal, weight in policy.signals.items():
-            whole = policy.after.amount if weight == "ban" else weight
-            if isinstance(signal, int):
-                self._statuses.setdefault(signal, []).append(Signal(policy, whole, f"status {signal}"))
-            elif signal.startswith("/"):
-                try:
-                    pattern = PathMatcher(signal).limits
-                except ConfigurationError as error:
-                    raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-                self._paths.append((pattern, Signal(policy, whole, clean_reason(f"path {signal}"))))
-            elif signal.endswith("xx"):
-                first = int(signal[0]) * 100
-                for status in set(range(first, first + 100)) - set(policy.signals):
-                    self._statuses.setdefault(status, []).append(Signal(policy, whole, f"status {status}"))
-            else:
-                self._named.setdefault(signal, []).append(Signal(policy, whole, signal))
+    def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
+        if isinstance(signal, str) and signal.startswith("/"):
+            try:
+                pattern = PathMatcher(signal).limits
+            except ConfigurationError as error:
+                raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
+            self._paths.append((pattern, Signal(policy, weight, clean_reason(f"path {signal}"))))
+        elif signal == "refused":
+            self._signals.setdefault(signal, []).append(Signal(policy, weight, signal))
+        else:
+            statuses: Iterable[int] = (signal,) if isinstance(signal, int) else _class_of(signal) - set(policy.signals)
+            for status in statuses:
+                self._signals.setdefault(status, []).append(Signal(policy, weight, f"status {status}"))
 
     def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
@@ -171,16 +167,10 @@ class BanSignals:
         ban_key(key)
         return ban_target(policy, self._limiter.engine.keys.learn(key)[0], self._protected)
 
-    async def refused(self, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for a refusal by a limit, unless a middleware further out does."""
-        with suppress(StoreError):  # it is refused as it is
-            for signal in self._not_struck_by(self._named.get("refused", ()), outer):
-                await self.strike(signal, scope)
-
-    async def answered(self, status: int, scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for the status of the application's answer, unless a middleware further out does."""
-        with suppress(StoreError):  # the application has answered
-            for signal in self._not_struck_by(self._statuses.get(status, ()), outer):
+    async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> None:
+        """Strike for the status of the application's answer, or a refusal, unless a middleware further out does."""
+        with suppress(StoreError):  # the request is answered or refused as it is
+            for signal in self._not_struck_by(self._signals.get(what, ()), outer):
                 await self.strike(signal, scope)
 
     def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
@@ -189,6 +179,12 @@ class BanSignals:
         if not theirs:
             return signals
         return [one for one in signals if not any((one.policy.name, one.reason) in struck for struck in theirs)]
+
+
+def _class_of(name: str) -> set[int]:
+    """Return the statuses of a class such as ``"4xx"``."""
+    first = int(name[0]) * 100
+    return set(range(first, first + 100))
 
 
 def _by_name(policies: object) -> dict[str, BanPolicy]:

@@ -122,7 +122,7 @@ async def strike_refused(scope: Scope, request: RequestLimits) -> None:
     outer: list[BanSignals] = []
     for middleware, _ in request.entries:
         if middleware.signals.on_refusal and middleware not in request.exempt:
-            await middleware.signals.refused(scope, outer)
+            await middleware.signals.strike_for("refused", scope, outer)
         outer.append(middleware.signals)
 
 

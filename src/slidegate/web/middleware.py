@@ -361,7 +361,7 @@ class RateLimitMiddleware(Breakable):
         """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
         request: RequestLimits = scope[RECORD]
         if request.refusal is None and not request.exempt_from(self._view):
-            await self._signals.answered(status, scope, outer)
+            await self._signals.strike_for(status, scope, outer)
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
