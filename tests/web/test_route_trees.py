@@ -13,7 +13,7 @@ import pytest
 from starlette.routing import compile_path
 
 from slidegate import Rule
-from slidegate.web.routes import walk
+from slidegate.web.route_tree import walk
 
 from ..asgi import scope_of
 from .gates import charged

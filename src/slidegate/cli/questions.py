@@ -26,7 +26,7 @@ from ..web.decorators import dependencies, limits_of, takes_no_defaults
 from ..web.endpoints import RateLimit
 from ..web.middleware import RateLimitMiddleware
 from ..web.route_checks import AdminApp, is_about
-from ..web.routes import ResolvedRoute, applications, layers, walk
+from ..web.route_tree import ResolvedRoute, applications, layers, walk
 from ..web.rules import Rule
 
 CODES: Final = {

@@ -27,7 +27,7 @@ from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
 from .matching import PathIndex
-from .routes import layers
+from .route_tree import layers
 from .rules import Rule
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive
 
 from ..core.errors import ConfigurationError, quoted
-from .routes import ResolvedRoute, walk
+from .route_tree import ResolvedRoute, walk
 
 if TYPE_CHECKING:
     from .endpoints import RateLimit

@@ -20,7 +20,8 @@ from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
 from .decorators import takes_no_defaults
 from .matching import MAX_ODD, below, is_odd, readings
-from .routes import Reached, Routes, methods_of
+from .route_tree import methods_of
+from .routes import Reached, Routes
 from .rule_set import BoundRule
 from .rules import Rule
 

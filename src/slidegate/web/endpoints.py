@@ -26,7 +26,8 @@ from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import Reservation, charges, limits_above
-from .routes import ResolvedRoute, RouteIndex, RouteTable
+from .route_tree import ResolvedRoute
+from .routes import RouteIndex, RouteTable
 from .rule_set import BoundRule, buckets_of
 from .rules import (
     DEFAULT_WAIT_MAX,

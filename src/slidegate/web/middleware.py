@@ -50,7 +50,8 @@ from .request import (
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
-from .routes import RouteIndex, router_of
+from .route_tree import router_of
+from .routes import RouteIndex
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS

@@ -13,7 +13,7 @@ from ..core.errors import closest
 from .checks import Finding, pattern_and_sample
 from .decorators import unawaited
 from .matching import PathMatcher
-from .routes import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
+from .route_tree import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
