@@ -60,7 +60,7 @@ def ours_with(**options: Any) -> ASGIApp:
 
 
 class ByHand:
-    """The least that a gate can be: it counts a request in the same store and sends the same two fields.
+    """The least that a rate limiter can be: it counts a request in the same store and sends the same two fields.
 
     It knows one rule and one kind of request, records nothing and hands nothing back.
 
@@ -215,7 +215,7 @@ async def measured(
 def tables(options: Namespace) -> Iterator[Table]:
     """Measure both outcomes, and the least that a gate can add."""
     chosen = {f"One request, {outcome}": applications(*given) for outcome, given in OUTCOMES.items()}
-    for title, apps in {**chosen, "The least that a gate can add": least()}.items():
+    for title, apps in {**chosen, "The least that a rate limiter can add": least()}.items():
         taken = asyncio.run(measured(apps, options.rounds, options.requests))
         baselines = {name: base for name in apps if (base := baseline(name)) is not None}
         yield compared(title, taken, baselines)

@@ -22,7 +22,7 @@ from .test_views import violations
 pytestmark = pytest.mark.all
 
 WIDTHS = {"desk": 1280, "phone": 375}
-LOOKED_AT = ("", "guides/bans/", "reference/configuration/")
+LOOKED_AT = ("", "guides/bans/", "reference/api/", "reference/configuration/")
 """Pages that axe reads: prose, code, wide tables."""
 TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
 """The colours that a reader sees whose system is light, and those that the button offers next."""
@@ -154,7 +154,7 @@ def test_axe_finds_nothing(scheme: str, named: str, width: int, address: str, ch
 def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(address: str, chromium: Browser) -> None:
     shown = "document.querySelector('picture img').currentSrc.includes('-dark')"
     with watched(chromium, address, WIDTHS["desk"], "light") as (page, wrong):
-        page.goto(address + "guides/dashboard/")
+        page.goto(address + "guides/operating/")
         for scheme, offered in TOGGLES:
             expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
             page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
