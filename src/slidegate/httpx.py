@@ -43,7 +43,7 @@ from .core.limits import Limit, check_name, check_whole, parse_duration_us, pars
 from .core.memo import remember
 from .core.store import Event
 from .limiter import Limiter
-from .limiter.aio import to_the_end
+from .limiter.aio import on_loop, to_the_end
 from .limiter.inspect import BucketCaller
 from .limiter.portal import PORTAL
 from .limiter.waiting import Waiter
@@ -400,7 +400,8 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
     """The same for clients that do not await: ``httpx.Client(transport=SyncLimitedTransport(limits="10/second"))``.
 
     The arguments are those of `LimitedTransport`; the transport that sends is by default an `httpx.HTTPTransport`. A
-    request waits in the line of all threads, and on the event loop that `Limiter.sync` uses.
+    request waits in the line of all threads, on the event loop that `Limiter.sync` uses; so a thread in which an event
+    loop runs must not send one.
     """
 
     _method = "handle_request"
@@ -409,6 +410,12 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Wait for the turn of a request, send it, and return the answer as soon as its head has arrived."""
+        if on_loop():
+            raise ConfigurationError(
+                "SyncLimitedTransport waits for its turn, and the event loop of this thread would stand still meanwhile; "
+                "write httpx.AsyncClient(transport=LimitedTransport(...)), or call it in a thread, as with "
+                "asyncio.to_thread"
+            )
         answer: httpx.Response = PORTAL.run(self, self._handle(request), TIMEOUT_MAX)
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -155,6 +156,13 @@ async def test_a_client_that_awaits_is_told_so_too() -> None:
     transport: Any = SyncLimitedTransport(limits="3/minute")
     with pytest.raises(ConfigurationError, match=r"httpx\.AsyncClient takes LimitedTransport"):
         await httpx.AsyncClient(transport=transport).get(URL)
+
+
+async def test_in_a_thread_with_an_event_loop_it_is_refused_and_not_waited_for() -> None:
+    client = limited(Server(lambda: httpx.Response(200)))
+    with pytest.raises(ConfigurationError, match=r"call it in a thread, as with asyncio\.to_thread"):
+        client.get(URL)
+    assert (await asyncio.to_thread(client.get, URL)).status_code == 200
 
 
 def test_a_pause_that_is_too_long_is_said() -> None:

@@ -36,7 +36,7 @@ from slidegate import (
 )
 from slidegate.core import AnyLimit, Ban, BanChange, CounterWindow, LimitState, Store
 from slidegate.events import Event, Observer
-from slidegate.httpx import LimitedTransport, TurnTimeout
+from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.stats import MemoryStats, Stats, Traffic
 
 
@@ -256,6 +256,7 @@ def account(request: httpx.Request) -> str | None:
 
 
 client = httpx.AsyncClient(transport=LimitedTransport(limits="10/second"))
+waiting = httpx.Client(transport=SyncLimitedTransport(limits="10/second", transport=httpx.HTTPTransport()))
 LimitedTransport(
     limits=[limit],
     key=account,
