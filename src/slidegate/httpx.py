@@ -412,7 +412,7 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
         """Wait for the turn of a request, send it, and return the answer as soon as its head has arrived."""
         if on_loop():
             raise ConfigurationError(
-                "SyncLimitedTransport waits for its turn, and the event loop of this thread would stand still meanwhile; "
+                "SyncLimitedTransport waits for its turn, and the event loop of this thread would stand still; "
                 "write httpx.AsyncClient(transport=LimitedTransport(...)), or call it in a thread, as with "
                 "asyncio.to_thread"
             )
