@@ -26,10 +26,10 @@ from starlette.types import Receive, Scope, Send
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
+from ..web.checks import AdminApp
 from ..web.matching import route_path
 from ..web.request import RequestLimits
 from ..web.responses import refuse_websocket
-from ..web.route_checks import AdminApp
 from ..web.scope_keys import RECORD
 from .auth import Access, Authenticator, Identity
 from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json

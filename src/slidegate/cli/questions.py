@@ -1,6 +1,6 @@
 """What ``slidegate check`` asks about a whole application: its routes, its middlewares together, its tools, its store.
 
-The findings of each middleware by itself, which a start logs too, are in `web.checks` and `web.route_checks`.
+The findings of each middleware by itself, which a start logs too, are in `web.checks`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from ..core.errors import StoreError
 from ..core.limits import Limit
 from ..core.logs import written
 from ..limiter import Limiter
-from ..web.checks import CLIENT_CHOOSES, Finding
+from ..web.checks import CLIENT_CHOOSES, AdminApp, Finding, is_about
 from ..web.decorators import dependencies, limits_of, takes_no_defaults
 from ..web.endpoints import RateLimit
 from ..web.middleware import RateLimitMiddleware
-from ..web.route_checks import AdminApp, is_about
 from ..web.route_tree import ResolvedRoute, applications, layers, walk
 from ..web.rules import Rule
 

@@ -28,7 +28,7 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_request, about_settings, about_user, switched_off
+from .checks import Finding, StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
@@ -49,8 +49,6 @@ from .request import (
     unless_left,
 )
 from .responses import RefusalEvents, RefusalResponses, Refused
-from .route_checks import about_admin_apps, about_callers, about_honeypots, about_unmet_rules
-from .route_tree import router_of
 from .routes import RouteIndex
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
@@ -184,7 +182,7 @@ class RateLimitMiddleware(Breakable):
         self._enabled = not off
         self._checks = StartupChecks(ignored, self._log)
         self.findings = self._checks.findings
-        self._checks.say(about_settings(self, off), about_honeypots(self))
+        self._checks.say(about_settings(self, off))
 
     @classmethod
     def from_file(
@@ -457,8 +455,7 @@ class RateLimitMiddleware(Breakable):
     def _look_at_routes(self, app: ASGIApp) -> None:
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
         check_places(app)
-        below = self.app if router_of(self.app) is not None else app
-        self._checks.say(about_callers(app), about_unmet_rules(self), about_admin_apps(below, self._rules.select))
+        self._checks.say(about_routes(self, app, self._rules.select))
 
     def _enlist(self) -> None:
         """Have the middleware found by those who ask the limiter which rules are in force."""
