@@ -97,7 +97,7 @@ def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off() -> None:
     async def ask(server: RedisServer, worker_us: int) -> Decision:
         clock = FakeClock(MIDNIGHT_US + 12 * HOUR_US)
         store = RedisStore(server.url, clock=clock, prefix="chosen", timeout="20s")
-        store._tools.packing._unix_us = lambda: worker_us
+        store._shared.packing._unix_us = lambda: worker_us
         try:
             return await settle(store.hit(ASKED))
         finally:

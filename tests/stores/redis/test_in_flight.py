@@ -15,7 +15,7 @@ from slidegate.core import StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.batch import MIN_APART, Batcher
+from slidegate.stores.redis.batch import MIN_APART, ServerBatcher
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
@@ -57,8 +57,8 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come: deque[Any] = deque()
-        answered = Batcher._answered
-        monkeypatch.setattr(Batcher, "_answered", lambda *known: self._come.append(partial(answered, *known)))
+        answered = ServerBatcher._answered
+        monkeypatch.setattr(ServerBatcher, "_answered", lambda *known: self._come.append(partial(answered, *known)))
 
     def __len__(self) -> int:
         return len(self._come)

@@ -7,27 +7,31 @@ Each event loop has a batcher, with a connection of its own. On it
   at most `MAX_IN_CALL`, and further calls are written before the first is answered;
 * where no call is unanswered, many requests go in two calls. The second is packed while the server works on the first,
   and each comes back by itself: from then on the server has a call to work on while the other's requests are made;
-* beyond `MAX_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
+* beyond `max_calls` unanswered calls requests wait in line, and where the line is full they are turned away.
 
 A request that is given up before it went is not sent. One that is given up later is charged all the same.
+
+`ServerBatcher` sends to one server. A cluster has one for each node, and a batcher before them, see `cluster`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import getrandbits
 from struct import Struct
 from struct import error as StructError
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hiredis import HiredisError
 from redis.asyncio.sentinel import SentinelConnectionPool
 
+from ...core.decision import Decision
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Clock, Event
 from .bans import TRIES, RedisBans
@@ -35,7 +39,10 @@ from .clock import ServerClock
 from .link import SICK, Connection, Eviction, Settings, open_connection, open_master, refusal, unexpected
 from .refusals import RefusalCache
 from .requests import Demand, Request
-from .script import Script, bans_script, windows_script
+from .script import Packing, Script, bans_script, windows_script
+
+if TYPE_CHECKING:
+    from .permits import Renewals
 
 SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
@@ -52,44 +59,48 @@ MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 MIN_APART: Final = 16
 """So many requests go in two calls. A call takes the server some 15 us besides its requests, which is what six take."""
-MAX_CALLS: Final = 16
 SCAN_PART: Final = 500
 RETRY_S: Final = 0.25
 """How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
 CLOSED: Final = "redis: the store is closed"
+NOT_IN_USE: Final = "redis: not in use"
 
 
 @dataclass
 class Shared:
-    """The parts that the batchers of a store share.
+    """The parts of a store that its batchers and requests share.
 
     Attributes:
         client: The client, which says where to connect.
         timeout_s: How long the server may take.
-        name_of: Returns the name in Redis of the hash for a key.
-        meta: The name of the hash with the numbers of changes.
+        meta: The name of the hash with the numbers.
         max_waiting: How many requests may wait in a line.
         clock: The clock of a test.
-        bans: The bans of the store.
-        refusals: The refusals that are known here.
         tell: Passes events on.
         read_only: Whether nothing is made where nothing of slidegate stands.
         eviction: Finds out whether a server evicts keys.
+        packing: Packs requests.
+        bans: The bans of the store.
+        refusals: The refusals that are known here.
+        renewals: Holds permits, and renews them.
+        hand_back: Hands back, without waiting for it.
     """
 
     client: Any
     timeout_s: float
-    name_of: Callable[[str], bytes]
     meta: bytes
     max_waiting: int
     clock: Clock | None
-    bans: RedisBans
-    refusals: RefusalCache
     tell: Callable[[Sequence[Event]], None]
     read_only: bool
     eviction: Eviction
+    packing: Packing
+    bans: RedisBans
+    refusals: RefusalCache
+    renewals: Renewals
+    hand_back: Callable[[Decision], object]
 
     async def open_server(self) -> Connection:
         """Connect to the one server, or to the master that sentinels name.
@@ -113,7 +124,7 @@ class Shared:
             loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
             await asyncio.gather(*loads, self.eviction.look(connection))
         except BaseException:
-            connection.close(StoreUnavailable("redis: not in use"))
+            connection.close(StoreUnavailable(NOT_IN_USE))
             raise
         return connection
 
@@ -121,17 +132,17 @@ class Shared:
         return await open_connection(settings, self.timeout_s, ServerClock(self.clock), name, address)
 
 
-def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:
+def head(clock: Clock | None, *, sees_bans: bool, reset_us: int = -1) -> bytes:
     """Return the head of a call of the script of windows.
 
     Args:
         clock: The clock of a test.
-        with_meta: 1 where the call sees the numbers of changes.
+        sees_bans: Whether the call sees the bans and the numbers.
         reset_us: Where it does not: when all windows were reset, as far as is known here.
     """
     if clock is None:
-        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta, reset_us)
-    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta, reset_us)
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, sees_bans, reset_us)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, sees_bans, reset_us)
 
 
 def says_state(answer: Any) -> bool:
@@ -191,48 +202,77 @@ def store_error(error: BaseException) -> StoreError:
     return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
 
 
-class Batcher:
-    """The requests of one event loop.
+class Batcher(ABC):
+    """The requests of one event loop, and the tasks that carry them.
 
     Args:
         loop: The loop.
-        shared: The parts that the batchers of a store share.
+        shared: The parts of the store.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
         self._shared = shared
         self._line: deque[Request] = deque()
-        self._calls = 0
         self._scheduled = False
-        self._many = False
         self._closed = False
         self._asked_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def add(self, request: Request) -> None:
-        """Send a request, now or later."""
-        line = self._line
-        if len(line) >= self._shared.max_waiting:
-            fail((request,), StoreUnavailable(f"redis: {len(line)} requests wait for an answer already"))
-            return
-        line.append(request)
-        if not self._scheduled:
-            if self._many or self._calls or self._connection is None:
-                self._scheduled = True
-                self.loop.call_soon(self._go)
-            else:
-                self._go()
+    @property
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether it is known where requests go."""
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a request that comes now is alone."""
+        return False
+
+    @abstractmethod
+    def _go(self) -> None:
+        """Send the requests in line."""
+
+    @abstractmethod
+    async def _get_ready(self) -> None:
+        """Find out where requests go."""
+
+    @abstractmethod
+    def _doubt(self, error: StoreError) -> None:
+        """Let nothing be answered before it has got ready again."""
+
+    @abstractmethod
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command about bans by itself and return its answer.
 
         Raises:
             StoreError: None comes, or it is an error.
         """
-        return await (await self._reached()).ask(*command)
+
+    @abstractmethod
+    async def remove(self, pattern: bytes) -> int:
+        """Remove the keys that match a pattern, a part at a time; return how many there were.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+
+    def add(self, request: Request) -> None:
+        """Send a request, now or later."""
+        line = self._line
+        if self._closed or len(line) >= self._shared.max_waiting:
+            why = CLOSED if self._closed else f"redis: {len(line)} requests wait for an answer already"
+            fail((request,), StoreUnavailable(why))
+            return
+        line.append(request)
+        if self._scheduled:
+            return
+        if self._is_idle:
+            self._go()
+        else:
+            self._scheduled = True
+            self.loop.call_soon(self._go)
 
     async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
         """Run a script by itself and return its answer.
@@ -254,126 +294,46 @@ class Batcher:
         else:
             self._start(work)
 
-    async def remove(self, pattern: bytes) -> int:
-        """Remove the keys that match a pattern, a part at a time; return how many there were.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
-        return await remove_from(await self._reached(), pattern, at_once=SCAN_PART)
-
     def close(self) -> None:
-        """Close the connection; waiting tasks get an error."""
-        gone = StoreUnavailable(CLOSED)
+        """Close the connections; waiting tasks get an error."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        if self._connection is not None:
-            self._connection.close(gone)
-        self._fail_all(gone)
+        fail(self._taken(), StoreUnavailable(CLOSED))
 
-    async def _reached(self) -> Connection:
-        while self._connection is None or not self._connection.open:
-            await self._settled(self._open())
-        return self._connection
+    async def check_again(self) -> None:
+        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
+        try:
+            await self._check_there(self.ask)
+        except StoreUnavailable as error:
+            self._doubt(error)
 
-    def _go(self) -> None:
-        """Write calls, as many as may be unanswered."""
-        self._scheduled = False
-        connection = self._connection
-        self._asked_s = monotonic()
-        if connection is None or not connection.open:
-            if self._line:
-                self._open()
-            return
-        line = self._line
-        self._many = len(line) > 1
-        most = MAX_IN_CALL
-        if not self._calls and len(line) >= MIN_APART:
-            most = min((len(line) + 1) // 2, MAX_IN_CALL)
-        while line and self._calls < MAX_CALLS:
-            requests: list[Request] = []
-            while line and len(requests) < most:
-                request = line.popleft()
-                if not request.future.done():
-                    requests.append(request)
-            if requests:
-                self._call(connection, requests, b"EVALSHA", windows_script().name)
-
-    def _call(
-        self, connection: Connection, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0
-    ) -> None:
-        shared, bans = self._shared, self._shared.bans
-        done = partial(self._answered, connection, requests, monotonic(), tries)
-        names = {shared.meta: 0, bans.list_name: 1}
-        packed = b"".join([request.pack(names) for request in requests])
-        kinds = bans.kinds
-        guards = b"".join([kinds.keys_of(request.subjects) for request in requests]) if kinds.text else b""
-        self._calls += 1
-        connection.send(done, how, what, len(names), *names, head(shared.clock, 1), kinds.text, guards, packed)
-
-    def _answered(
-        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
-    ) -> None:
-        self._calls -= 1
-        if isinstance(answer, StoreError):
-            fail(requests, answer)
-        elif isinstance(answer, HiredisError):
-            self._refused(connection, requests, tries, str(answer))
-        elif says_state(answer) and len(answer) == STATE_PARTS:
-            self._shared.bans.heard(self, answer[1], answer[2], sent_s)
-            self._again(connection, requests, tries)
-        else:
-            if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
-                self._shared.bans.heard(self, answer[1], answer[2], sent_s)
-            self._shared.tell(deliver(connection, requests, sent_s, answer))
-        if self._line and not self._scheduled:
-            self._go()
-
-    def _refused(self, connection: Connection, requests: Sequence[Request], tries: int, error: str) -> None:
-        """Deal with an error that Redis gives instead of running the script."""
-        if error.startswith("NOSCRIPT"):
-            self._call(connection, requests, b"EVAL", windows_script().source, tries)
-            return
-        fail(requests, refusal(connection.name, error))
-        if error.startswith(SICK):
-            connection.close(refusal(connection.name, error))
-
-    def _again(self, connection: Connection, requests: Sequence[Request], tries: int) -> None:
-        """Ask again where nothing was decided, because there are bans of other kinds."""
-        if tries == TRIES:
-            fail(requests, StoreUnavailable(f"redis: {connection.name} decides nothing"))
-        else:
-            self._call(connection, requests, b"EVALSHA", windows_script().name, tries + 1)
-
-    # -- the connection ----------------------------------------------------------------------------------------------
+    # -- getting ready -----------------------------------------------------------------------------------------------
 
     def _open(self) -> asyncio.Task[None]:
         if self._opening is None:
-            self._opening = self._start(self._connect())
+            self._opening = self._start(self._try())
         return self._opening
 
-    async def _connect(self) -> None:
+    async def _try(self) -> None:
         try:
             await self._get_ready()
             self.loop.call_soon(self._go)
         except Exception as error:
-            self._fail_all(store_error(error))
+            self._fail_line(store_error(error))
             self.loop.call_later(RETRY_S, self._retry)
             raise store_error(error) from error
         finally:
             self._opening = None
 
-    async def _get_ready(self) -> None:
-        connection = await self._shared.open_server()
-        self._guard(connection)
-        connection.lost.add_done_callback(self._lost)
-        try:
-            await self._check_there(connection.ask)
-        except BaseException:
-            connection.close(StoreUnavailable("redis: not in use"))
-            raise
-        self._connection = connection
+    def _retry(self) -> None:
+        if self._is_wanted and not self._is_ready:
+            self._open()
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether somebody is likely to ask for a connection that is not there."""
+        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
 
     async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """See that something of slidegate stands under the prefix, where nothing may be made.
@@ -384,44 +344,17 @@ class Batcher:
         if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
             raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
 
-    async def check_again(self) -> None:
-        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
-        try:
-            await self._check_there(self.ask)
-        except StoreUnavailable as error:
-            self._doubt(error)
+    def _fail_line(self, error: StoreError) -> None:
+        """Deal with the requests that have not gone, where it cannot get ready."""
+        fail(self._taken(), error)
 
-    def _doubt(self, error: StoreError) -> None:
-        """Let nothing be answered before the server has been looked at again."""
-        if self._connection is not None:
-            self._connection.close(error)
-
-    @property
-    def _is_wanted(self) -> bool:
-        """Whether somebody is likely to ask for a connection that is not there."""
-        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
-
-    def _lost(self, lost: asyncio.Future[None]) -> None:
-        """Connect again before somebody asks, so that the next one need not wait."""
-        if self._is_wanted and not lost.cancelled():  # which it is when the loop ends
-            self._retry()
-
-    def _retry(self) -> None:
-        if self._is_wanted and (self._connection is None or not self._connection.open):
-            self._open()
-
-    def _guard(self, connection: Connection) -> None:
-        """Close a connection with the batcher, or when its loop ends, which cancels tasks also before they began."""
-        if self._closed:
-            connection.close(StoreUnavailable(CLOSED))
-        else:
-            guard = self._start(_until_lost(connection))
-            guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
-
-    def _fail_all(self, error: StoreError) -> None:
+    def _taken(self) -> list[Request]:
+        """Return the requests in line, and take them out."""
         requests = list(self._line)
         self._line.clear()
-        fail(requests, error)
+        return requests
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine for requests that stand in no line meanwhile. If it fails, or is cancelled, they fail."""
@@ -450,11 +383,170 @@ class Batcher:
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
             self.loop.call_exception_handler({"message": "slidegate: a batcher to Redis failed", "exception": error})
+
+
+class ServerBatcher(Batcher):
+    """The requests of one event loop to one server.
+
+    Attributes:
+        max_calls: How many calls may be unanswered.
+    """
+
+    max_calls = 16
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        super().__init__(loop, shared)
+        self._calls = 0
+        self._many = False
+        self._connection: Connection | None = None
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._connection is not None and self._connection.open
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._many or self._calls or self._connection is None)
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """See `Batcher.ask`."""
+        return await (await self.reached()).ask(*command)
+
+    async def remove(self, pattern: bytes) -> int:
+        """See `Batcher.remove`."""
+        return await remove_from(await self.reached(), pattern, at_once=SCAN_PART)
+
+    def close(self) -> None:
+        """See `Batcher.close`."""
+        super().close()
+        self._doubt(StoreUnavailable(CLOSED))
+
+    async def reached(self) -> Connection:
+        """Return the connection, opened if need be.
+
+        Raises:
+            StoreError: That failed.
+        """
+        while self._connection is None or not self._connection.open:
+            await self._settled(self._open())
+        return self._connection
+
+    def _go(self) -> None:
+        self._scheduled = False
+        connection, line = self._connection, self._line
+        self._asked_s = monotonic()
+        if connection is None or not connection.open:
+            if line:
+                self._open()
+            return
+        self._many = len(line) > 1
+        most = MAX_IN_CALL
+        if not self._calls and len(line) >= MIN_APART:
+            most = min((len(line) + 1) // 2, MAX_IN_CALL)
+        while line and self._calls < self.max_calls:
+            requests: list[Request] = []
+            while line and len(requests) < most:
+                request = line.popleft()
+                if not request.future.done():
+                    requests.append(request)
+            for some in self._groups(requests):
+                self.call(connection, some)
+
+    def _groups(self, requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
+        """Return the requests of each call."""
+        return (requests,) if requests else ()
+
+    def call(
+        self, connection: Connection, requests: Sequence[Request], how: bytes = b"EVALSHA", tries: int = 0
+    ) -> None:
+        """Write a call.
+
+        Args:
+            connection: The connection.
+            requests: The requests, which go together.
+            how: The command that runs the script.
+            tries: How often that was tried because there were bans of other kinds.
+        """
+        done = partial(self._answered, connection, requests, monotonic(), tries)
+        script = windows_script()
+        what = script.name if how == b"EVALSHA" else script.source
+        names, arguments = self._arguments(requests)
+        self._calls += 1
+        connection.send(done, how, what, len(names), *names, *arguments)
+
+    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
+        """Return the names and the arguments of a call."""
+        bans = self._shared.bans
+        names = {self._shared.meta: 0, bans.list_name: 1}
+        packed = b"".join([request.pack(names) for request in requests])
+        kinds = bans.kinds
+        keys = b"".join([kinds.keys_of(request.subjects) for request in requests]) if kinds.text else b""
+        return names, (head(self._shared.clock, sees_bans=True), kinds.text, keys, packed)
+
+    def _answered(
+        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
+    ) -> None:
+        self._calls -= 1
+        if isinstance(answer, StoreError):
+            fail(requests, answer)
+        elif isinstance(answer, HiredisError):
+            self._refused(connection, requests, str(answer))
+        else:
+            self._heard(connection, requests, sent_s, tries, answer)
+        if self._line and not self._scheduled:
+            self._go()
+
+    def _heard(
+        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
+    ) -> None:
+        """Deal with what the script answers: nothing was decided where there are bans of other kinds."""
+        if says_state(answer) and len(answer) in (STATE_PARTS, STATE_PARTS + len(requests)):
+            self._shared.bans.heard(self, answer[1], answer[2], sent_s)
+            if len(answer) == STATE_PARTS and tries < TRIES:
+                self.call(connection, requests, tries=tries + 1)
+                return
+        self._shared.tell(deliver(connection, requests, sent_s, answer))
+
+    def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
+        """Deal with an error that Redis gives instead of running the script."""
+        if error.startswith("NOSCRIPT"):
+            self.call(connection, requests, b"EVAL")
+            return
+        fail(requests, refusal(connection.name, error))
+        if error.startswith(SICK):
+            connection.close(refusal(connection.name, error))
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    async def _get_ready(self) -> None:
+        connection = await self._connect()
+        try:
+            # Close it when the loop ends, which cancels tasks also before they began.
+            guard = self._start(_until_lost(connection))
+            guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
+            connection.lost.add_done_callback(self._lost)
+            await self._check_there(connection.ask)
+        except BaseException:
+            connection.close(StoreUnavailable(NOT_IN_USE))
+            raise
+        self._connection = connection
+
+    async def _connect(self) -> Connection:
+        return await self._shared.open_server()
+
+    def _doubt(self, error: StoreError) -> None:
+        if self._connection is not None:
+            self._connection.close(error)
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        """Connect again before somebody asks, so that the next one need not wait."""
+        if not lost.cancelled():  # which it is when the loop ends
+            self._retry()
 
 
 async def _until_lost(connection: Connection) -> None:

@@ -1,226 +1,374 @@
-"""A batcher to a cluster.
+"""A batcher to a cluster: which node has which slot, and what each of them is asked.
 
-A call goes to the node of its slot, so requests of one turn of the loop are grouped by slot, and the calls to one node
-share its connection. `cluster_nodes` finds and reaches the nodes.
+The cluster is asked once which node holds which slot, and its errors tell of changes: ``MOVED`` says that a slot has
+another node now, ``ASK`` that a key has while its slot is on the move; it is asked there then. A connection that is
+lost, or cannot be made, has the cluster asked again; meanwhile the known owners hold. Each node has a batcher of its
+own, so that a node that hangs holds up no other, and a call is about one slot.
 
 The bans lie in one slot, and calls for others cannot see them. So they are asked about twice in `TRUST_S`. Where there
 are some, those of a client are looked up before its request goes, all of a turn in one question, and again after
 `TRUST_S`. But requests do not wait for that for long: without an answer the bans that are known here count, and limits
 go on.
+
+Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
+`_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from hiredis import HiredisError
+from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Event
-from .batch import CLOSED, MAX_IN_CALL, STATE_PARTS, deliver, fail, head, remove_from
-from .cluster_nodes import MAX_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
-from .link import SICK, Connection, refusal
+from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, deliver, fail, head, remove_from
+from .link import Connection, first_of, refusal
 from .refusals import TRUST_S
 from .requests import Request
-from .script import CHANGED, windows_script
+from .script import CHANGED
 
-MAX_CALLS: Final = 256
-"""How many calls to one node may be unanswered."""
+NodeAddress: TypeAlias = tuple[str, int]
+
+MAX_REDIRECTIONS: Final = 5
+NODES_AT_ONCE: Final = 10
+"""While one node has not answered, the next is asked after a tenth of the timeout."""
+TRY_AGAIN_S: Final = 0.02
 NEWS_TIMEOUT_S: Final = 0.03
 """How long requests wait for a look at the bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
 
+_REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
 _CHANGED: Final = bytes((CHANGED,))
 
 
-class ClusterBatcher(ClusterNodes):
+class NodeBatcher(ServerBatcher):
+    """The requests of one event loop to one node of a cluster.
+
+    Args:
+        front: The batcher to the cluster.
+        address: Where the node is.
+    """
+
+    max_calls = 256
+
+    def __init__(self, front: ClusterBatcher, shared: Shared, address: NodeAddress) -> None:
+        super().__init__(front.loop, shared)
+        self._front = front
+        self.address = address
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody waits for it, and there is no connection."""
+        return not (self._calls or self._line or self._opening or self._is_ready)
+
+    def ask_for(self, connection: Connection, requests: Sequence[Request]) -> None:
+        """Write a call about a slot that is still on its way here."""
+        connection.send(_ignore, b"ASKING")
+        self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._front.wants(self.address)
+
+    async def _connect(self) -> Connection:
+        there: Any = ClusterNode(*self.address, **self._shared.client.connection_kwargs)
+        return await self._shared.open(there.connection_class(**there.connection_kwargs))
+
+    async def _check_there(self, ask: Any) -> None:
+        """Look for nothing: the front does, where the bans are."""
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        if self._is_wanted and not lost.cancelled():
+            self._front.look_soon()
+        super()._lost(lost)
+
+    def _fail_line(self, error: StoreError) -> None:
+        """Send the requests that never went to the nodes that have their slots by now."""
+        if requests := self._taken():
+            self._front.send_elsewhere(requests, self.address, error)
+
+    def _groups(self, requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
+        groups: dict[object, list[Request]] = {}
+        for request in requests:
+            groups.setdefault(request.group, []).append(request)
+        return groups.values()
+
+    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
+        names: dict[bytes, int] = {}
+        packed = b"".join([request.pack(names) for request in requests])
+        known = head(self._shared.clock, sees_bans=False, reset_us=self._shared.bans.reset_us)
+        return names, (known, b"", b"", packed)
+
+    def _heard(
+        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
+    ) -> None:
+        self._shared.tell(deliver(connection, requests, sent_s, answer))
+        if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
+            self._front.tell_change()
+
+    def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
+        moved = _REDIRECTED.search(error)
+        if moved is not None:
+            self._front.redirect(requests, moved, connection, refusal(connection.name, error))
+        elif error.startswith("TRYAGAIN") and len({request.name for request in requests}) > 1:
+            # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
+            for request in requests:
+                request.group = request.name
+            self._front.send(requests)
+        else:
+            super()._refused(connection, requests, error)
+            if error.startswith("CLUSTERDOWN"):
+                self._front.look_soon()
+
+
+class ClusterBatcher(Batcher):
     """The requests of one event loop to a cluster."""
 
-    def __init__(self, *known: Any) -> None:
-        super().__init__(*known)
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        super().__init__(loop, shared)
+        self._knows_slots = False
+        self._owners: dict[int, NodeAddress] = {}
+        self._serving: set[NodeAddress] = set()
+        self._nodes: dict[NodeAddress, NodeBatcher] = {}
+        self._looking: asyncio.Task[Any] | None = None
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = self._say_again_s = float("-inf")
         self._waits_for_news = True
-        self._owes_hands = False
+        self._owes_change = False
 
     async def ask(self, *command: bytes | int) -> Any:
         """See `Batcher.ask`: bans lie in one slot."""
-        if not self._ready:
+        if not self._knows_slots:
             await self._settled(self._open())
         return await self._ask(*command)
 
     async def remove(self, pattern: bytes) -> int:
         """See `Batcher.remove`: names lie in different slots."""
-        if not self._ready:
+        if not self._knows_slots:
             await self._settled(self._open())
         await self._look()  # nodes may have come and gone
-        connections = [await self._reach(self._node(address)) for address in {*self._serving}]
+        connections = [await self._node(address).reached() for address in {*self._serving}]
         return sum([await remove_from(connection, pattern, at_once=1) for connection in connections])
 
     def close(self) -> None:
         """See `Batcher.close`."""
         super().close()
-        gone = StoreUnavailable(CLOSED)
         for node in self._nodes.values():
-            for call in node.take_line():
-                fail(call.requests, gone)
-            if node.connection is not None:
-                node.connection.close(gone)
+            node.close()
 
     def part_of(self, keys: Iterable[str]) -> str | None:
         """Return which nodes hold keys, or the bans where there are none; None while that is not known."""
-        if not self._ready:
+        if not self._knows_slots:
             return None
-        names = [self._shared.name_of(key) for key in keys] or [self._shared.meta]
-        return ", ".join(sorted({shown(self._owners.get(key_slot(name))) for name in names}))
+        names = [self._shared.packing.name_of(key) for key in keys] or [self._shared.meta]
+        return ", ".join(sorted({_shown(self._owners.get(key_slot(name))) for name in names}))
+
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def _go(self) -> None:
         self._scheduled = False
-        line = self._line
-        if not line or self._closed:
+        if not self._line or self._closed:
             return
         self._asked_s = monotonic()
-        if not self._ready:
+        if not self._knows_slots:
             self._open()
             return
-        requests = list(line)
-        line.clear()
-        bans, refusals = self._shared.bans, self._shared.refusals
+        requests, bans, refusals = self._taken(), self._shared.bans, self._shared.refusals
         if refusals.age_s() >= TRUST_S / 2:
             self._hear()
-        is_free = not bans.kinds.text and refusals.age_s() < TRUST_S
+        are_none = not bans.kinds.text and refusals.age_s() < TRUST_S
         passing, unknown = list[Request](), list[Request]()
         for request in requests:
-            passes = is_free or not request.subjects or refusals.passes(request.subjects)
+            passes = are_none or not request.subjects or refusals.passes(request.subjects)
             (passing if passes else unknown).append(request)
         if unknown:
             self._carry(unknown, self._look_up(unknown))
-        self._group(passing)
+        self.send(passing)
 
-    def _group(self, requests: Sequence[Request]) -> None:
-        """Send requests, those of one slot together."""
-        shared, script = self._shared, windows_script()
-        groups: dict[int, list[Request]] = {}
-        for request in requests:
-            if not request.future.done():
-                slot = key_slot(request.name or shared.meta)
-                groups.setdefault(slot, []).append(request)
-        for slot, some in groups.items():
-            for first in range(0, len(some), MAX_IN_CALL):
-                self._send(Call(slot, some[first : first + MAX_IN_CALL], b"EVALSHA", script.name))
-
-    # -- calls -------------------------------------------------------------------------------------------------------
-
-    def _send(self, call: Call, asking: NodeAddress | None = None) -> None:
-        """Send a call to the node of its slot, or to the one that is `asking` for it, when there is room."""
-        address = asking or self._owners.get(call.slot)
+    def send(self, requests: Sequence[Request]) -> None:
+        """Send requests to the nodes that have their slots."""
         if self._closed:
-            fail(call.requests, StoreUnavailable(CLOSED))
+            fail(requests, StoreUnavailable(CLOSED))
             return
-        if address is None:
-            self._send_elsewhere([call], None, refusal("", f"CLUSTERDOWN Hash slot {call.slot} has no node"))
-            return
-        node = self._node(address)
-        if len(node.line) >= self._shared.max_waiting:
-            fail(call.requests, StoreUnavailable(f"redis: {shown(address)}: {len(node.line)} calls wait already"))
-            return
-        node.line.append((call, asking is not None))
-        self._drain(node)
-
-    def _drain(self, node: Node) -> None:
-        """Write calls to a node, as many as may be unanswered."""
-        if not node.is_open:
-            if node.line and not self._closed:
-                self._open_soon(node)
-            return
-        while node.line and node.calls < MAX_CALLS and node.is_open:
-            call, asking = node.line.popleft()
-            requests = [request for request in call.requests if not request.future.done()]
-            if requests and node.connection is not None:
-                self._write(node, node.connection, call._replace(requests=requests), asking)
-
-    def _write(self, node: Node, connection: Connection, call: Call, asking: bool) -> None:
-        names: dict[bytes, int] = {}
-        packed = b"".join([request.pack(names) for request in call.requests])
-        if asking:
-            connection.send(ignore, b"ASKING")
-        done = partial(self._came, node, connection, call, monotonic())
-        node.calls += 1
-        known = head(self._shared.clock, 0, self._shared.bans.reset_us)
-        connection.send(done, call.how, call.what, len(names), *names, known, b"", b"", packed)
-
-    def _came(self, node: Node, connection: Connection, call: Call, sent_s: float, answer: Any) -> None:
-        node.calls -= 1
-        if isinstance(answer, StoreError):
-            fail(call.requests, answer)
-        elif isinstance(answer, HiredisError):
-            self._bounced(connection, call, str(answer))
-        else:
-            self._shared.tell(deliver(connection, call.requests, sent_s, answer))
-            if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
-                self._start(self._tell_hands())
-        self._drain(node)
-
-    def _bounced(self, connection: Connection, call: Call, error: str) -> None:
-        """Deal with an error that a node gives instead of running the script."""
-        again = call._replace(redirections=call.redirections + 1)
-        moved = REDIRECTED.search(error)
-        if again.redirections <= MAX_REDIRECTIONS:
-            if error.startswith("NOSCRIPT"):
-                self._send(again._replace(how=b"EVAL", what=windows_script().source))
-                return
-            if moved is not None:
-                self._send(again, self._redirect(call.slot, moved, connection))
-                return
-            if error.startswith("TRYAGAIN") and len({request.name for request in call.requests}) > 1:
-                # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
-                for name in {request.name: None for request in call.requests}:
-                    self._send(again._replace(requests=[one for one in call.requests if one.name == name]))
-                return
-        fail(call.requests, refusal(connection.name, error))
-        if error.startswith(SICK):
-            connection.close(refusal(connection.name, error))
-        elif error.startswith("CLUSTERDOWN"):
-            self._look_soon()
-
-    def _send_elsewhere(self, calls: Sequence[Call], address: NodeAddress | None, error: StoreError) -> None:
-        """Send calls that never went to the nodes that have their slots by now, unless that is the node that failed."""
-        self._carry([one for call in calls for one in call.requests], self._look_and_send(calls, address, error))
-
-    async def _look_and_send(self, calls: Sequence[Call], address: NodeAddress | None, error: StoreError) -> None:
-        with suppress(StoreError):  # the known owners hold, and the calls fail with the first error
-            await self._look()
-        for call in calls:
-            found = self._owners.get(call.slot)
-            if found in (None, address) or call.redirections >= MAX_REDIRECTIONS:
-                fail(call.requests, error)
+        for request in requests:
+            slot = key_slot(request.name or self._shared.meta)
+            request.group = slot if request.group is None else request.group
+            address = self._owners.get(slot)
+            if request.future.done():
+                continue
+            if address is None:
+                self.send_elsewhere([request], None, refusal("", f"CLUSTERDOWN Hash slot {slot} has no node"))
             else:
-                self._send(call._replace(redirections=call.redirections + 1))
+                self._node(address).add(request)
 
-    # -- commands and news of bans -----------------------------------------------------------------------------------
+    def redirect(
+        self, requests: Sequence[Request], moved: re.Match[str], connection: Connection, error: StoreError
+    ) -> None:
+        """Send requests where a node says that they belong."""
+        address = self._follow(moved, connection)
+        lost = [request for request in requests if request.redirections == MAX_REDIRECTIONS]
+        fail(lost, error)
+        others = [request for request in requests if request.redirections < MAX_REDIRECTIONS]
+        for request in others:
+            request.redirections += 1
+        if address is None:
+            self.send(others)
+        elif others:
+            self._carry(others, self._ask_for(others, address))
 
-    async def _tell_hands(self) -> None:
+    def send_elsewhere(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
+        """Send requests that never went to the nodes of their slots by now, unless that is the one that failed."""
+        self._carry(requests, self._look_and_send(requests, address, error))
+
+    async def _look_and_send(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
+        with suppress(StoreError):  # the known owners hold, and the requests fail with the first error
+            await self._look()
+        for request in requests:
+            owner = self._owners.get(key_slot(request.name or self._shared.meta))
+            if owner in (None, address) or request.redirections >= MAX_REDIRECTIONS:
+                fail([request], error)
+            else:
+                request.redirections += 1
+                self.send([request])
+
+    async def _ask_for(self, requests: Sequence[Request], address: NodeAddress) -> None:
+        node = self._node(address)
+        node.ask_for(await node.reached(), requests)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def wants(self, address: NodeAddress) -> bool:
+        """Tell whether somebody is likely to ask a node."""
+        return self._is_wanted and address in self._serving
+
+    def look_soon(self) -> asyncio.Task[Any]:
+        """Have nodes asked which of them has which slot."""
+        if self._looking is None:
+            self._looking = self._start(self._learn_owners())
+        return self._looking
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._knows_slots
+
+    async def _get_ready(self) -> None:
+        await self._look()
+        await self._check_there(self._ask)
+        self._knows_slots = True
+
+    def _doubt(self, error: StoreError) -> None:
+        self._knows_slots = False
+
+    def _node(self, address: NodeAddress) -> NodeBatcher:
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = NodeBatcher(self, self._shared, address)
+        return node
+
+    async def _look(self) -> None:
+        """Learn which node has which slots."""
+        await self._settled(self.look_soon())
+
+    async def _learn_owners(self) -> None:
+        """Ask nodes, until one answers, which node has which slots."""
+        try:
+            known = [address for address, node in self._nodes.items() if not node.is_free]
+            known += [(node.host, node.port) for node in self._shared.client.nodes_manager.startup_nodes.values()]
+            tries = [partial(self._slots_of, address) for address in dict.fromkeys([*known, *self._serving])]
+            apart_s = self._shared.timeout_s / NODES_AT_ONCE
+            self._owners = await first_of(tries, apart_s, "redis: no node of the cluster is known")
+            self._serving = {*self._owners.values()}
+            for address in self._nodes.keys() - self._serving:
+                if self._nodes[address].is_free:
+                    del self._nodes[address]
+        finally:
+            self._looking = None
+
+    async def _slots_of(self, address: NodeAddress) -> dict[int, NodeAddress]:
+        """Return the node of each slot, as one node knows it."""
+        connection = await self._node(address).reached()
+        owners = dict(read_slots(await connection.ask(b"CLUSTER", b"SLOTS"), address))
+        if not owners:
+            raise StoreUnavailable(f"redis: {_shown(address)} knows nobody who has a slot")
+        return owners
+
+    def _follow(self, moved: re.Match[str], connection: Connection) -> NodeAddress | None:
+        """Record the node of a slot; if the slot is still on its way, return the node to ask this once."""
+        address = moved[3] or connection.name.rpartition(":")[0], int(moved[4])
+        if moved[1] == "ASK":
+            return address
+        self._owners[int(moved[2])] = address
+        self._serving.add(address)
+        return None
+
+    # -- the bans ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, *command: bytes | int) -> Any:
+        """Send a command to the node with the bans, wherever that is; waits for connections alone."""
+        slot, asking, error = key_slot(self._shared.meta), None, StoreError()
+        until_s = monotonic() + self._shared.timeout_s
+        for _ in range(MAX_REDIRECTIONS):
+            address = asking or self._owners.get(slot)
+            try:
+                connection = await self._node(address).reached() if address else None
+            except StoreError as failed:
+                connection, error = None, failed
+            if connection is None:
+                await self._look()
+                if self._owners.get(slot) in (None, address):
+                    raise error if address else refusal("", f"CLUSTERDOWN Hash slot {slot} has no node")
+                asking = None
+                continue
+            try:
+                return await self._ask_there(connection, command, asking is not None, until_s)
+            except StoreUnavailable as failed:
+                moved = _REDIRECTED.search(str(failed))
+                if moved is None:
+                    raise
+                asking, error = self._follow(moved, connection), failed
+        raise error
+
+    async def _ask_there(
+        self, connection: Connection, command: Sequence[bytes | int], asking: bool, until_s: float
+    ) -> Any:
+        """Ask a node, again and again while some keys of the slot are there and some are not."""
+        while True:
+            if asking:
+                connection.send(_ignore, b"ASKING")
+            try:
+                return await connection.ask(*command)
+            except StoreUnavailable as error:
+                if error.concerns != "slot" or "TRYAGAIN" not in str(error) or monotonic() >= until_s:
+                    raise
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    def tell_change(self) -> None:
         """Let all workers know that something was handed back."""
-        self._owes_hands = True
+        self.attend(self._tell_change())
+
+    async def _tell_change(self) -> None:
+        self._owes_change = True
         await self.ask(b"HINCRBY", self._shared.meta, b"number", 1)
-        self._owes_hands = False
+        self._owes_change = False
 
     def _hear(self) -> None:
-        """Have the latest bans learnt."""
+        """Have it learnt whether there are bans, and whether something was handed back."""
         if self._news is None and monotonic() >= self._news_from_s:
             self._news = self._start(self._learn_news())
 
     async def _learn_news(self) -> None:
         try:
-            if self._owes_hands:
-                await self._tell_hands()
+            if self._owes_change:
+                await self._tell_change()
             await self._shared.bans.look(self, [])
             self._waits_for_news = True
         except StoreError as error:
@@ -228,14 +376,13 @@ class ClusterBatcher(ClusterNodes):
             self._news_from_s = now_s + NEWS_AGAIN_S
             if now_s >= self._say_again_s:
                 self._say_again_s = now_s + SAY_EVERY_S
-                message = f"redis: changes of bans cannot be read, so those that are known hold: {error}"
+                message = f"redis: bans cannot be looked up, so those that are known hold: {error}"
                 self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
         finally:
             self._news = None
 
     async def _look_up(self, requests: Sequence[Request]) -> None:
         """Send the requests that no ban refuses; where looking takes too long, the bans that are known here decide."""
-        refusals = self._shared.refusals
         told: Sequence[bytes | None] = [None] * len(requests)
         if self._waits_for_news:
             sent_s = monotonic()
@@ -247,11 +394,37 @@ class ClusterBatcher(ClusterNodes):
                 told = looking.result()
         passing = []
         for request, each in zip(requests, told, strict=True):
-            refusal = request.known() if each is None else request.refused(each)
-            if refusal is None:
+            refused = request.known() if each is None else request.refused(each)
+            if refused is None:
                 passing.append(request)
                 if each is not None:
-                    refusals.let_pass(request.subjects, sent_s)
+                    self._shared.refusals.let_pass(request.subjects, sent_s)
             elif not request.future.done():
-                request.future.set_result(refusal)
-        self._group(passing)
+                request.future.set_result(refused)
+        self.send(passing)
+
+
+def read_slots(rows: Any, asked: NodeAddress) -> Iterator[tuple[int, NodeAddress]]:
+    """Yield each slot and its node, from an answer of ``CLUSTER SLOTS``.
+
+    Args:
+        rows: The answer.
+        asked: The node that gave it: a node that does not know its own name leaves it out.
+
+    Raises:
+        StoreUnavailable: It cannot be read.
+    """
+    try:
+        for first, last, (host, port, *_), *_ in rows:
+            name = host.decode() if host and host != b"?" else asked[0]
+            yield from ((slot, (name, int(port))) for slot in range(first, last + 1))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoreUnavailable(f"redis: {_shown(asked)} does not say who has which slot: {error!r}") from error
+
+
+def _shown(address: NodeAddress | None) -> str:
+    return "no node" if address is None else f"{address[0]}:{address[1]}"
+
+
+def _ignore(answer: Any) -> None:
+    """Take the answer to ASKING, which is always the same."""

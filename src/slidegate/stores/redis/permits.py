@@ -21,9 +21,8 @@ from ...core.decision import Check, Decision
 from ...core.errors import StoreUnavailable
 from ...core.store import Clock, Event
 from ..leases import HeldPermits, LeaseRenewer, places_lost
-from .clock import ServerClock
-from .requests import Request
-from .script import MEMBER, Packing, raise_failure
+from .requests import Command
+from .script import MEMBER, Packing
 
 if TYPE_CHECKING:
     from .batch import Batcher
@@ -36,38 +35,6 @@ LOST, RENEWED, BACK = 0, 1, 2
 
 Fates: TypeAlias = tuple[int, int]
 """How many permits were lost, and how many were put back."""
-
-
-class Renewal(Request):
-    """The renewal of permits of one key and rule."""
-
-    __slots__ = ("_packing", "_permits", "_sent")
-
-    def __init__(self, future: asyncio.Future[Fates], packing: Packing, permits: Sequence[Permit]) -> None:
-        super().__init__(future)
-        self._packing = packing
-        self._permits = permits
-        self._sent: Sequence[Permit] = ()
-
-    @property
-    def name(self) -> bytes:
-        """See `Request`."""
-        return self._permits[0].row
-
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
-        self._sent = [permit for permit in self._permits if not permit.ended]
-        return self._packing.renewal(self._permits[0], [permit.member for permit in self._sent], names)
-
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Fates:
-        """Record how the permits have fared; return how many were lost now, and how many were put back."""
-        raise_failure(answer)
-        lost = back = 0
-        for permit, fate in zip(self._sent, answer[1:], strict=True):
-            lost += fate == LOST and not permit.lost
-            back += fate == BACK
-            permit.lost = fate == LOST
-        return lost, back
 
 
 class Renewals:
@@ -154,7 +121,22 @@ class Renewals:
             self._late_rows.clear()
 
     def _send(self, batcher: Batcher, some: Sequence[Permit]) -> asyncio.Future[Fates]:
-        request = Renewal(batcher.loop.create_future(), self._packing, some)
+        """Send the renewal of permits of one key and rule."""
+        sent: list[Permit] = []
+
+        def pack(names: dict[bytes, int]) -> bytes:
+            sent[:] = [permit for permit in some if not permit.ended]
+            return self._packing.renewal(some[0], [permit.member for permit in sent], names)
+
+        def read(answer: bytes, now_us: int) -> Fates:
+            lost = back = 0
+            for permit, fate in zip(sent, answer[1:], strict=True):
+                lost += fate == LOST and not permit.lost
+                back += fate == BACK
+                permit.lost = fate == LOST
+            return lost, back
+
+        request = Command(batcher.loop.create_future(), some[0].row, pack, read)
         batcher.add(request)
         return request.future
 

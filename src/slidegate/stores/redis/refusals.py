@@ -213,7 +213,7 @@ class RefusalCache:
     def learn_ban(self, subjects: Sequence[BanSubject], ban: Ban, now_us: int) -> None:
         """Remember a ban that refuses keys and addresses at a moment of its time."""
         if self._clock is None or not ban.prolong_us:
-            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock or _monotonic_us))
+            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock or monotonic_us))
 
     def banned(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False
@@ -244,5 +244,6 @@ class RefusalCache:
             self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])
 
 
-def _monotonic_us() -> int:
+def monotonic_us() -> int:
+    """Return the time of a clock that never runs back, in microseconds."""
     return monotonic_ns() // 1_000

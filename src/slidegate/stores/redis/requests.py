@@ -1,51 +1,19 @@
-"""The requests to Redis: demands, refunds, resets and inspections."""
+"""The requests to Redis: demands, and commands about the windows and permits of a key."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import BanRefusal, Bucket, Check, Decision
-from ...core.views import Snapshot
+from ...core.decision import BanRefusal, Check, Decision
 from .clock import ServerClock
-from .refusals import RefusalCache
-from .script import (
-    BANNED,
-    CHANGED,
-    CHARGE,
-    FIRST,
-    HIT,
-    INSPECT,
-    LET_GO,
-    LOOK,
-    OK,
-    REQUEST,
-    RESET,
-    UNSETTLED,
-    Charged,
-    Packing,
-    decision_of,
-    raise_failure,
-    windows_of,
-)
+from .script import BANNED, CHARGE, FIRST, HIT, LOOK, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
-    from .bans import RedisBans
-    from .permits import Renewals
-
-
-class Tools(NamedTuple):
-    """The parts of a store that its requests use."""
-
-    packing: Packing
-    bans: RedisBans
-    refusals: RefusalCache
-    renewals: Renewals
-    hand_back: Callable[[Decision], object]
-    """Hands back, without waiting for it."""
+    from .batch import Shared
 
 
 class Request(ABC):
@@ -53,12 +21,18 @@ class Request(ABC):
 
     Args:
         future: Gets the result.
+
+    Attributes:
+        group: Requests of one group go in one call to a node of a cluster: a slot, or a name; None where none is known.
+        redirections: How often a cluster has sent it elsewhere.
     """
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "group", "redirections")
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
+        self.group: object = None
+        self.redirections = 0
 
     @property
     @abstractmethod
@@ -87,15 +61,54 @@ class Request(ABC):
         return None
 
 
+class Command(Request):
+    """A request about one key.
+
+    Args:
+        future: Gets the result.
+        name: A name in Redis that it is about.
+        pack: See `Request.pack`.
+        read: Returns the result, given the answer and the server's time.
+    """
+
+    __slots__ = ("_name", "_pack", "_read")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        name: bytes,
+        pack: Callable[[dict[bytes, int]], bytes],
+        read: Callable[[bytes, int], Any],
+    ) -> None:
+        super().__init__(future)
+        self._name = name
+        self._pack = pack
+        self._read = read
+
+    @property
+    def name(self) -> bytes:
+        """See `Request`."""
+        return self._name
+
+    def pack(self, names: dict[bytes, int]) -> bytes:
+        """See `Request`."""
+        return self._pack(names)
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
+        """See `Request`."""
+        raise_failure(answer)
+        return self._read(answer, now_us)
+
+
 class Demand(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_hand_backs", "_subjects", "_tools", "checks", "what")
+    __slots__ = ("_asked_us", "_first", "_hand_backs", "_shared", "_subjects", "checks", "what")
 
     def __init__(
         self,
         future: asyncio.Future[Decision],
-        tools: Tools,
+        shared: Shared,
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
@@ -103,22 +116,22 @@ class Demand(Request):
         first_in_line: bool = False,
     ) -> None:
         super().__init__(future)
-        self._tools = tools
+        self._shared = shared
         self.what = what
         self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
         self._subjects = subjects
-        self._hand_backs = tools.refusals.hand_backs
-        self._asked_us = tools.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
+        self._hand_backs = shared.refusals.hand_backs
+        self._asked_us = shared.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
     def name(self) -> bytes | None:
         """See `Request`."""
-        return self._tools.packing.name_of(self.checks[0][1]) if self.checks else None
+        return self._shared.packing.name_of(self.checks[0][1]) if self.checks else None
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._tools.packing.demand(self.what | FIRST if self._first else self.what, self.checks, names)
+        return self._shared.packing.demand(self.what | FIRST if self._first else self.what, self.checks, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
         """See `Request`."""
@@ -128,8 +141,8 @@ class Demand(Request):
             return refusal
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self._asked_us is not None and decision.charge:
-            self._tools.renewals.hold(decision, self._asked_us)
-        refusals = self._tools.refusals
+            self._shared.renewals.hold(decision, self._asked_us)
+        refusals = self._shared.refusals
         if self.what in (HIT, CHARGE):  # a look changes nothing
             refusals.saw(now_us)
         if decision.allowed and not refusals.known:
@@ -146,9 +159,9 @@ class Demand(Request):
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.charge:
-            self._tools.renewals.hold(decision, self._asked_us)
+            self._shared.renewals.hold(decision, self._asked_us)
             for part in decision.take_apart(held=True):
-                self._tools.hand_back(part)
+                self._shared.hand_back(part)
 
     @property
     def subjects(self) -> tuple[BanSubject, ...]:
@@ -157,92 +170,11 @@ class Demand(Request):
 
     def refused(self, told: bytes) -> BanRefusal | None:
         """See `Request`."""
-        return self._tools.bans.refused(told, self.checks, self.subjects, is_hit=self.what in (HIT, LOOK))
+        return self._shared.bans.refused(told, self.checks, self.subjects, is_hit=self.what in (HIT, LOOK))
 
     def known(self) -> BanRefusal | None:
         """See `Request`."""
-        return self._tools.refusals.banned(self.checks, self.subjects, stale=True)
-
-
-class Refund(Request):
-    """A refund of everything that a decision charged."""
-
-    __slots__ = ("_charged", "_decision", "_tools")
-
-    def __init__(
-        self, future: asyncio.Future[bool], tools: Tools, decision: Decision, charged: Sequence[Charged | None]
-    ) -> None:
-        super().__init__(future)
-        self._tools = tools
-        self._decision = decision
-        self._charged = charged
-
-    @property
-    def name(self) -> bytes:
-        """See `Request`."""
-        return self._tools.packing.name_of(self._decision.checks[0][1])
-
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
-        return self._tools.packing.refund(self._decision, self._charged, self._tools.refusals.latest_us, names)
-
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
-        """See `Request`."""
-        raise_failure(answer)
-        self._tools.refusals.saw(now_us)
-        self._tools.refusals.forget([check for check in self._decision.checks if not check[0].held])
-        return answer[0] in (CHANGED, LET_GO)
-
-
-class Reset(Request):
-    """A reset of the windows of a key."""
-
-    __slots__ = ("_key", "_tools")
-
-    def __init__(self, future: asyncio.Future[bool], tools: Tools, key: str) -> None:
-        super().__init__(future)
-        self._tools = tools
-        self._key = key
-
-    @property
-    def name(self) -> bytes:
-        """See `Request`."""
-        return self._tools.packing.name_of(self._key)
-
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
-        return REQUEST.pack(RESET, self._tools.packing.place_of(self._key, names))
-
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
-        """See `Request`."""
-        raise_failure(answer)
-        self._tools.refusals.forget_key(self._key)
-        return answer[0] == CHANGED
-
-
-class Inspection(Request):
-    """A look at the windows of a key under some buckets."""
-
-    __slots__ = ("_checks", "_key", "_tools")
-
-    def __init__(self, future: asyncio.Future[Snapshot], tools: Tools, key: str, buckets: Sequence[Bucket]) -> None:
-        super().__init__(future)
-        self._tools = tools
-        self._checks = [(bucket, key, 0) for bucket in buckets]
-        self._key = key
-
-    @property
-    def name(self) -> bytes:
-        """See `Request`."""
-        return self._tools.packing.name_of(self._key)
-
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
-        return self._tools.packing.demand(INSPECT, self._checks, names)
-
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Snapshot:
-        """See `Request`."""
-        return Snapshot(now_us, windows_of(answer, sum(len(bucket.limits) for bucket, _, _ in self._checks)))
+        return self._shared.refusals.banned(self.checks, self.subjects, stale=True)
 
 
 def guards_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:

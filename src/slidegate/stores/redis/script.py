@@ -181,7 +181,7 @@ class Packing:
                     place = names.setdefault(permit.row, len(names))
                     parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
                 continue
-            place = self.place_of(key, names)
+            place = self._place_of(key, names)
             for limit, plan in zip(bucket.limits, self._plans.get(bucket) or self._plan(bucket), strict=True):
                 noted = next(notes)
                 if noted is not None:
@@ -189,6 +189,10 @@ class Packing:
                     if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
                         parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
+
+    def reset(self, key: str, names: dict[bytes, int]) -> bytes:
+        """Pack a reset of the windows of a key; `names` as for `demand`."""
+        return REQUEST.pack(RESET, self._place_of(key, names))
 
     def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
         """Pack a renewal of permits of one row, `permit` among them; `names` as for `demand`."""
@@ -203,7 +207,7 @@ class Packing:
             field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
         return self._names.permits_of(key, field)
 
-    def place_of(self, key: str, names: dict[bytes, int]) -> int:
+    def _place_of(self, key: str, names: dict[bytes, int]) -> int:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
         return names.setdefault(self.name_of(key), len(names))
 
@@ -286,7 +290,6 @@ def windows_of(answer: bytes, many: int) -> list[bytes]:
     Raises:
         StoreUnavailable: There are none.
     """
-    raise_failure(answer)
     windows: list[bytes] = []
     at = 1
     for _ in range(many):

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from threading import Lock
-from time import monotonic_ns
 from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
@@ -33,14 +32,14 @@ from ..leases import DEFAULT_PLACE_LEASE, HeldPermits, place_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
-from .batch import Batcher, Shared
+from .batch import Batcher, ServerBatcher, Shared
 from .cluster import ClusterBatcher
 from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
-from .refusals import RefusalCache
-from .requests import Demand, Inspection, Refund, Reset, Tools, guards_of
-from .script import CHARGE, HIT, PEEK, Names, Packing
+from .refusals import RefusalCache, monotonic_us
+from .requests import Command, Demand, guards_of
+from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Names, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
 
@@ -95,7 +94,6 @@ class RedisStore(Store):
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
-        self._timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = Lock()
@@ -106,20 +104,20 @@ class RedisStore(Store):
         self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
         held = HeldPermits(place_lease_us(place_lease))
         packing = Packing(self._names, held, clock or system_us)
-        self._renewals = Renewals(held, clock or _monotonic_us, packing, self.observers.tell_all, self._batcher)
-        self._tools = Tools(packing, self.bans, refusals, self._renewals, self._hand_back_unheard)
         self._shared = Shared(
             client=self._client,
-            timeout_s=self._timeout_s,
-            name_of=self._names.name_of,
-            meta=self._names.meta,
+            timeout_s=parse_duration_us(timeout, "timeout") / 1_000_000,
+            meta=meta,
             max_waiting=max_waiting,
             clock=clock,
+            tell=tell,
+            read_only=read_only,
+            eviction=Eviction(tell),
+            packing=packing,
             bans=self.bans,
             refusals=refusals,
-            tell=self.observers.tell_all,
-            read_only=read_only,
-            eviction=Eviction(self.observers.tell_all),
+            renewals=Renewals(held, clock or monotonic_us, packing, tell, self._batcher),
+            hand_back=self._hand_back_unheard,
         )
         self.shared_stats = RedisSharedStats(self._batcher, self._names.meta, clock)
         self._closed = False
@@ -137,7 +135,7 @@ class RedisStore(Store):
         if self._closed:
             return
         self._closed = True
-        self._renewals.close()
+        self._shared.renewals.close()
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
@@ -169,7 +167,7 @@ class RedisStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
-        refusals = self._tools.refusals
+        refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, guards_of(checks, subjects))) is not None:
             return refusal
         if refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
@@ -202,11 +200,15 @@ class RedisStore(Store):
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none. Places stay taken."""
-        batcher = self._batcher()
-        self._tools.refusals.forget_windows(key)
-        request = Reset(batcher.loop.create_future(), self._tools, key)
-        batcher.add(request)
-        return request.future
+        packing, refusals = self._shared.packing, self._shared.refusals
+
+        def read(answer: bytes, now_us: int) -> bool:
+            refusals.forget_key(key)
+            return answer[0] == CHANGED
+
+        sent = self._command(key, partial(packing.reset, key), read)
+        refusals.forget_windows(key)
+        return sent
 
     @sensible
     async def reset_all(self) -> bool:
@@ -215,27 +217,27 @@ class RedisStore(Store):
         Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
         handed back.
         """
-        self._tools.refusals.forget_all_windows()
+        self._shared.refusals.forget_all_windows()
         await self.bans.reset_windows()
         forgotten = await self._batcher().remove(self._names.windows)
         await self.bans.reset_windows()
-        self._tools.refusals.forget_all_windows()
+        self._shared.refusals.forget_all_windows()
         return forgotten > 0
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
-        batcher = self._batcher()
-        request = Inspection(batcher.loop.create_future(), self._tools, key, buckets)
-        batcher.add(request)
-        return request.future
+        checks = [(bucket, key, 0) for bucket in buckets]
+        many = sum(len(bucket.limits) for bucket in buckets)
+        pack = partial(self._shared.packing.demand, INSPECT, checks)
+        return self._command(key, pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many)))
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
-        return self._renewals.held.count()
+        return self._shared.renewals.held.count()
 
     def renew_permits(self) -> Awaitable[None]:
         """Renew the places of this process, which the store does by itself where asyncio runs."""
-        return self._renewals.renew()
+        return self._shared.renewals.renew()
 
     @sensible
     async def clear(self) -> int:
@@ -249,17 +251,34 @@ class RedisStore(Store):
             await batcher.remove(self._shared.meta + made)
         await self.bans.clear()
         removed = await batcher.remove(self._names.windows)
-        self._tools.refusals.clear()
+        self._shared.refusals.clear()
         return removed
 
-    def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
+    def _command(
+        self, key: str, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
+    ) -> asyncio.Future[Any]:
+        """Send a request about a key; see `Command`."""
         batcher = self._batcher()
-        if any(bucket.held for bucket, _, _ in decision.checks):
-            self._renewals.catch_up(decision.checks)
-        self._tools.refusals.hand_back([check for check in decision.checks if not check[0].held])
-        request = Refund(batcher.loop.create_future(), self._tools, decision, charged)
+        request = Command(batcher.loop.create_future(), self._shared.packing.name_of(key), pack, read)
         batcher.add(request)
         return request.future
+
+    def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
+        packing, refusals, renewals = self._shared.packing, self._shared.refusals, self._shared.renewals
+        windows = [check for check in decision.checks if not check[0].held]
+
+        def pack(names: dict[bytes, int]) -> bytes:
+            return packing.refund(decision, charged, refusals.latest_us, names)
+
+        def read(answer: bytes, now_us: int) -> bool:
+            refusals.saw(now_us)
+            refusals.forget(windows)
+            return answer[0] in (CHANGED, LET_GO)
+
+        if len(windows) < len(decision.checks):
+            renewals.catch_up(decision.checks)
+        refusals.hand_back(windows)
+        return self._command(decision.checks[0][1], pack, read)
 
     async def _hand_back_all(self, parts: Sequence[tuple[Decision, Sequence[Any]]]) -> bool:
         changed = await asyncio.gather(*(self._hand_back(*part) for part in parts))
@@ -300,12 +319,12 @@ class RedisStore(Store):
         *,
         first_in_line: bool = False,
     ) -> asyncio.Future[Decision]:
-        batcher, tools = self._batcher(), self._tools
+        batcher, shared = self._batcher(), self._shared
         if any(bucket.held for bucket, _, _ in checks):
-            self._renewals.catch_up(checks)
-        if tools.refusals.known and what in (HIT, CHARGE):
-            tools.refusals.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(batcher.loop.create_future(), tools, what, checks, subjects, first_in_line=first_in_line)
+            self._shared.renewals.catch_up(checks)
+        if shared.refusals.known and what in (HIT, CHARGE):
+            shared.refusals.forget(checks)  # they may be other ones when this has been answered
+        request = Demand(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)
         batcher.add(request)
         return request.future
 
@@ -330,14 +349,10 @@ class RedisStore(Store):
                 if batcher is None:
                     for gone in [other for other in self._batchers if other.is_closed()]:
                         del self._batchers[gone]
-                    make = ClusterBatcher if self._is_cluster else Batcher
+                    make = ClusterBatcher if self._is_cluster else ServerBatcher
                     batcher = self._batchers[loop] = make(loop, self._shared)
             self._last = loop, batcher
         return batcher
-
-
-def _monotonic_us() -> int:
-    return monotonic_ns() // 1_000
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
