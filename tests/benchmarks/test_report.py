@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import measure
-from benchmarks.report import figures, page
+from benchmarks.report import chart, comparison, figures, page
 from benchmarks.report.tables import Table
 
 HERE = Path(command.__file__).parent
@@ -93,6 +93,17 @@ def test_figures_that_change_change_the_page_and_its_prose_stays() -> None:
 def test_the_page_shows_the_saved_figures() -> None:
     text = page.PAGE.read_text("utf-8")
     assert page.filled(text) == text, "run python3 dev.py bench --write"
+
+
+@pytest.mark.parametrize("path", chart.charts(), ids=lambda path: path.stem)
+def test_the_committed_chart_is_what_the_saved_figures_draw(path: Path) -> None:
+    assert path.read_text("utf-8") == chart.charts()[path], "run python3 dev.py bench --write"
+
+
+def test_the_readme_holds_the_table_of_the_pages_and_figures() -> None:
+    text = comparison.README.read_text("utf-8")
+    assert comparison.PLACE.search(text)
+    assert text == comparison.filled(text), "run python3 dev.py bench --write"
 
 
 def run_small(name: str, flags: list[str]) -> None:
