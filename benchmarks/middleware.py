@@ -1,8 +1,8 @@
 """The time that a rate limit adds to a small application, admitted and refused, ours and the peers'.
 
-Every gate counts one client in memory. slowapi and asgi-ratelimit stand over the same Starlette application as ours;
-fastapi-limiter is a FastAPI dependency and is compared with a bare FastAPI application. asgi-ratelimit and
-fastapi-limiter send no RateLimit fields; ours and slowapi do. Ours alone records statistics of requests.
+Each counts one client in memory. slowapi, asgi-ratelimit and fastapi-guard are around the same Starlette application as
+ours; fastapi-limiter is a FastAPI dependency and is compared with a bare FastAPI application. Ours and slowapi alone
+send RateLimit fields, and ours alone records statistics of requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
+from guard import PureASGISecurityMiddleware, RateLimitManager, SecurityConfig
 from pyrate_limiter import Limiter as PyrateLimiter
 from pyrate_limiter import Rate
 from ratelimit import RateLimitMiddleware as PeerMiddleware
@@ -34,11 +35,14 @@ from slidegate.core import Bucket, parse_limits
 from .measure import asgi, compared, rounds
 from .report.tables import Table
 
-PACKAGES = ("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "limits")
+PACKAGES = ("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "fastapi-guard", "limits")
 
 PLENTY = 2_000_000_000
 OUTCOMES = {"admitted": (PLENTY, 200), "refused": (1, 429)}
-"""The outcome of requests -> what every gate admits in an hour, and the status of its answers."""
+"""The outcome of requests -> what each admits in an hour, and the status of its answers."""
+SCANNING = "fastapi-guard, with its scan"
+SCANNED_SHARE = 100
+"""It takes tens of milliseconds for a request, so it is asked for a small share of them."""
 
 
 async def page(request: Request) -> PlainTextResponse:
@@ -121,6 +125,14 @@ def asgi_ratelimit(amount: int) -> ASGIApp:
     return app
 
 
+def fastapi_guard(amount: int, *, scan: bool) -> ASGIApp:
+    RateLimitManager._instance = None  # else all middlewares of the process count together
+    config = SecurityConfig(
+        rate_limit=amount, rate_limit_window=3_600, enable_redis=False, enable_penetration_detection=scan
+    )
+    return PureASGISecurityMiddleware(starlette(), config=config)
+
+
 def fastapi(*dependencies: Any) -> FastAPI:
     app = FastAPI()
 
@@ -173,6 +185,8 @@ def applications(amount: int, status: int) -> dict[str, tuple[ASGIApp, int]]:
         "asgi-ratelimit": (asgi_ratelimit(amount), status),
         "slowapi (ASGI middleware)": (slowapi(amount, SlowAPIASGIMiddleware), status),
         "slowapi (BaseHTTPMiddleware)": (slowapi(amount, SlowAPIMiddleware), status),
+        "fastapi-guard, without its scan": (fastapi_guard(amount, scan=False), status),
+        SCANNING: (fastapi_guard(amount, scan=True), status),
         "bare FastAPI": (fastapi(), 200),
         "slidegate around FastAPI": (ours_around_fastapi(amount), status),
         "slidegate around FastAPI, statistics=False": (ours_around_fastapi(amount, statistics=False), status),
@@ -199,7 +213,7 @@ def least() -> dict[str, tuple[ASGIApp, int]]:
 
 def baseline(name: str) -> str | None:
     """Return the name of the bare application that a candidate is compared with; None for one itself."""
-    base = "bare FastAPI" if "astapi" in name.lower() else "bare Starlette"
+    base = "bare FastAPI" if "FastAPI" in name or "at the endpoint" in name else "bare Starlette"
     return None if name == base else base
 
 
@@ -209,7 +223,8 @@ async def measured(
     """Return the microseconds of one request of each candidate, by rounds."""
     for app, _ in apps.values():  # the one request that a refusing gate admits
         await asgi(app, 1, 200)()
-    return await rounds({name: asgi(app, requests, expected) for name, (app, expected) in apps.items()}, count)
+    asked = {name: max(1, requests // SCANNED_SHARE) if name == SCANNING else requests for name in apps}
+    return await rounds({name: asgi(app, asked[name], expected) for name, (app, expected) in apps.items()}, count)
 
 
 def tables(options: Namespace) -> Iterator[Table]:

@@ -36,6 +36,7 @@ MIDDLEWARES: Final = {
     "slidegate": "slidegate",
     "slowapi": "slowapi (ASGI middleware)",
     "asgi-ratelimit": "asgi-ratelimit",
+    "fastapi-guard": "fastapi-guard, without its scan",
 }
 ENDPOINTS: Final = {
     "slidegate": "slidegate at the endpoint of FastAPI",
@@ -90,9 +91,9 @@ def fact(text: str, row: str, column: str) -> str:
 
 def added(figures: Figures, names: dict[str, str], system: str) -> str:
     """Return what a system adds to a request, admitted and refused; an empty text where it was not measured."""
-    if system not in names:
-        return ""
     tables = [figures.table(f"One request, {outcome}") for outcome in ("admitted", "refused")]
+    if not all(names.get(system) in {cells[0] for cells in table.rows} for table in tables):
+        return ""
     return "; ".join(f"{table.number(names[system], 'added us'):+.0f}" for table in tables)
 
 
