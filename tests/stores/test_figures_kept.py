@@ -54,7 +54,7 @@ async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) ->
 async def test_figures_leave_a_full_file_alone(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**20)
     for number in range(100_000):
-        if not store._env.has_room(4_096):
+        if store._env.fullness:
             break
         await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):

@@ -80,7 +80,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "clock_stepped": _kind("server step_us", _FAULT),
     "places_lost": _kind("lost back", _FAULT),
     "map_grown": _kind("bytes", _FAULT),
-    "map_full": _kind("gone", _FAULT),
+    "map_full": _kind("", "once a minute"),
     "reader_stopped": _kind("pid transactions", "once for each process"),
     "list_reloaded": _kind("list path count", _CHANGE),
     "list_rejected": _kind("list path", _CHANGE),

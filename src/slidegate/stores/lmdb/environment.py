@@ -34,7 +34,7 @@ from ..forks import hold_over_fork
 from ..system_clock import system_us
 from . import opening
 from .checking import DATA, LOCK, check_directory
-from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases, boot_id, boot_us, written
+from .layout import CLOCK, NAMES, SCHEMA, WRITTEN_SCHEMA, Databases, boot_id, boot_us, written
 from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
 
 IN_PROCESS_S: Final = 0.05
@@ -45,10 +45,13 @@ _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
 _NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
 RESERVE: Final = 16
-"""A full file has another part of this size, for keys that are known: one in so many of its bytes."""
-MIN_RESERVE: Final = 2**18
-FULL: Final = 1
-LAST_PART: Final = 2
+"""Besides its largest size a file has another part for keys that are known: one in so many of its bytes."""
+MIN_RESERVE: Final = 2**21
+NO_WINDOWS: Final = 1
+NO_ROWS: Final = 2
+NO_CHANGES: Final = 3
+"""What a full file takes no more of: first windows of further keys, then rows of any kind, then changes, until empty
+rows have been deleted, for which pages have to be copied."""
 _FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
@@ -68,6 +71,7 @@ class Environment:
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
         stuck: Why the file could not grow when that was last tried; empty if it could.
+        fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
         users: How many stores of this process use it.
 
     Raises:
@@ -82,6 +86,7 @@ class Environment:
         self.opened = self.users = 0
         self.held = 0
         self.stuck = ""
+        self.fullness = 0
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
         self._lmdb: Any = None
@@ -95,7 +100,8 @@ class Environment:
         self._doubt_again_s = 0.0
         self._commits = 0
         self._grow_again_s = 0.0
-        self._readers = Readers(path, options.max_map_size)
+        self._most = options.max_map_size + max(options.max_map_size // RESERVE, MIN_RESERVE)
+        self._readers = Readers(path, self._most)
         self._leaves = False  # whether to close the files after this transaction
         self._open(opening.PATIENCE_S)
 
@@ -123,18 +129,22 @@ class Environment:
             self._leave_gate()
             raise
 
-    def commit(self, txn: Any) -> None:
-        """Commit a transaction, make the map larger before it is full, and let others write."""
+    def commit(self, txn: Any, *, looks: bool = False) -> None:
+        """Commit a transaction, make the map larger before it is full, and let others write.
+
+        Args:
+            txn: The transaction.
+            looks: Whether to look how full the file is, although it is not the turn of this one.
+        """
         try:
-            txn.commit()
             self._commits += 1
-            if (
-                not self._commits % _LOOK_EVERY
-                and self.held < self.options.max_map_size
-                and self._has_less_than(spare(self.held))
-            ):
+            looks = looks or not self._commits % _LOOK_EVERY
+            if looks:
+                self.fullness = self._measure(txn)
+            txn.commit()
+            if looks and self.held < self._most and self.held - self._used() < self._spare():
                 with suppress(lmdb.Error):
-                    self._grow(self.options.max_map_size)
+                    self._grow()
         finally:
             self._leave_gate()
 
@@ -173,16 +183,16 @@ class Environment:
         finally:
             self._map.release()
 
-    def grow(self, most: int) -> bool:
-        """Make the map larger, `most` bytes at most; return False if it cannot be, and True if others may do it."""
+    def grow(self) -> bool:
+        """Make the map larger; return False if it cannot be, and True if others may do it."""
         if not self._take_gate():
             return True
         try:
-            return self._grow(most)
+            return self._grow()
         finally:
             self._leave_gate()
 
-    def _grow(self, most: int) -> bool:
+    def _grow(self) -> bool:
         with self._map:
             self.untold += self._readers.look(self._lmdb)
             if self._lmdb.reader_check():
@@ -191,7 +201,7 @@ class Environment:
             self._map_whole()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
                 return True
-            size = min(2 * before, most)
+            size = min(2 * before, self._most)
             if size <= before or (self.stuck and time.monotonic() < self._grow_again_s):
                 return False
             try:
@@ -226,7 +236,7 @@ class Environment:
 
     def _hold(self, size: int) -> None:
         if size > self.held:
-            self.stuck = ""
+            self.stuck, self.fullness = "", 0
         self.held = size
 
     def look_after(self, txn: Any, now_us: int) -> None:
@@ -249,22 +259,20 @@ class Environment:
         """Return the number of windows, and how many bytes of the file have been used and are held."""
         return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
-    def has_room(self, more: int) -> bool:
-        """Tell, in a writing transaction, whether so many bytes fit besides all else; a file that may grow has room."""
-        if self.held * 2 <= self.options.max_map_size and not self.stuck:
-            return True
-        return self._used() + 2 * more <= self.held - self.held // 8
+    def _measure(self, txn: Any) -> int:
+        """Return how full the file is. What was used and is free again counts only while others may still read it."""
+        most = self.held if self.stuck else self._most
+        room = min(self.options.max_map_size, most - self._spare())
+        if self._used() < room:
+            return 0
+        stats = [txn.stat(getattr(self.dbs, name)) for name in NAMES]
+        pages = sum(stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"] for stat in stats)
+        used = pages * stats[0]["psize"]
+        return 0 if used < room else min(1 + 4 * (used - room) // (most - room), NO_CHANGES)
 
-    def fullness(self) -> int:
-        """Return how full the file is: 0, `FULL` if it gets no new windows, or `LAST_PART` if it gets no new rows."""
-        if self.stuck:  # the last part of what there is has to do
-            return LAST_PART if self._has_less_than(spare(self.held) // 2) else FULL
-        most = self.options.max_map_size
-        return 0 if self.held <= most else FULL if self.held <= most + reserve(most) else LAST_PART
-
-    def _has_less_than(self, unused: int) -> bool:
-        """Return whether less than so many bytes of the file were never used."""
-        return self.held - self._used() < unused
+    def _spare(self) -> int:
+        """Return how many bytes of the file are for keys that are known, and for changing pages."""
+        return int(min(max(self.held // RESERVE, MIN_RESERVE), self.held // 4))
 
     def _used(self) -> int:
         return int((self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"])
@@ -344,21 +352,11 @@ class Environment:
     def _open(self, patience_s: float) -> None:
         opened = open_files(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
-        self.held, self.stuck = self._lmdb.info()["map_size"], ""
+        self.held, self.stuck, self.fullness = self._lmdb.info()["map_size"], "", 0
         self.untold += events
         self.salvage += salvage
         self.opened += 1
         self._suspect = (0, "")
-
-
-def reserve(most: int) -> int:
-    """Return how many bytes a file of `most` bytes has besides, for keys that are known."""
-    return max(most // RESERVE, MIN_RESERVE)
-
-
-def spare(held: int) -> int:
-    """Return how many bytes of a file are kept for keys that are known, in case the disk has no more."""
-    return min(reserve(held), held // 4)
 
 
 class Readers:

@@ -84,7 +84,7 @@ class LmdbSharedStats(SharedStats):
         used = txn.stat(figures)
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
         most = self._env.options.max_map_size // SHARE
-        if pages * used["psize"] + needed > most or not self._env.has_room(needed):
+        if pages * used["psize"] + needed > most or self._env.fullness:
             return False
         for row in rows:
             key = _key(row.shelf, row.number) + worker

@@ -22,6 +22,8 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
+import lmdb
+
 from ...core.charge import Permit
 from ...core.concurrency import PERMITS
 from ...core.store import Event
@@ -76,6 +78,7 @@ class PermitRows:
         own: The permits of this process.
         undo: Gets functions to call if the transaction is not committed.
         events: Gets events to tell once it is.
+        has_room: Whether the file has room for more rows.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class PermitRows:
         own: OwnPermits,
         undo: list[Callable[[], None]],
         events: list[Event],
+        *,
+        has_room: bool,
     ) -> None:
         self._txn = txn
         self._dbs = dbs
@@ -93,6 +98,7 @@ class PermitRows:
         self._own = own
         self._undo = undo
         self._events = events
+        self._has_room = has_room
         self._rows: dict[bytes, _Row] = {}
         self._windows: dict[bytes, bytes] = {}  # for the core
 
@@ -107,8 +113,15 @@ class PermitRows:
         return self._windows, row
 
     def take(self, row: bytes, amount: int, units: int) -> Permit:
-        """Take permits for which the core has found room, after `ensure_lease`."""
-        self._find(row).own += units
+        """Take permits for which the core has found room, after `ensure_lease`.
+
+        Raises:
+            lmdb.MapFullError: The file has no room for another row.
+        """
+        found = self._find(row)
+        if not (found.stored or self._has_room):
+            raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
+        found.own += units
         permit = Permit(row, amount, units)
         self._own.permits.add(permit)
         self._undo.append(partial(self._own.permits.discard, permit))

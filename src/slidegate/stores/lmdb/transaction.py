@@ -14,7 +14,7 @@ from ...core.errors import StoreUnavailable
 from ...core.store import Clock, Event, Observers
 from ..memory.shard import SHARED_PAUSE_US, keys_shared
 from .batching import Job
-from .environment import IN_PROCESS_S, LAST_PART, MIN_RESERVE, Environment, reserve
+from .environment import IN_PROCESS_S, NO_CHANGES, Environment
 from .permits import OwnPermits
 from .windows import Bound, Transaction
 
@@ -22,16 +22,10 @@ if TYPE_CHECKING:
     from .bans import LmdbBans
 
 SAY_FULL_EVERY_US: Final = 60_000_000
-LARGEST_WINDOW: Final = 2_048
-"""Bytes. A window takes less, so at least this many fit: the size of the file divided by this."""
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
 
 T = TypeVar("T")
-
-_STEPS: Final = (2_000, 64, 8, 1)
-_UNKNOWN: Final = 2**62
-_FULL: Final = "no empty window is left to let go of; raise max_map_size or lower max_keys"
 
 
 class Transactions:
@@ -72,9 +66,6 @@ class Transactions:
         self.permits = permits
         self._observers = observers
         self.bound: dict[Bucket, Bound] = {}
-        self._most_bytes = env.options.max_map_size
-        self._opened = 0
-        self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
         self._sweep_due_us = self._next_full_event_us = self._next_shared_event_us = 0
         self.bans: LmdbBans | None = None
         self.tells = False
@@ -91,7 +82,7 @@ class Transactions:
         try:
             txn = self._env.read(patience_s)
             try:
-                return ask(self._transaction(txn, self._now_us(), self._max_keys))
+                return ask(Transaction(txn, self._env.dbs, self._now_us(), self._max_keys, self))
             finally:
                 self._env.end_read(txn)
         except (lmdb.Error, OSError) as error:
@@ -107,8 +98,8 @@ class Transactions:
             while True:
                 try:
                     return self._write(jobs)
-                except lmdb.MapFullError:
-                    self._make_room()
+                except lmdb.MapFullError as error:
+                    self._make_room(error)
         except lmdb.MapFullError as error:
             raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
@@ -120,17 +111,15 @@ class Transactions:
             events, self._env.untold = self._env.untold, []
             self._observers.tell_all(events)
 
-    def _transaction(self, txn: Any, now_us: int, max_keys: int) -> Transaction:
-        return Transaction(txn, self._env.dbs, now_us, max_keys, self)
-
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         env, now_us = self._env, self._now_us()
+        if env.fullness == NO_CHANGES:
+            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
         txn = env.begin()
         if txn is None:
             return None
         self.latest_us = max(self.latest_us, now_us)
-        fullness = env.fullness()
-        transaction = self._transaction(txn, now_us, self._most_keys(txn) if fullness else self._max_keys)
+        transaction = Transaction(txn, env.dbs, now_us, self._max_keys, self, env.fullness)
         try:
             try:
                 if env.salvage:
@@ -138,9 +127,7 @@ class Transactions:
                 answers = [job(transaction) for job in jobs]
                 transaction.save()
                 if now_us >= self._sweep_due_us:
-                    self._sweep(transaction)
-                if fullness == LAST_PART:
-                    self._check_room(txn)
+                    self._sweep(transaction, SWEEP_STEP + 2 * len(jobs))
                 env.look_after(txn, now_us)
             except BaseException:
                 env.abort(txn)
@@ -150,10 +137,10 @@ class Transactions:
             for undo in transaction.undo:
                 undo()
             raise
-        self._end(transaction, fullness)
+        self._end(transaction)
         return answers
 
-    def _end(self, transaction: Transaction, fullness: int) -> None:
+    def _end(self, transaction: Transaction) -> None:
         """Remember what has happened in a transaction, and tell it."""
         now_us = transaction.now_us
         if transaction.is_swept:
@@ -167,14 +154,12 @@ class Transactions:
         if transaction.events or self._env.untold:
             self._env.untold += transaction.events
             self.tell()
-        if self._env.stuck:
-            self._say_full(0, now_us)
-        elif not fullness:
-            self._windows = self._rows = _UNKNOWN
+        if self._env.fullness:
+            self._say_full(now_us)
 
-    def _sweep(self, transaction: Transaction) -> None:
-        transaction.sweep(SWEEP_STEP)
-        if self.bans is not None and self.bans.sweep(transaction, SWEEP_STEP):
+    def _sweep(self, transaction: Transaction, most: int) -> None:
+        transaction.sweep(most)
+        if self.bans is not None and self.bans.sweep(transaction, most):
             transaction.is_swept = False
 
     def _rescue(self, transaction: Transaction) -> None:
@@ -184,82 +169,44 @@ class Transactions:
             count = self.bans.rescue(path, transaction)
             transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
-    def _most_keys(self, txn: Any) -> int:
-        """Return how many windows to hold; a file that must not grow any more gets no further ones."""
-        if self._opened != self._env.opened:  # another file
-            self._opened, self._windows, self._rows = self._env.opened, _UNKNOWN, _UNKNOWN
-        if self._windows == _UNKNOWN:
-            self._windows = max(txn.stat(self._env.dbs.windows)["entries"], self._least_rows())
-        return min(self._max_keys, self._windows)
-
-    def _check_room(self, txn: Any) -> None:
-        """Keep the last part of a full file for known keys, and for deleting empty windows.
+    def _make_room(self, error: lmdb.MapFullError) -> None:
+        """Make the map larger; if it cannot grow, delete some empty windows.
 
         Raises:
-            lmdb.MapFullError: There are more rows than when that part was begun.
+            lmdb.MapFullError: There are none.
         """
-        rows = _rows(txn, self._env)
-        if self._rows == _UNKNOWN:
-            self._rows = max(rows, self._least_rows())
-        if rows > self._rows:
-            raise lmdb.MapFullError(_FULL)
-
-    def _least_rows(self) -> int:
-        return min(self._most_bytes, self._env.held) // LARGEST_WINDOW
-
-    def _make_room(self) -> None:
-        """Make the map larger; if it must not grow, delete all empty windows.
-
-        If there are none, new keys are counted in shared cells from then on, and the map gets another part, for these
-        cells and for the growing windows of known keys. The last part is for such windows alone.
-
-        Raises:
-            lmdb.MapFullError: The last part is in use too.
-        """
-        env, most = self._env, self._most_bytes
-        if env.grow(most):
+        if self._env.grow():
             self.tell()
             return
-        now_us = self._now_us()
-        for step in _STEPS:
-            with suppress(lmdb.MapFullError):  # many deletions need room for copies of as many pages
-                gone = self._sweep_alone(step, now_us)
-                if gone is None:
-                    return  # another process writes, and may make room
-                if not gone:
-                    break
-                self._say_full(gone, now_us)
-                return
-        grown = env.grow(most + reserve(most)) or env.grow(most + reserve(most) + MIN_RESERVE)
-        self._say_full(0, now_us)
-        if not grown:
-            raise lmdb.MapFullError(_FULL)
+        now_us, fullness = self._now_us(), self._env.fullness
+        for most in (SWEEP_STEP, 1):
+            with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
+                gone = self._sweep_alone(most, now_us)
+                if gone != 0 or self._env.fullness < fullness:
+                    return  # where another process writes, it may have made room
+        self._say_full(now_us)
+        raise error
 
     def _sweep_alone(self, most: int, now_us: int) -> int | None:
         """Delete windows that are empty, and return how many; None while another process writes."""
         txn = self._env.begin()
         if txn is None:
             return None
-        transaction = self._transaction(txn, now_us, self._max_keys)
+        transaction = Transaction(txn, self._env.dbs, now_us, self._max_keys, self)
         try:
             transaction.sweep(most)
         except BaseException:
             self._env.abort(txn)
             raise
-        self._env.commit(txn)
+        self._env.commit(txn, looks=True)
         self.evictions += transaction.evictions
         return transaction.evictions
 
-    def _say_full(self, gone: int, now_us: int) -> None:
+    def _say_full(self, now_us: int) -> None:
         if now_us >= self._next_full_event_us:
             self._next_full_event_us = now_us + SAY_FULL_EVERY_US
-            what = f"{gone} empty windows were deleted" if gone else "new keys are counted in shared cells"
             stuck = self._env.stuck
             remedy = "free some space" if stuck else "raise max_map_size"
-            message = f"{self._env.path} {stuck or 'is full'}, so {what}; {remedy}"
-            self._env.untold.append(Event("map_full", message, {"gone": gone}))
+            message = f"{self._env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"
+            self._env.untold.append(Event("map_full", message))
         self.tell()
-
-
-def _rows(txn: Any, env: Environment) -> int:
-    return sum(int(txn.stat(database)["entries"]) for database in (env.dbs.windows, env.dbs.cells, env.dbs.places))

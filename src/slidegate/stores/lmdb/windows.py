@@ -22,6 +22,8 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import lmdb
+
 from ...core import ring
 from ...core.decide import Place
 from ...core.decision import Bucket, Check
@@ -30,6 +32,7 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
+from .environment import NO_ROWS
 from .layout import CELL, DUE, PLACE, RESET, WINDOW, Databases, due_row
 from .permits import PermitRows
 
@@ -63,6 +66,7 @@ class Transaction:
         now_us: The store's time.
         max_keys: How many windows to hold.
         process: What this process keeps from one transaction to the next.
+        fullness: How full the file is, see `Environment`.
 
     Attributes:
         asked: Where the windows of the last demand lie.
@@ -77,7 +81,9 @@ class Transaction:
         windows: The windows of keys that were read or made, by row.
     """
 
-    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, process: Transactions) -> None:
+    def __init__(
+        self, txn: Any, dbs: Databases, now_us: int, max_keys: int, process: Transactions, fullness: int = 0
+    ) -> None:
         self.txn = txn
         self.dbs = dbs
         self.now_us = now_us
@@ -90,7 +96,8 @@ class Transaction:
         self.evictions = self.shared_hits = self.shared_until_us = 0
         self.is_swept = False
         self._loaded: list[_Loaded] = []
-        self._max_keys = max_keys
+        self._max_keys = 0 if fullness else max_keys
+        self._fullness = fullness
         self._process = process
         self._held = -1
 
@@ -116,7 +123,10 @@ class Transaction:
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits in this transaction."""
         if self.permits is None:
-            self.permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.permits, self.undo, self.events)
+            own = self._process.permits
+            self.permits = PermitRows(
+                self.txn, self.dbs, self.now_us, own, self.undo, self.events, has_room=self._fullness < NO_ROWS
+            )
         return self.permits
 
     def _window(
@@ -144,6 +154,8 @@ class Transaction:
             self.windows[row] = self.cells.get(cell, self.windows[row])
             return self.windows, row
         if cell not in self.cells:
+            if self._fullness >= NO_ROWS:
+                raise lmdb.MapFullError("it has no room for another shared cell; raise max_map_size")
             self._load(self.cells, cell, head, limit, b"", is_new=True)
         if makes:
             self.shared_hits += 1
