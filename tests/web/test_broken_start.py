@@ -30,8 +30,6 @@ from ..asgi import scope_of, send_scope
 BOUND_S = 120
 """How long a hang may last; a server that starts on a busy machine takes some seconds."""
 
-Add = Callable[[Any], None]
-
 
 class Strict(RateLimitMiddleware):
     """A gate of somebody's own, whose constructor goes on after ours."""
@@ -49,51 +47,37 @@ def of_ban(request: object) -> str:
     return "somebody"
 
 
-def written(directory: Path, text: str | None) -> Path:
-    path = directory / "slidegate.toml"
-    if text is not None:
-        path.write_text(text, "utf-8")
-    return path
-
-
-ADDITIONS: dict[str, tuple[Callable[[Any, Path], None], str]] = {
-    "limits": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="ten/minute"), "'ten/minute'"),
-    "rules": (lambda app, _: app.add_middleware(RateLimitMiddleware, rules=["5/minute"]), "'5/minute'"),
-    "two names": (
-        lambda app, _: app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "1/s", name="a")] * 2),
-        "are one bucket",
-    ),
-    "bans": (
-        lambda app, _: app.add_middleware(RateLimitMiddleware, bans=BanPolicy("3/1h", key=of_ban)),  # type: ignore[arg-type]
-        "of_ban",
-    ),
-    "an option": (lambda app, _: app.add_middleware(RateLimitMiddleware, limit="5/minute"), "unknown option 'limit'"),
-    "ignore_checks": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="1/s", ignore_checks=7), "not 7"),
-    "a subclass": (lambda app, _: app.add_middleware(Strict, limits="ten/minute"), "'ten/minute'"),
-    "a factory": (lambda app, _: app.add_middleware(made, limits="ten/minute"), "'ten/minute'"),
-    "no file": (
-        lambda app, place: app.add_middleware(RateLimitMiddleware.from_file, path=written(place, None)),
-        "slidegate.toml",
-    ),
-    "a bad file": (
-        lambda app, place: app.add_middleware(
-            RateLimitMiddleware.from_file, path=written(place, 'limits = "ten/minute"')
-        ),
-        "ten/minute",
-    ),
+ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
+    "rules": (RateLimitMiddleware, {"rules": ["5/minute"]}, "'5/minute'"),
+    "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "are one bucket"),
+    "bans": (RateLimitMiddleware, {"bans": BanPolicy("3/1h", key=of_ban)}, "of_ban"),
+    "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
+    "ignore_checks": (RateLimitMiddleware, {"limits": "1/s", "ignore_checks": 7}, "not 7"),
+    "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
+    "a factory": (made, {"limits": "ten/minute"}, "'ten/minute'"),
+    "no file": (RateLimitMiddleware.from_file, {"path": None}, "slidegate.toml"),
+    "a bad file": (RateLimitMiddleware.from_file, {"path": 'limits = "ten/minute"'}, "ten/minute"),
     "a store in a file": (
-        lambda app, place: app.add_middleware(
-            RateLimitMiddleware.from_file, path=written(place, 'store = "lmdb:///dev/null/gate"\nlimits = "5/minute"')
-        ),
+        RateLimitMiddleware.from_file,
+        {"path": 'store = "lmdb:///dev/null/gate"\nlimits = "5/minute"'},
         "/dev/null/gate",
     ),
-    "an option beside a file": (
-        lambda app, place: app.add_middleware(
-            RateLimitMiddleware.from_file, path=written(place, 'limits = "5/minute"'), on_refused=7
-        ),
-        "7",
-    ),
+    "an option beside a file": (RateLimitMiddleware.from_file, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
 }
+"""A middleware, its options (a path stands for a file with that text), and a part of the message."""
+
+
+def add(app: Any, what: str, directory: Path) -> str:
+    """Add a middleware that cannot be made; return a part of its message."""
+    kind, options, part = ADDITIONS[what]
+    if "path" in options:
+        path = directory / "slidegate.toml"
+        if options["path"] is not None:
+            path.write_text(options["path"], "utf-8")
+        options = {**options, "path": path}
+    app.add_middleware(kind, **options)
+    return part
 
 
 def ok(request: object) -> PlainTextResponse:
@@ -123,9 +107,8 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
 async def test_a_gate_that_cannot_be_made_ends_the_start_with_its_message(
     what: str, framework: Any, tmp_path: Path
 ) -> None:
-    add, part = ADDITIONS[what]
     app = framework()
-    add(app, tmp_path)
+    part = add(app, what, tmp_path)
     said, error = await started(app)
     assert [message["type"] for message in said] == ["lifespan.startup.failed"]
     assert part in said[0]["message"]
@@ -135,9 +118,8 @@ async def test_a_gate_that_cannot_be_made_ends_the_start_with_its_message(
 
 @pytest.mark.parametrize("what", ADDITIONS)
 async def test_without_a_lifespan_every_request_raises_and_none_passes(what: str, tmp_path: Path) -> None:
-    add, part = ADDITIONS[what]
     app = Starlette(routes=[Route("/", ok)])
-    add(app, tmp_path)
+    part = add(app, what, tmp_path)
     mounted = Starlette(routes=[Mount("/below", app)])
     for target, path in ((app, "/"), (mounted, "/below/")) * 2:
         with pytest.raises(ConfigurationError, match=re.escape(part)):

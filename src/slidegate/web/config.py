@@ -51,6 +51,7 @@ _KINDS: Final = {
     "list_type": "a list",
     "model_type": "a table",
     "too_short": "more entries",
+    "string_too_short": "text that is not empty",
 }
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
@@ -155,7 +156,8 @@ class ConfigFile:
 
 def _path_text(path: Sequence[str | int]) -> str:
     """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path).removeprefix(".")
+    parts = [f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path]
+    return "".join(parts if len(parts) <= MAX_DEPTH else [*parts[:3], " ... ", *parts[-3:]]).removeprefix(".")
 
 
 def _key_text(key: str) -> str:
@@ -327,14 +329,17 @@ class ConfigLoader:
             raise self.file.blamed(error, ("bans", name)) from None
 
     def _limiter(self, found: schema.Configuration) -> Limiter:
+        try:
+            check_failure_policy(found.deadline, found.on_error)
+        except ConfigurationError as error:
+            raise self.file.blamed(error, ()) from None
         variable = STORE_VARIABLE if found.store is None else getattr(found.store, "env", "")
         address = os.environ.get(variable, "") if variable else str(found.store)
         if found.store is None:
             address = address or "memory://"
-        elif not address:
+        elif variable and not address:
             raise self.file.error(("store",), f"the environment variable {variable} is not set")
         try:
-            check_failure_policy(found.deadline, found.on_error)
             return self.limiter_at(address, (found.deadline, found.on_error))
         except ConfigurationError as error:
             if variable:  # its value may hold a password

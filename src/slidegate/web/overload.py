@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.arguments import check_flag, check_takes, expect, names_checked
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import parse_duration_us
+from ..core.limits import check_whole, parse_duration_us
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
@@ -314,11 +314,7 @@ def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet | None:
 
 
 def _checked(priority: object) -> int:
-    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= HIGHEST:
-        raise ConfigurationError(
-            f"priority: expected a whole number from 0 to {HIGHEST}, for example 5, not {quoted(priority)}"
-        )
-    return priority
+    return check_whole(priority, 0, HIGHEST, "priority", "for example 5")
 
 
 def _duration(what: str, value: str | float | timedelta | None, max_us: int) -> int:

@@ -119,7 +119,7 @@ class ReloadingMiddleware(Breakable):
         replace_store: bool = False,
         **options: Any,
     ) -> None:
-        self._subjects = app
+        self._below = app
         self._make = make
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
@@ -190,7 +190,7 @@ class ReloadingMiddleware(Breakable):
         options = loader.options()
         self._shared.asked.clear()
         try:
-            made = whole(self._make(self._subjects, self._shared, options))
+            made = whole(self._make(self._below, self._shared, options))
         except ConfigurationError as error:
             raise loader.blamed(error) from None
         return made, whole(loader.entry(made, options))

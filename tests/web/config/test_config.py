@@ -276,10 +276,13 @@ BAD: list[tuple[str | bytes, str]] = [
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals: 'refusd' is no status"),
     ('[bans."a:b"]', "bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'store address: expected "memory://"'),
+    ('limits = "1/s"\nstore = ""', 'store address: expected "memory://"'),
+    ('limits = "1/s"\nstore = { env = "" }', 'store.env: expected text that is not empty, not ""'),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "store: the environment variable NOT_SET is not set"),
     ('limits = "1/s"\nheaders = false', "headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
     ('default_limits = "x"', "default_limits: "),
     ('limits = "1/s"\nignore_checks = ["SG13"]', "ignore_checks: unknown code 'SG13'; did you mean 'SG1"),
+    ('limits = "1/s"\ndeadline = "0s"', "deadline: expected more than nothing, for example"),
     ("deadline = " + "1" * 5_000, "not TOML: Exceeds the limit (4300 digits)"),
     (RULE + "cost = 0x" + "f" * 5_000, "rules[0].cost: "),
     ("a." * 40 + "b = 1", "is nested too deeply; a key has at most 32 names"),
@@ -333,6 +336,7 @@ def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
         "[bans.{long}]\nafter = 5",
         "a = {{ {long} = 1, {long} = 2 }}",
         "limits = 1\n" + "[[rules]]\npath = 5\n" * 5_000,
+        RULE + "key = " + '{{ header = "{long}", fallback = ' * 300 + '"user"' + "}}" * 300,
     ],
 )
 def test_a_message_is_bounded_whatever_the_file_holds(text: str, file: Path) -> None:
