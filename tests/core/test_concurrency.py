@@ -27,7 +27,7 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
     assert limit == Concurrency(4) != Concurrency(5)
     assert limit != Limit(4, "1m")
-    assert (limit.suffix, limit.window_s, limit.said) == ("places", None, "4 at a time")
+    assert (limit.suffix, limit.window_s, limit.said) == ("permits", None, "4 at a time")
 
 
 @pytest.mark.parametrize("amount", [0, -1, True, 4.0, None, "", "four", "4/minute", "4.0", 2**31, "9" * 30, "\u0664"])

@@ -81,7 +81,7 @@ async def test_a_limiter_does_without_it(store: Smallest) -> None:
         assert not await limiter.hit("user:bob", "2/minute")
         assert [event.kind for event in heard if event.kind != "refused"] == ["near_limit", "banned"]
         assert (await limiter.stats_all("5m")).workers
-        with pytest.raises(ConfigurationError, match="counts no places"):
+        with pytest.raises(ConfigurationError, match="counts no permits"):
             RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
 
 

@@ -84,7 +84,7 @@ class Holder:
         limiter.store.observe(self)
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "places_lost":
+        if event.kind == "permits_lost":
             self.fates = [self.fates[0] + event.details["lost"], self.fates[1] + event.details["back"]]
 
     async def take(self) -> Any:

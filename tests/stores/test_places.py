@@ -64,7 +64,7 @@ class Workers:
 
     def events(self, worker: int) -> list[Any]:
         """Return what a worker told about places that it lost."""
-        return [event.details for event in self.seen[worker].events if event.kind == "places_lost"]
+        return [event.details for event in self.seen[worker].events if event.kind == "permits_lost"]
 
     @property
     def servers(self) -> list[RedisServer]:
@@ -273,7 +273,7 @@ async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> 
 
 
 async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
-    holds, other = (crew.hire(clock=None, place_lease="1s") for _ in range(2))
+    holds, other = (crew.hire(clock=None, permit_lease="1s") for _ in range(2))
     held = [await take(holds), await take(holds)]
     await asyncio.sleep(1.5)
     assert not await take(other)
@@ -298,8 +298,8 @@ def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])
 def test_a_lease_that_cannot_work_is_refused(kind: str, lease: Any, tmp_path: Path) -> None:
     make: Any = LmdbStore if kind == "lmdb" else RedisStore
-    with pytest.raises(ConfigurationError, match="place_lease"):
-        make(tmp_path / "lmdb" if kind == "lmdb" else "redis://127.0.0.1:1/0", place_lease=lease)
+    with pytest.raises(ConfigurationError, match="permit_lease"):
+        make(tmp_path / "lmdb" if kind == "lmdb" else "redis://127.0.0.1:1/0", permit_lease=lease)
 
 
 # -- in a file -------------------------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
 async def test_places_survive_a_server_that_is_killed_and_comes_back_empty() -> None:
     with RedisServer() as server:
         crew = Workers(server)
-        holds, other = (crew.hire(clock=None, place_lease="10m") for _ in range(2))
+        holds, other = (crew.hire(clock=None, permit_lease="10m") for _ in range(2))
         held = [await take(holds), await take(holds)]
         assert not await take(other)
         server.kill()
@@ -502,7 +502,7 @@ async def reconnected(store: Any) -> None:
 @needs_redis
 async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     crew = Workers(server)
-    store = crew.hire(clock=None, place_lease="5s")
+    store = crew.hire(clock=None, permit_lease="5s")
     held = await take(store)
     (name,) = server.command("KEYS", f"{crew.prefix}:4:p:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000

@@ -26,13 +26,13 @@ AMOUNT = 3
 )
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "lmdb":
-        yield f"lmdb://{tmp_path / 'lmdb'}?place_lease=2s"
+        yield f"lmdb://{tmp_path / 'lmdb'}?permit_lease=2s"
     elif request.param == "cluster":
         with RedisCluster() as cluster:
-            yield f"{cluster.url}?place_lease=2s"
+            yield f"{cluster.url}?permit_lease=2s"
     else:
         with RedisServer() as server:
-            yield f"{server.url}?place_lease=2s"
+            yield f"{server.url}?permit_lease=2s"
 
 
 class Crew:

@@ -529,7 +529,7 @@ def test_a_store_that_counts_no_places_is_refused_when_the_gate_is_made() -> Non
         permits_held = Store.permits_held  # type: ignore[assignment]
 
     limiter = Limiter(Windows())
-    with pytest.raises(ConfigurationError, match="counts no places"):
+    with pytest.raises(ConfigurationError, match="counts no permits"):
         RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
 
 

@@ -97,7 +97,7 @@ class Concurrency(AnyLimit):
     @property
     def suffix(self) -> str:
         """See `AnyLimit.suffix`."""
-        return "places"
+        return "permits"
 
     @property
     def said(self) -> str:

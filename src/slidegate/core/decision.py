@@ -60,7 +60,7 @@ class Bucket:
         label: The name of the rule in stats; by default `rule`.
 
     Attributes:
-        held: Whether a request holds what it is charged until it is handed back: a place, and not units of a window.
+        held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
         plain: Whether all its limits are windows that slide.
         dated: Whether one of them is a quota, which goes by the calendar.
     """
@@ -129,12 +129,12 @@ class LimitState(NamedTuple):
     remaining: int
     """Units left now, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost: 0 if it does not, None if for ever, or until a place is handed
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever, or until a permit is handed
     back."""
     more_after_us: int
     """How long until the oldest spent unit leaves: 0 if nothing is spent, or if it is a place."""
     reset_after_us: int
-    """How long until everything spent has left: 0 if nothing is spent, or if these are places."""
+    """How long until everything spent has left: 0 if nothing is spent, or if these are permits."""
     cost: int = 1
     """Units that the request asked for."""
 
@@ -223,7 +223,7 @@ class Decision:
             limit,
             remaining=max(limit.amount - spent, 0),
             retry_after_us=None if wait_us < 0 else wait_us,
-            # The moments of places are 0, because nobody knows them.
+            # The moments of permits are 0, because nobody knows them.
             more_after_us=max(leaves_us - self.now_us, 0) if spent else 0,
             reset_after_us=max(newest_us + limit.span_us - self.now_us, 0) if spent else 0,
             cost=cost,
@@ -250,7 +250,7 @@ class Decision:
         return part
 
     def take_apart(self, *, held: bool) -> Iterator[Decision]:
-        """Split off all that is still charged, to refund it alone: each place that is held, or each unit of limits."""
+        """Split off all that is still charged, to refund it alone: each permit that is held, or each unit of limits."""
         at = 0
         for place, (bucket, _, _) in enumerate(self.checks if self.charge else ()):
             if bucket.held is held and self.charge[at] is not None:
@@ -273,7 +273,7 @@ class Decision:
     def retry_after_us(self) -> int | None:
         """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never or unknown.
 
-        It is unknown where all places of a concurrency limit are taken.
+        It is unknown where all permits of a concurrency limit are taken.
         """
         if self.allowed:
             return 0

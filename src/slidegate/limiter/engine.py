@@ -163,14 +163,14 @@ class Engine:
         finally:
             self.lines.freed(decision.checks)
 
-    def expect_places(self) -> None:
+    def expect_permits(self) -> None:
         """See that the store can hold requests to concurrency limits.
 
         Raises:
             ConfigurationError: It cannot.
         """
         if not self._counts_permits:
-            raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
+            raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
@@ -203,7 +203,7 @@ class Engine:
     def forget(self) -> None:
         """Forget what a store of this process has counted and banned, the stats, and who was told of. For tests.
 
-        Requests under way keep their places, and stores that others share keep everything.
+        Requests under way keep their permits, and stores that others share keep everything.
         """
         if isinstance(self.store, MemoryStore):
             self.store.reset_all()

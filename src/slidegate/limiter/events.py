@@ -78,7 +78,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "store_set_aside": _kind("path damage", "once an opening"),
     "store_doubtful": _kind("", "once an opening"),
     "clock_stepped": _kind("server step_us", _FAULT),
-    "places_lost": _kind("lost back", _FAULT),
+    "permits_lost": _kind("lost back", _FAULT),
     "map_grown": _kind("bytes", _FAULT),
     "map_full": _kind("", "once a minute"),
     "reader_stopped": _kind("pid transactions", "once for each process"),

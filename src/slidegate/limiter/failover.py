@@ -187,7 +187,7 @@ class Failover:
         return strict if isinstance(strict, Decision) else await strict
 
     async def _release(self, answer: Awaitable[Decision]) -> None:
-        """Hand back the places of an answer that came in the turn of the event loop in which its request was cancelled.
+        """Hand back the permits of an answer that came in the turn of the event loop that cancelled its request.
 
         Nobody else has seen it. Its units stay charged, as those of every request that is cancelled.
         """
@@ -411,7 +411,7 @@ class LocalStore:
             return None
         with self._lock:
             due = not away and self._clock() >= self._needed_until_us
-            # Places may be held by requests that began while the shared store was away.
+            # Permits may be held by requests that began while the shared store was away.
             if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made

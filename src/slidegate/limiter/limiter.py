@@ -243,7 +243,7 @@ class Limiter:
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
-        Bans and strikes stay, and so do the places of requests under way. Who stands first in a line of this process
+        Bans and strikes stay, and so do the permits of requests under way. Who stands first in a line of this process
         asks again at once. Other workers give up the refusals that they know within a second.
 
         Raises:

@@ -17,8 +17,8 @@ from ..stores.forks import hold_over_fork
 NEAR_LIMIT: Final = 0.8
 MAX_REMEMBERED: Final = 10_000
 """How many keys are remembered as told of: 3 MB. With one more all are forgotten, and told of anew."""
-PLACES_AGAIN_US: Final = 60_000_000
-"""Places have no window: of a key under a concurrency limit is told once a minute."""
+PERMITS_AGAIN_US: Final = 60_000_000
+"""Permits have no window: of a key under a concurrency limit is told once a minute."""
 _NEARLY: Final = 1e-9
 """0.7 of 10 units is a hair more than 7 in binary fractions."""
 
@@ -58,7 +58,7 @@ class NearLimits:
                 spent, _, newest_us, _ = readings[at]
                 at += 1
                 if spent and spent >= self._share * limit.amount - _NEARLY:
-                    left_us = PLACES_AGAIN_US if bucket.held else newest_us + limit.span_us - decision.now_us
+                    left_us = PERMITS_AGAIN_US if bucket.held else newest_us + limit.span_us - decision.now_us
                     if self._is_news((bucket.rule, place, key), left_us):
                         message = f"{key} has spent {spent} of {limit.said} under {bucket.label!r}"
                         of = {"key": key, "rule": bucket.label, "limit": str(limit)}

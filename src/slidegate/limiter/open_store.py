@@ -14,8 +14,15 @@ _NUMBER: Final = re.compile("[0-9]{1,18}")
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
 _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "memory": _SIZES,
-    "lmdb": {**_SIZES, "map_size": int, "max_map_size": int, "place_lease": str, "durability": str},
-    "redis": {"max_bans": int, "max_waiting": int, "place_lease": str, "prefix": str, "readable": bool, "timeout": str},
+    "lmdb": {**_SIZES, "map_size": int, "max_map_size": int, "permit_lease": str, "durability": str},
+    "redis": {
+        "max_bans": int,
+        "max_waiting": int,
+        "permit_lease": str,
+        "prefix": str,
+        "readable": bool,
+        "timeout": str,
+    },
 }
 _EXAMPLES: Final = {
     "memory": "memory://",

@@ -1,14 +1,14 @@
 """Waiting is one line: the requests of this process that may wait stand in it, first come, first served.
 
-There is a line for each rule and key, whatever the requests lack: units of a window, or places of a concurrency limit::
+There is a line for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
 
     let in  <--  first  <--  second  <--  third        at most `Bucket.wait_max`
                    |            '-----------'--------- sleep until they are called, or their bound is over
                    '-- asks the store, sleeps until its retry-after or a second, asks again
 
-Nothing is charged before its turn, so a line holds no units, places or locks, and the bound of a limit holds whoever
+Nothing is charged before its turn, so a line holds no units, permits or locks, and the bound of a limit holds whoever
 else comes. The store keeps what comes free for who stands first, so that a stream of others cannot starve a line.
-Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A place has no retry-after,
+Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A permit has no retry-after,
 and other workers hand back too, so the first asks for one every `PAUSE_S`. A request that comes while others wait is
 not charged before them: the store is asked what it would answer, no more. Between processes it is whoever asks first.
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 PAUSE_S: Final = 0.1
-"""How long the first of a line waits for a place before it asks again without having been called."""
+"""How long the first of a line waits for a permit before it asks again without having been called."""
 LATE_US: Final = 10_000
 """How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
 
@@ -342,8 +342,8 @@ class _Request:
             return decision
         readings = []
         for asked, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
-            places = isinstance(asked.limit, Concurrency)
-            wait_us = 0 if not asked.here else OPEN if places else max(_later_us(asked, ahead), 1)
+            permits = isinstance(asked.limit, Concurrency)
+            wait_us = 0 if not asked.here else OPEN if permits else max(_later_us(asked, ahead), 1)
             readings.append((*reading[:3], wait_us))
         return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
 

@@ -158,7 +158,7 @@ def _refused_by(events: Iterable[Event]) -> str:
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a rule that refuses the requests that this one lets wait, and has no places: nobody stays in a replay."""
+    """Return a rule that refuses the requests that this one lets wait, and has no permits: nobody stays in a replay."""
     twin = copy(rule)
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0

@@ -29,7 +29,7 @@ from .forks import hold_over_fork
 
 T = TypeVar("T")
 
-DEFAULT_PLACE_LEASE: Final = "10s"
+DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
 RENEWALS: Final = 3
 """How often a worker renews in the length of a lease."""
@@ -40,20 +40,20 @@ _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
 
 
-def place_lease_us(value: str | float | timedelta) -> int:
+def permit_lease_us(value: str | float | timedelta) -> int:
     """Return the length of a lease in microseconds.
 
     Raises:
         ConfigurationError: The value is no span of time from 1 s to 10 minutes.
     """
-    lease_us = parse_duration_us(value, "place_lease")
+    lease_us = parse_duration_us(value, "permit_lease")
     if not _MIN_US <= lease_us <= _MAX_US:
         least, most = format_duration(_MIN_US), format_duration(_MAX_US)
-        raise ConfigurationError(f'place_lease: expected {least} to {most}, for example "10s", not {quoted(value)}')
+        raise ConfigurationError(f'permit_lease: expected {least} to {most}, for example "10s", not {quoted(value)}')
     return lease_us
 
 
-def places_lost(store: str, lost: int, back: int) -> Event:
+def permits_lost(store: str, lost: int, back: int) -> Event:
     """Return the event for permits of requests under way that were missing.
 
     Args:
@@ -62,10 +62,10 @@ def places_lost(store: str, lost: int, back: int) -> Event:
         back: How many were put back.
     """
     message = (
-        f"{store}: {lost + back} places of requests under way were missing: they were not renewed in time, or data was "
-        f"lost; {back} were put back, and others had taken {lost}"
+        f"{store}: {lost + back} permits of requests under way were missing: they were not renewed in time, or data "
+        f"was lost; {back} were put back, and others had taken {lost}"
     )
-    return Event("places_lost", message, {"lost": lost, "back": back})
+    return Event("permits_lost", message, {"lost": lost, "back": back})
 
 
 class HeldWeakly(Generic[T]):

@@ -304,7 +304,7 @@ class Decider:
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             if bound.rule.concurrency is not None:
-                self._engine.expect_places()
+                self._engine.expect_permits()
             checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
             if not checks:
                 return None

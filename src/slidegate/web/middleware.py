@@ -143,7 +143,7 @@ class RateLimitMiddleware(Breakable):
         self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
-            self.limiter.engine.expect_places()
+            self.limiter.engine.expect_permits()
         self._decider = self._made_decider()
         self._messages = self._made_counter(messages)
         self._view = self._view_for_requests()

@@ -46,8 +46,8 @@ class BoundRule:
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        places: The owner of its places, where the rule has a concurrency limit beside its limits.
-        plain: Whether limits, key and cost need no call of a user's function, and no place is held.
+        places: The owner of its permits, where the rule has a concurrency limit beside its limits.
+        plain: Whether limits, key and cost need no call of a user's function, and no permit is held.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:

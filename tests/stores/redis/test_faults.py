@@ -180,7 +180,7 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
         return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
 
     troubled, well = (
-        Limiter(RedisStore(url, place_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
+        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
         for url in (place.url, place.server.url)
     )
     here, elsewhere = gate(troubled), gate(well)

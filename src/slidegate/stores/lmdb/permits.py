@@ -27,7 +27,7 @@ import lmdb
 from ...core.charge import Permit
 from ...core.concurrency import PERMITS
 from ...core.store import Event
-from ..leases import WORKER_BYTES, HeldPermits, places_lost
+from ..leases import WORKER_BYTES, HeldPermits, permits_lost
 from .layout import PLACE, Databases, due_row
 
 ROW_VERSION: Final = 2
@@ -216,4 +216,4 @@ class PermitRows:
                 found.own += permit.units
                 back += 1
         if back or lost:
-            self._events.append(places_lost("lmdb", lost, back))
+            self._events.append(permits_lost("lmdb", lost, back))

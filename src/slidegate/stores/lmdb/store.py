@@ -42,7 +42,7 @@ from ...core.limits import check_whole
 from ...core.memo import remember
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
-from ..leases import DEFAULT_PLACE_LEASE, LeaseRenewer, place_lease_us
+from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..memory.store import DEFAULT_MAX_KEYS
 from ..system_clock import system_us
@@ -94,7 +94,7 @@ class LmdbStore(Store):
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
         max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
             automatic bans are not recorded, and the oldest strikes are forgotten.
-        place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
+        permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             lease three times as often.
         durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
             disk before the answer, and survive a loss of power too. All workers choose the same.
@@ -120,7 +120,7 @@ class LmdbStore(Store):
         max_map_size: int | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
-        place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
+        permit_lease: str | float | timedelta = DEFAULT_PERMIT_LEASE,
         durability: Literal["fast", "safe"] = "fast",
         read_only: bool = False,
         clock: Clock | None = None,
@@ -138,7 +138,7 @@ class LmdbStore(Store):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
         super().__init__()
-        self._permits = OwnPermits(place_lease_us(place_lease))
+        self._permits = OwnPermits(permit_lease_us(permit_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
         self._now_us = clock or self._env.now_us
@@ -235,7 +235,7 @@ class LmdbStore(Store):
         return self._permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:
-        """Renew the lease on the places of this process, which the store does by itself where asyncio runs."""
+        """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
 
     def _hit(

@@ -20,7 +20,7 @@ from ...core.charge import Charge, Permit
 from ...core.decision import Check, Decision
 from ...core.errors import StoreUnavailable
 from ...core.store import Clock, Event
-from ..leases import HeldPermits, LeaseRenewer, places_lost
+from ..leases import HeldPermits, LeaseRenewer, permits_lost
 from .requests import Command
 from .script import MEMBER, Packing
 
@@ -114,7 +114,7 @@ class Renewals:
         try:
             for step in in_steps(grouped(self.held.under_way())):
                 if not await self._settle([self._send(batcher, some) for some in step]):
-                    raise StoreUnavailable("redis: places of requests under way were not renewed")
+                    raise StoreUnavailable("redis: permits of requests under way were not renewed")
             self._renewed_us = max(self._renewed_us, asked_us)
         finally:
             self._is_late = False
@@ -146,7 +146,7 @@ class Renewals:
         fates = [future.result() for future in sent if future.exception() is None]
         lost, back = sum(fate[0] for fate in fates), sum(fate[1] for fate in fates)
         if lost or back:
-            self._tell((places_lost("redis", lost, back),))
+            self._tell((permits_lost("redis", lost, back),))
         return len(fates) == len(sent)
 
 

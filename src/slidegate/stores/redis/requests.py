@@ -154,7 +154,7 @@ class Demand(Request):
         return decision
 
     def missed(self, answer: bytes, now_us: int) -> None:
-        """Hand back the places that were taken for a request that was given up; units of windows stay charged."""
+        """Hand back the permits that were taken for a request that was given up; units of windows stay charged."""
         if self._asked_us is None or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)

@@ -28,7 +28,7 @@ from ...core.limits import check_whole, parse_duration_us
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
-from ..leases import DEFAULT_PLACE_LEASE, HeldPermits, place_lease_us
+from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
@@ -60,7 +60,7 @@ class RedisStore(Store):
         readable: Whether keys in Redis are readable; by default they are digests.
         timeout: How long Redis may take to answer or to be connected to, before the connection is given up. How long a
             request may take is the limiter's `deadline`.
-        place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
+        permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             places three times as often.
         max_bans: How many bans in force, and how many strikes, those of each key and policy counted once. Beyond,
             automatic bans are not recorded.
@@ -82,7 +82,7 @@ class RedisStore(Store):
         prefix: str = "slidegate",
         readable: bool = False,
         timeout: str | float | timedelta = DEFAULT_TIMEOUT,
-        place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
+        permit_lease: str | float | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         read_only: bool = False,
@@ -102,7 +102,7 @@ class RedisStore(Store):
         refusals = RefusalCache(self._count_denied, clock)
         tell, meta = self.observers.tell_all, self._names.meta
         self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
-        held = HeldPermits(place_lease_us(place_lease))
+        held = HeldPermits(permit_lease_us(permit_lease))
         packing = Packing(self._names, held, clock or system_us)
         self._shared = Shared(
             client=self._client,
@@ -236,7 +236,7 @@ class RedisStore(Store):
         return self._shared.renewals.held.count()
 
     def renew_permits(self) -> Awaitable[None]:
-        """Renew the places of this process, which the store does by itself where asyncio runs."""
+        """Renew the permits of this process, which the store does by itself where asyncio runs."""
         return self._shared.renewals.renew()
 
     @sensible

@@ -110,7 +110,7 @@ class InspectContract:
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, [])
 
     @with_store()
-    async def test_quotas_and_places_are_shown_too(self, store: StoreHarness) -> None:
+    async def test_quotas_and_permits_are_shown_too(self, store: StoreHarness) -> None:
         plan = Bucket("plan", parse_limits(Quota("100/day")))
         await store.hit((plan, "ann", 30))
         (view,) = await as_peek_says(store.raw, "ann", plan)
@@ -142,16 +142,16 @@ class InspectContract:
         assert (await store.peek((rules[0], "ann", 0))).remaining == 1
 
     @with_store()
-    async def test_reset_all_lets_bans_and_places_stay(self, store: StoreHarness) -> None:
+    async def test_reset_all_lets_bans_and_permits_stay(self, store: StoreHarness) -> None:
         await settle(store.raw.bans.ban("eve", None, "manual", "test"))
         held = Bucket("held", (Concurrency(1),))
-        place = await store.hit((held, "ann", 1)) if store.raw.permits_held() is not None else None
+        permit = await store.hit((held, "ann", 1)) if store.raw.permits_held() is not None else None
         await store.hit((bucket("5/minute"), "ann", 5))
         assert await store.reset_all() is True
         assert (await store.hit((bucket("5/minute"), "eve", 1))).ban is not None
-        if place is not None:
+        if permit is not None:
             assert not await store.hit((held, "ann", 1))
-            assert await store.refund(place) is True
+            assert await store.refund(permit) is True
             assert await store.hit((held, "ann", 1))
 
     @with_store()

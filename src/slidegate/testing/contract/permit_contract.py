@@ -1,4 +1,4 @@
-"""The part of the store contract about places: how many requests of a key are under way."""
+"""The part of the store contract about permits: how many requests of a key are under way."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .programs import SECOND_US
 HOLDS_PERMITS = methodcaller("permits_held")
 
 
-def places(amount: int, rule: str = "rule") -> Bucket:
+def permits(amount: int, rule: str = "rule") -> Bucket:
     """Return the bucket of a concurrency limit."""
     return Bucket(rule, (Concurrency(amount),))
 
 
 class PermitsContract:
-    """The tests; see `StoreContract`. A store that holds no places passes them by."""
+    """The tests; see `StoreContract`. A store that holds no permits passes them by."""
 
     @with_store(ability=HOLDS_PERMITS)
-    async def test_a_place_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
-        asked = (places(2), "ann", 1)
+    async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
+        asked = (permits(2), "ann", 1)
         first, second = await store.hit(asked), await store.hit(asked)
         assert [(d.allowed, d.reason, d.remaining) for d in (first, second)] == [
             (True, Reason.OK, 1),
@@ -34,14 +34,14 @@ class PermitsContract:
         assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
         store.clock.advance("1s")
         assert not await store.hit(asked), "a second frees nothing"
-        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has places of its own"
+        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has permits of its own"
         assert await store.refund(first) is True
         assert (await store.hit(asked)).remaining == 0
         assert not await store.hit(asked)
 
     @with_store(ability=HOLDS_PERMITS)
-    async def test_a_place_is_handed_back_once(self, store: StoreHarness) -> None:
-        asked = (places(2), "ann", 1)
+    async def test_a_permit_is_handed_back_once(self, store: StoreHarness) -> None:
+        asked = (permits(2), "ann", 1)
         first, _ = await store.hit(asked), await store.hit(asked)
         refused = await store.hit(asked)
         assert await store.refund(refused) is False
@@ -50,27 +50,27 @@ class PermitsContract:
         third = await store.hit(asked)
         assert third.allowed
         assert not await store.hit(asked)
-        assert store.raw.permits_held() == 2, "a place is held as long as its decision is there"
+        assert store.raw.permits_held() == 2, "a permit is held as long as its decision is there"
 
     @with_store(ability=HOLDS_PERMITS)
-    async def test_places_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
-        window, held = (bucket("3/minute", "both"), "ann", 1), (places(1, "both"), "ann", 1)
+    async def test_permits_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
+        window, held = (bucket("3/minute", "both"), "ann", 1), (permits(1, "both"), "ann", 1)
         first = await store.hit(window, held)
         assert [state.remaining for state in first.states] == [2, 0]
         refused = await store.hit(window, held)
         assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, None)
         assert [state.remaining for state in refused.violated] == [0]
-        assert (await store.peek(window)).remaining == 1, "a refusal for lack of a place charges no window"
+        assert (await store.peek(window)).remaining == 1, "a refusal for lack of a permit charges no window"
         assert await store.refund(first.take_out(1)) is True
         second = await store.hit((window[0], "ann", 2), held)
         assert await store.refund(second.take_out(1)) is True
         spent = await store.hit(window, held)
         assert (spent.retry_after_us, spent.reason) == (60 * SECOND_US, Reason.LIMITED)
-        assert store.raw.permits_held() == 0, "a refusal by a window takes no place"
+        assert store.raw.permits_held() == 0, "a refusal by a window takes no permit"
 
     @with_store(ability=HOLDS_PERMITS)
-    async def test_looking_takes_no_place_and_a_reset_frees_none(self, store: StoreHarness) -> None:
-        asked = (places(1), "ann", 1)
+    async def test_looking_takes_no_permit_and_a_reset_frees_none(self, store: StoreHarness) -> None:
+        asked = (permits(1), "ann", 1)
         assert (await store.peek(asked)).allowed
         first = await store.hit(asked)
         assert not (await store.peek(asked)).allowed
@@ -81,14 +81,14 @@ class PermitsContract:
 
     @with_store(ability=HOLDS_PERMITS)
     async def test_an_amount_that_changes_keeps_what_is_taken(self, store: StoreHarness) -> None:
-        taken = [await store.hit((places(3), "ann", 1)) for _ in range(3)]
-        assert not await store.hit((places(2), "ann", 1))
-        assert (await store.hit((places(4), "ann", 1))).remaining == 0
+        taken = [await store.hit((permits(3), "ann", 1)) for _ in range(3)]
+        assert not await store.hit((permits(2), "ann", 1))
+        assert (await store.hit((permits(4), "ann", 1))).remaining == 0
         assert [await store.refund(decision) for decision in taken] == [True] * 3
-        assert (await store.hit((places(2), "ann", 1))).remaining == 0
+        assert (await store.hit((permits(2), "ann", 1))).remaining == 0
 
     @with_store(ability=HOLDS_PERMITS)
-    async def test_never_more_places_than_there_are_in_any_order_of_events(self, store: StoreHarness) -> None:
+    async def test_never_more_permits_than_there_are_in_any_order_of_events(self, store: StoreHarness) -> None:
         for seed in range(5):
             try:
                 await _play(store, random.Random(seed))
@@ -100,7 +100,7 @@ class PermitsContract:
 async def _play(store: StoreHarness, chance: random.Random) -> None:
     """Take and hand back at random, and compare with a count that is too simple to be wrong."""
     amounts = {"one": 1, "few": 3, "many": 40}
-    buckets = {rule: places(amount, rule) for rule, amount in amounts.items()}
+    buckets = {rule: permits(amount, rule) for rule, amount in amounts.items()}
     window = bucket("1000/minute", "window")
     under_way: list[tuple[Decision, list[tuple[str, str]]]] = []
     for _ in range(200):
@@ -127,7 +127,7 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
 
 
 async def _let_go(store: StoreHarness, decision: Decision) -> None:
-    """Hand the places of a decision back, one after the other, as a middleware does."""
+    """Hand the permits of a decision back, one after the other, as a middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.held:
             assert await store.refund(decision.take_out(place)) is True
