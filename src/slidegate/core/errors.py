@@ -85,14 +85,17 @@ class RateLimitExceeded(SlidegateError):
 
     Attributes:
         decision: The refusal.
-        retry_after_s: Seconds until the same call is admitted if nobody else spends; None if never.
     """
 
     # Nothing calls `super().__init__`: beside this class there may be an `HTTPException`, which takes other arguments.
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
-        wait_us = decision.retry_after_us
-        self.retry_after_s = None if wait_us is None else wait_us / 1_000_000
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds until the same call is admitted if nobody else spends; None if never."""
+        wait_us = self.decision.retry_after_us
+        return None if wait_us is None else wait_us / 1_000_000
 
     def __str__(self) -> str:
         checks = self.decision.checks

@@ -44,11 +44,12 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         decision: The refusal.
         status: The status of the answer.
         detail: One sentence that says why.
+        needed: The header fields that every answer to the request has.
     """
 
-    def __init__(self, decision: Decision, status: int, detail: str) -> None:
+    def __init__(self, decision: Decision, status: int, detail: str, needed: Sequence[tuple[bytes, bytes]]) -> None:
         RateLimitExceeded.__init__(self, decision)
-        fields = {name.decode().title(): value.decode() for name, value in needed_fields(decision)}
+        fields = {name.decode().title(): value.decode() for name, value in needed}
         HTTPException.__init__(self, status, detail, fields)
 
 
@@ -106,7 +107,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
         if request.refusal is None and is_limited(decision):
             await strike_refused(scope, request)
         request.refuse(scope, decision)
-        request.raised = request.unfinished = True
+        request.needed = needed_fields(decision)
         request.handlers = scope.get(_HANDLERS)
         _put_handler(scope)
     return _exception(scope, request, decision)
@@ -185,7 +186,7 @@ async def answer_unanswered(
     Returns:
         Whether all is done; an exception that is more than the refusal is to be raised on.
     """
-    if request.refusal is None or not request.raised or request.answered:
+    if request.refusal is None or not request.needed or request.answered:
         return _is_only(error, ClientLeft)
     refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
     bug: Exception | None = None
@@ -219,7 +220,8 @@ async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope
 
 def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
     status, body, *_ = request.middleware.refusals.answer(decision, scope)
-    return EndpointRefusal(decision, status, json.loads(body)["detail"] if body else HTTPStatus(status).phrase)
+    detail = json.loads(body)["detail"] if body else HTTPStatus(status).phrase
+    return EndpointRefusal(decision, status, detail, request.needed or needed_fields(decision))
 
 
 def _is_only(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:

@@ -33,7 +33,7 @@ from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_places
 from .default_limits import DefaultLimits
-from .endpoint_refusals import answer_unanswered, is_limited, needed_fields, strike_refused
+from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
 from .endpoints import EndpointBuckets
 from .headers import Field, HeaderStyle, HeaderWriter, completed
 from .network_files import AddressList, followed
@@ -252,7 +252,7 @@ class RateLimitMiddleware(Breakable):
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
                 raise
-        if outer is None and (request.unfinished or request.userless or not request.counted):
+        if outer is None and (request.unfinished or request.userless or request.needed or not request.counted):
             await self._end(scope, receive, send, request)
 
     def _send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
@@ -304,7 +304,7 @@ class RateLimitMiddleware(Breakable):
                 self._stats.refuse(request, refusal, route)
             if listened:
                 request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
-        return completed(fields, needed_fields(refusal)) if request.raised else fields
+        return completed(fields, request.needed) if request.needed else fields
 
     async def _turn_away(
         self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, decision: Decision
@@ -427,6 +427,7 @@ class RateLimitMiddleware(Breakable):
             self._checks.say(about_user(scope))
         if request.unfinished:
             await request.end()
+        if request.needed:
             await answer_unanswered(None, request, scope, receive, send)
         if not request.counted:
             self._stats.leave(scope, request)

@@ -184,7 +184,8 @@ class RequestLimits:
         counted: Whether the figures of the request are complete, or nobody keeps any.
         refusal: The decision that refuses the request, if one does.
         refused_scope: The scope as the refusing middleware or endpoint saw it, until the refusal is counted and told.
-        raised: Whether a limit at an endpoint has raised the refusal, so that handlers of the application may answer.
+        needed: The header fields that the answer must have where a limit at an endpoint has raised the refusal, so that
+            handlers of the application may answer.
         handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
@@ -209,8 +210,8 @@ class RequestLimits:
         "first_byte",
         "handlers",
         "middleware",
+        "needed",
         "on_start",
-        "raised",
         "refusal",
         "refused_scope",
         "series",
@@ -231,7 +232,8 @@ class RequestLimits:
         self.refused_scope: Scope | None = None
         self.handlers: Any = None
         self.on_start: Sequence[Hook] = ()
-        self.answered = self.raised = self.unfinished = self.userless = self.waited = self.trailers = False
+        self.needed: Sequence[tuple[bytes, bytes]] = ()
+        self.answered = self.unfinished = self.userless = self.waited = self.trailers = False
         self.status = self.first_byte = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()
