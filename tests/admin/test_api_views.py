@@ -359,6 +359,8 @@ async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
     (rule,) = (await operator.get("shadow"))["rules"]
     assert (rule["passed"], rule["would_refuse"], rule["share"]) == (10, 6, 0.6)
     assert rule["clients"] == [{"key": "203.0.113.9", "count": 6}]
+    windows = (await operator.get("client", key="203.0.113.9"))["windows"]
+    assert {window["rule"]: window["refuses"] for window in windows} == {"tighter": False, "all": True}
     client = (await operator.get("clients"))["clients"][0]
     assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 8), "a shadow rule is no limit"
 

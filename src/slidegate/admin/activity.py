@@ -52,9 +52,7 @@ _SHARED_CLIENTS: Final = 60
 _SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "shadowed": 4_000}
 _BETWEEN: Final = "\n"
 """Stands between a rule and a key; no rule's name has it."""
-_NOT_COUNTED: Final = re.compile(r"^slidegate-|:(?:shadow|track)(?:#\d+)?$")
-"""Finds the rules that count no requests of clients: those of operators' tools, and those that only look on, each of
-which asks a question of its own about a request that has been counted already."""
+_ONLY_LOOKS: Final = re.compile(r":(?:shadow|track)(?:#\d+)?$")
 _LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused", "near_limit"}
 """The kinds of events that are kept: those that come with every request would push all others out."""
 _starting: Final = Lock()
@@ -245,7 +243,11 @@ class ActivityRecorder:
         """Count decisions: of a client that comes again and again, all have one and the same tuple of checks."""
         by_checks: dict[int, tuple[Sequence[Check], list[int]]] = {}
         for decision in decisions:
-            if decision.checks and not _NOT_COUNTED.search(decision.checks[0][0].rule):
+            if not decision.checks:
+                continue
+            rule = decision.checks[0][0].rule
+            # A rule that only looks on asks a question of its own about a request that has been counted already.
+            if not rule.startswith("slidegate-") and not only_looks(rule):
                 counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
                 counts[0] += 1
                 counts[1] += not decision.allowed
@@ -366,6 +368,11 @@ def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerAc
         if not section.worker.here:
             with suppress(ValidationError):
                 yield section.worker.name, WorkerActivity.model_validate(section.value)
+
+
+def only_looks(rule: str) -> bool:
+    """Tell whether the identity of a rule is that of one that refuses nobody: a shadow rule, or one that tracks."""
+    return _ONLY_LOOKS.search(rule) is not None
 
 
 def bucket_name(bucket: Bucket) -> str:

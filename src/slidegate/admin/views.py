@@ -30,7 +30,7 @@ from ..web import keys, rules
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFile
 from ..web.reload import ReloadingMiddleware
-from .activity import LoggedEvent, Refusal
+from .activity import LoggedEvent, Refusal, only_looks
 from .messages import AnyText, View
 
 LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
@@ -461,8 +461,9 @@ class Slice(View):
 
 
 class Window(WindowNow):
-    """What is spent of a limit, slice by slice."""
+    """What is spent of a limit, slice by slice; a shadow rule, or one that tracks, refuses nobody."""
 
+    refuses: bool
     slices: list[Slice]
 
     @classmethod
@@ -477,6 +478,7 @@ class Window(WindowNow):
         return [
             cls(
                 **_spent(window.label, window.used, window),
+                refuses=not only_looks(window.rule),
                 slices=[
                     Slice(
                         start_at=(part.start_us + ahead_us) / _S,

@@ -143,7 +143,7 @@ export class ClientsView {
   }
 
   window(window) {
-    const again = window.retry_after_s ? `refused for another ${duration(window.retry_after_s)}`
+    const again = window.retry_after_s ? `${window.refuses ? "" : "would be "}refused for another ${duration(window.retry_after_s)}`
       : window.more_after_s ? `more in ${duration(window.more_after_s)}` : "nothing spent";
     const words = `${count(window.used)} of ${count(window.amount)} spent, ${count(window.remaining)} left`;
     return h("section", { class: "window", "aria-label": `${plain(window.rule, 40)} ${plain(window.limit, 40)}` },
