@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -27,9 +26,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .core.errors import ConfigurationError, quoted
 from .core.logs import written
 from .limiter import Limiter
-from .web.checks import CODES
 from .web.middleware import RateLimitMiddleware
-from .web.reload import SECRET_VARIABLE, ReloadingMiddleware
+from .web.reload import ReloadingMiddleware
 
 __all__ = ["app"]
 
@@ -87,23 +85,13 @@ class Settings(NamedTuple):
         Args:
             application: Stands in the place of the application that the settings name, which is not imported then.
         """
-        options: dict[str, Any] = {}
         path = Path(self.config or "slidegate.toml")
         if application is None:
             application = imported(self.app, factory=self.factory == "1")
-        if self.store:
-            options |= {"limiter": self._limiter(path), "replace_store": True}
-        middleware: ReloadingMiddleware = RateLimitMiddleware.from_file(application, path, **options)
+        middleware: ReloadingMiddleware = RateLimitMiddleware.from_file(application, path, store=self.store)
         if not self.dashboard:
             return middleware, middleware.limiter
         return _WithDashboard(check_dashboard_path(self.dashboard), middleware), middleware.limiter
-
-    def _limiter(self, path: Path) -> Limiter:
-        # Names what is wrong in the file; what it finds about a limiter in memory is not about the one that serves.
-        RateLimitMiddleware.from_file(nothing, path, limiter=Limiter(), replace_store=True, ignore_checks=tuple(CODES))
-        found = tomllib.loads(path.read_text("utf-8"))
-        policy = {name: found[name] for name in ("deadline", "on_error") if name in found}
-        return Limiter.from_url(self.store, secret=os.environ.get(SECRET_VARIABLE), **policy)
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:

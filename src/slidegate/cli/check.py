@@ -76,7 +76,7 @@ async def _about_file(out: Reporter, path: Path) -> list[Finding]:
     found: list[Finding] = []
     missing = _directory_to_make(path)
     if missing is None:
-        middleware = middleware_of(path, opens_store=True)
+        middleware = middleware_of(path, store="")
     else:
         found += about_directory(missing)
         out.note(f"{path}: its store is not there yet, and a check makes none")

@@ -97,8 +97,8 @@ def _named(named: Sequence[str]) -> dict[str, str]:
 async def _windows(limiter: Limiter, asked: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
     windows = []
     if rules is not None:
-        # The middleware tells the limiter of its rules as it is made, and is forgotten with this name.
-        middleware = middleware_of(rules, limiter=limiter)
+        middleware = middleware_of(rules)
+        limiter.engine.callers.add(middleware)  # it is forgotten with this name
         windows.append(await limiter.inspect(asked))
         del middleware
     if limits:

@@ -150,24 +150,18 @@ def _is_there(url: str) -> bool:
         return False
 
 
-def middleware_of(
-    path: str | PathLike[str], limiter: Limiter | None = None, *, opens_store: bool = False
-) -> RateLimitMiddleware:
-    """Return the middleware of a configuration file; the store that the file names is not touched by default.
+def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLimitMiddleware:
+    """Return the middleware of a configuration file.
 
     Args:
         path: The file.
-        limiter: The limiter in the place of the file's store; by default one in memory.
-        opens_store: Whether the store of the file is opened instead.
+        store: The address of a store in the place of the file's, which is not touched then; empty for the file's.
 
     Raises:
         ConfigurationError: The file cannot be used.
         StoreError: Its store cannot be opened.
     """
-    options: dict[str, Any] = {"on_exceeded": _ignore}
-    if not opens_store:
-        options |= {"limiter": limiter or Limiter(), "replace_store": True}
-    return RateLimitMiddleware.from_file(nothing, path, **options).app
+    return RateLimitMiddleware.from_file(nothing, path, store=store, on_exceeded=_ignore).app
 
 
 def _ignore(*_: Any) -> None:

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.store import Event
-from ..limiter import FailurePolicy, Limiter
+from ..limiter import Limiter
 from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
@@ -103,7 +103,7 @@ class Replay:
             "ignore_checks": tuple(CODES),
         }
         if isinstance(rules, (str, PathLike)):
-            reading = ConfigLoader(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
+            reading = ConfigLoader(Path(rules), {}, lambda *_: limiter, _ignore, lambda: 0.0, store="memory://")
             options = reading.options() | options | {"enabled": True}
         else:
             options |= {"rules": [Rule("*", limits, key=key)] if rules is None else rules, "bans": bans}
@@ -163,10 +163,6 @@ def _without_wait(rule: Rule) -> Rule:
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0
     return twin
-
-
-def _never(address: str, policy: FailurePolicy) -> Limiter:
-    raise AssertionError("the limiter is given")
 
 
 async def _receive() -> Message:

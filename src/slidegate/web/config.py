@@ -210,8 +210,7 @@ class ConfigLoader:
         limiter_at: Makes the limiter for a store's address, given its failure policy.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the files of lists.
-        replace_store: Whether a limiter given in code replaces the file's store, as tools that only look on want it;
-            else it is an error beside one.
+        store: The address of a store in the place of the file's, as tools that only look on want it.
         filled: The files of lists at work that have entries; one of zero bytes does not take the place of such a list.
 
     Attributes:
@@ -226,7 +225,7 @@ class ConfigLoader:
     limiter_at: Callable[[str, FailurePolicy], Limiter]
     on_exceeded: Exceeded | None = None
     clock: Callable[[], float] = time.monotonic
-    replace_store: bool = False
+    store: str = ""
     filled: Container[str] = ()
 
     def __post_init__(self) -> None:
@@ -256,7 +255,7 @@ class ConfigLoader:
         self._load_shedding = options.pop("load_shedding", None)
         if "limiter" not in self.code:
             options["limiter"] = self._limiter(found)
-        elif not self.replace_store:
+        else:
             for name in sorted(_OF_LIMITER & found.given.keys()):
                 text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                 raise self.file.error((name,), text)
@@ -333,6 +332,8 @@ class ConfigLoader:
             check_failure_policy(found.deadline, found.on_error)
         except ConfigurationError as error:
             raise self.file.blamed(error, ()) from None
+        if self.store:
+            return self.limiter_at(self.store, (found.deadline, found.on_error))
         variable = STORE_VARIABLE if found.store is None else getattr(found.store, "env", "")
         address = os.environ.get(variable, "") if variable else str(found.store)
         if found.store is None:

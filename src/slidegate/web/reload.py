@@ -100,7 +100,7 @@ class ReloadingMiddleware(Breakable):
         observers: Called with events of the limiter that the file describes.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
-        replace_store: Whether a limiter given in code replaces the file's store; else it is an error beside one.
+        store: The address of a store in the place of the file's.
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
@@ -116,7 +116,7 @@ class ReloadingMiddleware(Breakable):
         observers: Iterable[Observer] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
-        replace_store: bool = False,
+        store: str = "",
         **options: Any,
     ) -> None:
         self._below = app
@@ -141,7 +141,7 @@ class ReloadingMiddleware(Breakable):
             )
         self._shared = FileState(observers)
         self._clock = clock
-        self._replace_store = replace_store
+        self._store = store
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app, self._entry = self._made_of(loader)
@@ -182,7 +182,7 @@ class ReloadingMiddleware(Breakable):
 
     def _loader(self, filled: Container[str] = ()) -> ConfigLoader:
         return ConfigLoader(
-            self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._replace_store, filled
+            self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._store, filled
         )
 
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
