@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,7 @@ def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_
     if mended:
         code = f"""
 from contextlib import suppress
+from functools import partial
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.errors import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
@@ -575,22 +577,70 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "error", [lmdb.CorruptedError("page 7"), lmdb.BadRslotError("a slot"), OSError(5, "I/O error")]
-)
+FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and issubclass(error, lmdb.Error)]
+
+
+class Faulty:
+    """LMDB's objects, of which the call of one number fails.
+
+    Args:
+        inner: The environment.
+        fails_at: Which call fails; those of transactions and cursors count.
+        error: What it raises.
+    """
+
+    def __init__(self, inner: Any, fails_at: int, error: Exception) -> None:
+        self.__dict__.update(inner=inner, left=[fails_at], error=error)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return self._counted(found, name) if callable(found) else found
+
+    def __enter__(self) -> Faulty:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.inner.close()
+
+    def __iter__(self) -> Any:
+        return iter(self.inner)
+
+    def _counted(self, call: Any, name: str) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.left[0] -= name not in ("abort", "close", "info", "readers")
+            if not self.left[0]:
+                self.left[0] = -1
+                if name == "commit":
+                    self.inner.abort()  # as LMDB does
+                raise self.error
+            answer = call(*given, **named)
+            if not isinstance(answer, (lmdb.Transaction, lmdb.Cursor)):
+                return answer
+            made = Faulty(answer, 0, self.error)
+            made.__dict__["left"] = self.left
+            return made
+
+        return counted
+
+
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_every_question_fails_as_a_store_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_question_is_answered(
+    tmp_path: Path, name: str, rng: random.Random
 ) -> None:
     store, _ = opened(tmp_path / "lmdb")
-
-    def fail(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patched:
-        for method in ("begin", "read"):
-            patched.setattr(store._env, method, fail)
-        with pytest.raises(StoreUnavailable, match=str(error.args[-1])):
+    failures: list[str] = []
+    for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
+        store.hit(ASKED)
+        faulty = Faulty(store._env._lmdb, fails_at, rng.choice([*FAULTS, partial(OSError, 5)])("as a fault"))
+        store._env._lmdb = faulty
+        try:
             QUESTIONS[name](store)
-    assert store.hit(ASKED)
+        except StoreUnavailable as raised:
+            failures.append(str(raised))
+        if store._env._lmdb is faulty:
+            store._env._lmdb = faulty.inner
+        assert store.hit(((ASKED[0][0], "user:free", 1),)), (fails_at, faulty.error)
+        store.reset_all()
+    assert failures
+    assert all("as a fault" in failure for failure in failures), failures
     store.close()

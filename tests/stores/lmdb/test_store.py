@@ -26,7 +26,7 @@ import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Quota, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.errors import StoreTimeout
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.core.ring import GRACE_US
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
@@ -454,6 +454,33 @@ async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_hav
         clock.advance("2m")
     assert shared == shared[:1] * 3
     assert held.bytes_held <= store.stats().bytes_held <= (1 << 19) + (1 << 21)
+    store.close()
+
+
+@pytest.mark.parametrize("stuffing", ["bans", "windows"])
+def test_a_file_that_takes_no_more_changes_goes_on_when_what_is_in_it_has_ended(tmp_path: Path, stuffing: str) -> None:
+    clock = FakeClock(10**12)
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 16, max_map_size=1 << 16, clock=clock)
+    grows: list[Callable[[int], object]] = [
+        lambda number: store.bans.ban(f"user:{number}", MINUTE_US, "x" * 256, "ann"),
+        lambda number: fill(store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"),
+    ]
+    failed = 0
+    for number in range(40_000):
+        try:
+            grows[stuffing == "windows"](number)
+        except StoreUnavailable as error:
+            failed += error.concerns == "key"
+            if failed > 50:
+                break
+    assert failed
+    clock.advance("2m")
+    for _ in range(40):
+        clock.advance("1s")
+        with suppress(StoreUnavailable):
+            fill(store, [1])
+    assert fill(store, range(10, 20)) == [True] * 10
+    assert store.bans.active() == []
     store.close()
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
+SWEEP_ALONE: Final = 512
+"""Where a file is full."""
 SWEEP_PAUSE_US: Final = 100_000
 
 T = TypeVar("T")
@@ -170,7 +172,7 @@ class Transactions:
             transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
-        """Make the map larger; if it cannot grow, delete some empty windows.
+        """Make the map larger; if it cannot grow, delete some rows that are empty.
 
         Raises:
             lmdb.MapFullError: There are none.
@@ -179,28 +181,27 @@ class Transactions:
             self.tell()
             return
         now_us, fullness = self._now_us(), self._env.fullness
-        for most in (SWEEP_STEP, 1):
+        for most in (SWEEP_ALONE, SWEEP_STEP, 1):
             with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
-                gone = self._sweep_alone(most, now_us)
-                if gone != 0 or self._env.fullness < fullness:
-                    return  # where another process writes, it may have made room
+                if self._sweep_alone(most, now_us) or self._env.fullness < fullness:
+                    return
         self._say_full(now_us)
         raise error
 
-    def _sweep_alone(self, most: int, now_us: int) -> int | None:
-        """Delete windows that are empty, and return how many; None while another process writes."""
+    def _sweep_alone(self, most: int, now_us: int) -> bool:
+        """Delete rows that are empty; return whether there may be more, or another process writes."""
         txn = self._env.begin()
         if txn is None:
-            return None
+            return True
         transaction = Transaction(txn, self._env.dbs, now_us, self._max_keys, self)
         try:
-            transaction.sweep(most)
+            self._sweep(transaction, most)
         except BaseException:
             self._env.abort(txn)
             raise
         self._env.commit(txn, looks=True)
         self.evictions += transaction.evictions
-        return transaction.evictions
+        return not transaction.is_swept
 
     def _say_full(self, now_us: int) -> None:
         if now_us >= self._next_full_event_us:
