@@ -325,8 +325,8 @@ def test_outside_of_asyncio_nothing_is_shed(overloaded: Callable[[float], None])
     ("options", "said"),
     [
         ({}, "expected a bound"),
-        ({"lag": 0.0001}, "lag: expected 1 ms to 1m"),
-        ({"latency": "2h"}, "latency: expected 1 ms to 1h"),
+        ({"lag": 0.0001}, "lag: expected 1ms to 1m"),
+        ({"latency": "2h"}, "latency: expected 1ms to 1h"),
         ({"lag": "50ms", "priority": 10}, "priority: expected a whole number from 0 to 9"),
         ({"lag": "50ms", "exempt": "health"}, "^exempt: .*'health'"),
         ({"lag": "50ms", "exempt": 5}, "^exempt: "),

@@ -21,8 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import ConfigurationError
-from ..core.limits import Limit, parse_duration_us
+from ..core.limits import Limit, parse_span_us
 from ..limiter import Limiter
 from ..limiter.aio import within
 from .auth import MAX_TOKEN, Authenticator, Identity, Token, User
@@ -66,10 +65,7 @@ class SessionRoutes:
     """
 
     def __init__(self, limiter: Limiter, authenticator: Authenticator, length: str | float) -> None:
-        length_us = parse_duration_us(length, "session")
-        if not 60_000_000 <= length_us <= 30 * 86_400_000_000:
-            raise ConfigurationError(f'session: expected 1 minute to 30 days, for example "12h", not {length!r}')
-        self._length_s = length_us // 1_000_000
+        self._length_s = parse_span_us(length, "session", 60_000_000, 30 * 86_400_000_000, "12h") // 1_000_000
         self._limiter = limiter
         self._authenticator = authenticator
 

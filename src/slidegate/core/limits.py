@@ -78,6 +78,19 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     return span_us
 
 
+def parse_span_us(value: str | float | timedelta, what: str, low_us: int, high_us: int, example: str) -> int:
+    """Return a span of time in microseconds, see `parse_duration_us`, if it is from `low_us` to `high_us`.
+
+    Raises:
+        ConfigurationError: It is not; the message says what `what` is, and shows the example.
+    """
+    span_us = parse_duration_us(value, what)
+    if not low_us <= span_us <= high_us:
+        bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
+        raise ConfigurationError(f'{what}: expected {bounds}, for example "{example}", not {quoted(value)}')
+    return span_us
+
+
 def check_name(name: object, what: str) -> str:
     """Return `name` if it can stand in a header field and in a limit string.
 
@@ -262,9 +275,7 @@ class Limit(AnyLimit):
         name: str | None = None,
     ) -> None:
         check_whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
-        window_us = parse_duration_us(window, "window")
-        if not MIN_WINDOW_US <= window_us <= MAX_WINDOW_US:
-            raise ConfigurationError(f'window: expected 1 ms to 400 days, for example "30s", not {quoted(window)}')
+        window_us = parse_span_us(window, "window", MIN_WINDOW_US, MAX_WINDOW_US, "30s")
         check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
             raise ConfigurationError(

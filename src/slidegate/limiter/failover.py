@@ -36,9 +36,8 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.charge import let_go
 from ..core.decision import Check, Decision
-from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
-from ..core.limits import parse_duration_us
+from ..core.limits import parse_duration_us, parse_span_us
 from ..core.logs import logger, written
 from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
@@ -428,11 +427,7 @@ def check_failure_policy(deadline: Any, on_error: object) -> None:
     Raises:
         ConfigurationError: One of them cannot work.
     """
-    if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
-        shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)
-        raise ConfigurationError(
-            f'deadline: expected {shortest} to {longest}, for example "50ms", not {quoted(deadline)}'
-        )
+    parse_span_us(deadline, "deadline", _MIN_US, _MAX_US, "50ms")
     if on_error not in _CHOICES:
         names = ", ".join(f'"{choice}"' for choice in _CHOICES)
         raise ConfigurationError(

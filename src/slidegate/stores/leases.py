@@ -21,9 +21,8 @@ from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.charge import Permit
-from ..core.durations import format_duration
-from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.limits import parse_duration_us
+from ..core.errors import StoreError
+from ..core.limits import parse_span_us
 from ..core.store import Event
 from .forks import hold_over_fork
 
@@ -46,11 +45,7 @@ def permit_lease_us(value: str | float | timedelta) -> int:
     Raises:
         ConfigurationError: The value is no span of time from 1 s to 10 minutes.
     """
-    lease_us = parse_duration_us(value, "permit_lease")
-    if not _MIN_US <= lease_us <= _MAX_US:
-        least, most = format_duration(_MIN_US), format_duration(_MAX_US)
-        raise ConfigurationError(f'permit_lease: expected {least} to {most}, for example "10s", not {quoted(value)}')
-    return lease_us
+    return parse_span_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
 def permits_lost(store: str, lost: int, back: int) -> Event:

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.arguments import check_flag, check_takes, expect, names_checked
 from ..core.durations import format_duration
-from ..core.errors import ConfigurationError, quoted
-from ..core.limits import check_whole, parse_duration_us
+from ..core.errors import ConfigurationError
+from ..core.limits import check_whole, parse_span_us
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
@@ -318,11 +318,4 @@ def _checked(priority: object) -> int:
 
 
 def _duration(what: str, value: str | float | timedelta | None, max_us: int) -> int:
-    if value is None:
-        return 0
-    duration_us = parse_duration_us(value, what)
-    if not 1_000 <= duration_us <= max_us:
-        raise ConfigurationError(
-            f'{what}: expected 1 ms to {format_duration(max_us)}, for example "50ms", not {quoted(value)}'
-        )
-    return duration_us
+    return 0 if value is None else parse_span_us(value, what, 1_000, max_us, "50ms")

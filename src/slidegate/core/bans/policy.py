@@ -14,7 +14,7 @@ from ..addresses import address_key, parse_network, prefix_length
 from ..arguments import check_flag, names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
-from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
 from ..networks import Networks
 from .ban import PREFIX_NAME, ban_key
 
@@ -193,12 +193,7 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
 
 
 def _span_us(value: Any, what: str, example: str) -> int:
-    span_us = parse_duration_us(value, what)
-    if not 1_000_000 <= span_us <= MAX_WINDOW_US:
-        raise ConfigurationError(
-            f'{what}: expected 1s to {format_duration(MAX_WINDOW_US)}, for example "{example}", not {quoted(value)}'
-        )
-    return span_us
+    return parse_span_us(value, what, 1_000_000, MAX_WINDOW_US, example)
 
 
 def _is_number(value: object) -> bool:
