@@ -8,7 +8,7 @@ it. Every message of an answer leaves by the one `send` of the outermost middlew
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -35,25 +35,17 @@ from .decorators import check_places
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
 from .endpoints import EndpointBuckets
-from .headers import Field, HeaderStyle, HeaderWriter, completed
+from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
-from .request import (
-    BODIES,
-    Ahead,
-    MiddlewareView,
-    RequestLimits,
-    Reservation,
-    allowlisted,
-    is_failure,
-    is_last,
-    unless_left,
-)
+from .request import MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .routes import RouteIndex
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
-from .scope_keys import OFF, RECORD, STATUS
+from .scope_keys import OFF, RECORD
+from .sending import Sender
 from .stats import RequestStats
+from .waiting import Ahead, unless_left
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
@@ -130,7 +122,6 @@ class RateLimitMiddleware(Breakable):
         self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
-        self._headers = HeaderWriter(headers)
         self.rules = tuple(all_rules(limits, rules))
         defaults = None if default_limits is None else DefaultLimits(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
@@ -140,6 +131,7 @@ class RateLimitMiddleware(Breakable):
         self._routes = RouteIndex(app)
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter, self._routes)
+        self._sender = Sender(HeaderWriter(headers), self._stats, self._routes)
         self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
@@ -233,7 +225,7 @@ class RateLimitMiddleware(Breakable):
         outer: RequestLimits | None = scope.get(RECORD)
         if outer is None:
             request = scope[RECORD] = RequestLimits(self._view, self._stats.now(), counted=not self._counts)
-            send = partial(self._send, scope, request, send)
+            send = partial(self._sender.send, scope, request, send)
         else:
             request = outer
             request.middleware = self._view
@@ -254,57 +246,6 @@ class RateLimitMiddleware(Breakable):
                 raise
         if outer is None and (request.unfinished or request.userless or request.needed or not request.counted):
             await self._end(scope, receive, send, request)
-
-    def _send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
-        """Send a message of an answer: every one leaves here, at the outermost middleware.
-
-        It is no coroutine function, because most messages have nothing to wait for.
-        """
-        kind = message["type"]
-        if not request.answered:
-            if kind in STATUS:
-                if request.on_start:
-                    return self._start_later(scope, request, send, message)
-                request.answered = True
-                request.status = message.get("status") or STATUS[kind]
-                request.first_byte = self._stats.now()
-                fields = message.get("headers", ())
-                if request.refusal is not None:
-                    fields = self._refused(request, request.refusal, fields)
-                elif kind != "http.response.start" and not request.counted:
-                    self._stats.begin(scope, request)
-                if kind != "websocket.close":
-                    # Another message, because an application may send one prepared message again and again.
-                    message = {**message, "headers": self._headers.add(fields, request.entries)}
-        elif not request.counted and kind in BODIES:
-            if message.get("more_body", False):
-                self._stats.begin(scope, request)
-            else:
-                self._stats.end(scope, request, "success")
-        return _send_and_release(request, send, message) if request.unfinished else send(message)
-
-    async def _start_later(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> None:
-        """Send the start of an answer whose status somebody waits for."""
-        status = message.get("status") or STATUS[message["type"]]
-        await request.start(scope, status, message.get("headers", ()))
-        await self._send(scope, request, send, message)
-
-    def _refused(self, request: RequestLimits, refusal: Decision, fields: Iterable[Field] = ()) -> Iterable[Field]:
-        """Count a refusal, and tell of it; where the client left before the answer, its status is 0.
-
-        Returns:
-            The fields of the answer, with those that it must have.
-        """
-        listened = request.middleware.limiter.engine.events.refused
-        # A scope that its own record holds would be left to the garbage collector.
-        scope, request.refused_scope = request.refused_scope, None
-        if scope is not None and (listened or not request.counted):
-            route = self._routes.label_of(scope)
-            if not request.counted:
-                self._stats.refuse(request, refusal, route)
-            if listened:
-                request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
-        return completed(fields, request.needed) if request.needed else fields
 
     async def _turn_away(
         self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, decision: Decision
@@ -414,7 +355,7 @@ class RateLimitMiddleware(Breakable):
         finally:
             if outermost and not ended:
                 if request.refusal is not None and not request.answered:
-                    self._refused(request, request.refusal)
+                    self._sender.refused(request, request.refusal)
                 if request.unfinished:
                     await request.end()
                 if not request.counted:
@@ -499,17 +440,6 @@ class _Read(RateLimitMiddleware):
 
     def _log(self, finding: Finding) -> None:
         self._shared.say(finding, super()._log)
-
-
-async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:
-    """Send a message, and give back the permits of the request behind the last one.
-
-    Whatever an application does afterwards, such as background tasks, holds no permit.
-    """
-    request.trailers = request.trailers or bool(message.get("trailers"))
-    await send(message)
-    if is_last(message, request.trailers):
-        await request.release()
 
 
 def _with_last_figures(limiter: Limiter, send: Send) -> Send:

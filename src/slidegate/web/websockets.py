@@ -34,7 +34,7 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .client_ip import ClientAddress
 from .keys import Key, PathParam, parts_of
-from .request import Ahead, unless_left
+from .waiting import Ahead, unless_left
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop", "wait"]

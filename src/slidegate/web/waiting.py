@@ -1,0 +1,137 @@
+"""What a request does while it waits: its messages are read ahead, and if it leaves, its charge is handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import anyio
+from starlette.types import Message, Receive
+
+from ..core.decision import Decision
+from ..limiter import Limiter
+from ..limiter.aio import on_asyncio, to_the_end
+
+
+class Ahead:
+    """A receive channel that is read ahead while somebody waits, also several at once.
+
+    A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
+    then, granian for one. Those for trio are channels of trio's own, which lose nothing.
+
+    Args:
+        receive: The channel.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self._early: deque[Message] = deque()
+        self._begun: asyncio.Future[Message] | None = None
+
+    async def __call__(self) -> Message:
+        """Return the next message."""
+        while not self._early:
+            if self._begun is None:
+                return await self.receive()
+            await self._read()
+        return self._early.popleft()
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+        async def watch(waiting: anyio.CancelScope) -> None:
+            while self._goes_on():
+                await self._read()
+            if self._is_over():
+                waiting.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, tasks.cancel_scope)
+            await wait()
+            tasks.cancel_scope.cancel()
+        return not self._is_over()
+
+    def close(self) -> None:
+        """End a read that has begun, because nobody reads any more."""
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun = None
+
+    def _goes_on(self) -> bool:
+        """Tell whether the channel may be read further: to the end of a request that is whole, to a message else."""
+        if not self._early:
+            return True
+        last = self._early[-1]
+        return not (last.get("more_body", False) or last["type"] == "websocket.receive" or self._is_over())
+
+    def _is_over(self) -> bool:
+        return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
+
+    async def _read(self) -> None:
+        """Wait for a message; the first of those who wait for it puts it where it is read."""
+        if not on_asyncio():
+            self._early.append(await self.receive())
+            return
+        if self._begun is None:
+            self._begun = asyncio.ensure_future(self.receive())
+            self._begun.add_done_callback(_retrieve)
+        begun = self._begun
+        message = await asyncio.shield(begun)
+        if self._begun is begun:
+            self._begun = None
+            self._early.append(message)
+
+
+async def refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
+    """Hand back all units and permits of some decisions, also if the caller is cancelled meanwhile."""
+    if all(limiter.engine.per_process for limiter, _ in parts):
+        await _refund(parts)  # there is nothing to wait for, so nothing to cancel
+    elif parts:
+        await to_the_end(_refund(parts))
+
+
+async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
+    for limiter, decision in parts:
+        await limiter.refund(decision)
+
+
+class Watching(Protocol):
+    """A channel that notices a client that leaves: `Ahead`, or a websocket that is watched over."""
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+
+async def unless_left(
+    channel: Watching, limiter: Limiter | None, ask: Callable[[], Awaitable[Decision]]
+) -> Decision | None:
+    """Return a decision that takes its time; None if the client left meanwhile.
+
+    A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
+
+    Args:
+        channel: Notices a client that leaves.
+        limiter: Where units are refunded; None for counts that end with their client.
+        ask: Waits, and decides.
+    """
+    decision: Decision | None = None
+
+    async def wait() -> None:
+        nonlocal decision
+        decision = await ask()
+
+    there = False
+    try:
+        there = await channel.while_there(wait)
+    finally:
+        if not there and decision is not None and limiter is not None:
+            await refund([(limiter, decision)])
+    return decision if there else None
+
+
+def _retrieve(begun: asyncio.Future[Message]) -> None:
+    """Take the exception of a read that nobody waits for, or the event loop would report it."""
+    if not begun.cancelled():
+        begun.exception()
