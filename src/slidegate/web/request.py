@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from math import lcm
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -34,10 +34,10 @@ Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitabl
 """Hears the status and the header fields of an answer before it goes out."""
 
 
-class MiddlewareView(NamedTuple):
+class MiddlewareView:
     """One middleware, as its requests show it.
 
-    Attributes:
+    Args:
         limiter: The limiter that it asks.
         names: The names that users gave to its rules.
         shadows: The identities of its rules that only look on.
@@ -47,23 +47,35 @@ class MiddlewareView(NamedTuple):
         refusal_events: Tells of them.
     """
 
-    limiter: Limiter
-    names: Set[str]
-    shadows: Set[str]
-    signals: BanSignals
-    endpoints: EndpointBuckets
-    refusals: RefusalResponses
-    refusal_events: RefusalEvents
+    __slots__ = ("endpoints", "limiter", "names", "refusal_events", "refusals", "shadows", "signals")
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        names: Set[str],
+        shadows: Set[str],
+        signals: BanSignals,
+        endpoints: EndpointBuckets,
+        refusals: RefusalResponses,
+        refusal_events: RefusalEvents,
+    ) -> None:
+        self.limiter = limiter
+        self.names = names
+        self.shadows = shadows
+        self.signals = signals
+        self.endpoints = endpoints
+        self.refusals = refusals
+        self.refusal_events = refusal_events
 
 
 Entry: TypeAlias = tuple[MiddlewareView, Decision]
 """One decision about a request, and the middleware that asked for it or stands above the endpoint that did."""
 
 
-class Reservation(NamedTuple):
+class Reservation:
     """Units that a rule with a `count_if` has charged before the answer is known.
 
-    Attributes:
+    Args:
         rule: The rule.
         limiter: The limiter that charged them.
         decision: The decision that they are a part of.
@@ -71,11 +83,16 @@ class Reservation(NamedTuple):
         place: The place of the rule's check in the decision; None where all of it is of this rule.
     """
 
-    rule: Rule
-    limiter: Limiter
-    decision: Decision
-    calls: UserCallbacks
-    place: int | None = None
+    __slots__ = ("calls", "decision", "limiter", "place", "rule")
+
+    def __init__(
+        self, rule: Rule, limiter: Limiter, decision: Decision, calls: UserCallbacks, place: int | None = None
+    ) -> None:
+        self.rule = rule
+        self.limiter = limiter
+        self.decision = decision
+        self.calls = calls
+        self.place = place
 
     async def settle(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
         """Refund the units, unless the rule counts an answer with this status and these fields."""
