@@ -14,7 +14,7 @@ from starlette.types import Message, Scope, Send
 from ..core.decision import Decision
 from .headers import Field, HeaderWriter, completed
 from .request import RequestLimits
-from .routes import RouteTables
+from .routes import RouteIndex
 from .scope_keys import STATUS
 from .stats import RequestStats
 
@@ -38,7 +38,7 @@ class Sender:
         routes: Says which route a refused request would have gone to.
     """
 
-    def __init__(self, headers: HeaderWriter, stats: RequestStats, routes: RouteTables) -> None:
+    def __init__(self, headers: HeaderWriter, stats: RequestStats, routes: RouteIndex) -> None:
         self._headers = headers
         self._stats = stats
         self._routes = routes
