@@ -129,7 +129,7 @@ class Transactions:
                 answers = [job(transaction) for job in jobs]
                 transaction.save()
                 if now_us >= self._sweep_due_us:
-                    self._sweep(transaction, SWEEP_STEP + 2 * len(jobs))
+                    self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
                 env.look_after(txn, now_us)
             except BaseException:
                 env.abort(txn)
