@@ -12,10 +12,15 @@ import hiredis
 import pytest
 
 from slidegate import BanPolicy, Decision
-from slidegate.core.decision import Bucket
+from slidegate.core.bans.ban import Ban
+from slidegate.core.bans.rows import Bans, to_rows
+from slidegate.core.charge import Charge, Permit
+from slidegate.core.concurrency import Concurrency
+from slidegate.core.decision import Bucket, Reason
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.core.store import StatsRow
+from slidegate.core.views import Snapshot
 from slidegate.stores.redis import RedisStore, link
 
 from ...fault_proxy import FaultProxy, stop_listening
@@ -95,8 +100,8 @@ def nearly(rng: random.Random) -> Any:
     if rng.random() < 0.5:
         parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
     else:
-        changes = rng.choice([0, [b"7", 0, b"user:2", bytes(60)], [b"8", 1]])
-        parts = [bytes(32), b"7", b"0" * 17, changes, []]
+        answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
+        parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]
     spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
     spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
     return parts
@@ -125,35 +130,67 @@ async def outcome(question: Callable[[], Any]) -> Any:
             return error
 
 
-async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng: random.Random) -> None:
+async def listed(parts: AsyncIterator[Any]) -> list[Any]:
+    return [part async for part in parts]
+
+
+def charged() -> Decision:
+    """Return a decision that charged a unit and a permit."""
+    checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
+    permit = Permit(b"slidegate:4:p:{x}:00", 2, member=bytes(12))
+    return Decision(True, Reason.OK, 1, checks, [], Charge([(1, 3_600_000_001, 1, 0), permit]))
+
+
+def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
+    """Return a question for each public method that asks Redis, by name."""
+    policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 1)]
+    dumped = list(to_rows(Bans([Ban("user:9", "", "ann", 0, 1, None, 1)], []), 1, 1))
+    held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
+    return {
+        "hit": lambda: store.hit(CHECKS),
+        "hit of permits": lambda: store.hit(held),
+        "peek": lambda: store.peek(CHECKS),
+        "charge": lambda: store.charge(CHECKS),
+        "refund": lambda: store.refund(charged()),
+        "renew_permits": store.renew_permits,
+        "reset": lambda: store.reset("user:2"),
+        "reset_all": store.reset_all,
+        "inspect": lambda: store.inspect("user:2", [BUCKET]),
+        "clear": store.clear,
+        "time": store.shared_stats.time,
+        "read": lambda: store.shared_stats.read("5s", 0, 0),
+        "write": lambda: store.shared_stats.write(b"worker00", rows),
+        "ban": lambda: bans.ban("user:3", 1_000_000, "", ""),
+        "unban": lambda: bans.unban("user:3", ""),
+        "strike": lambda: bans.strike(policy, "user:4", 1, ""),
+        "find": lambda: bans.find(("user:5", (4, 7))),
+        "strike_records": lambda: bans.strike_records(["user:5"]),
+        "active": bans.active,
+        "active_parts": lambda: listed(bans.active_parts()),
+        "history": bans.history,
+        "dump": bans.dump,
+        "dump_parts": lambda: listed(bans.dump_parts()),
+        "load": lambda: bans.load(dumped),
+    }
+
+
+async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: random.Random) -> None:
+    """A method answers, or raises a StoreError, whatever the server says; nobody else is told anything else."""
+
     def reply(command: list[bytes]) -> bytes:
-        return packed(rng.choice([nonsense(rng), nearly(rng)]))
+        return packed(rng.choice([nonsense(rng), nearly(rng), nearly(rng), [b"0", [b"user:3", bytes(60)]]]))
 
     async with server_that_says(reply) as url:
         store = RedisStore(url)
-        policy = BanPolicy("2/1h", "10m")
+        methods = methods_of(store)
         errors: list[str] = []
-        asked: list[Callable[[], Any]] = [
-            lambda: store.hit(CHECKS),
-            lambda: store.reset("user:2"),
-            lambda: store.inspect("user:2", [BUCKET]),
-            store.reset_all,
-            store.clear,
-            store.shared_stats.time,
-            lambda: store.shared_stats.read("5s", 0, 0),
-            lambda: store.shared_stats.write(b"worker00", [StatsRow("5s", 0, b"", 1)]),
-            lambda: store.bans.ban("user:3", 1_000_000, "", ""),
-            lambda: store.bans.unban("user:3", ""),
-            lambda: store.bans.strike(policy, "user:4", 1, ""),
-            lambda: store.bans.find(("user:5",)),
-            lambda: store.bans.strike_records(["user:5"]),
-            store.bans.active,
-            store.bans.history,
-            store.bans.dump,
-        ]
-        for _ in range(400):  # the first that makes no sense of an answer may give the connection up for all
-            for found in await asyncio.gather(*map(outcome, rng.sample(asked, rng.choice((1, 1, 5))))):
-                assert isinstance(found, (StoreError, Decision, bool, list, tuple, int)) or found is None, found
+        for _ in range(600):  # the first that makes no sense of an answer may give the connection up for all
+            names = rng.sample([*methods], rng.choice((1, 1, 5)))
+            for name, found in zip(
+                names, await asyncio.gather(*(outcome(methods[name]) for name in names)), strict=True
+            ):
+                kinds = StoreError, Decision, Ban, Snapshot, bool, list, tuple, int
+                assert isinstance(found, kinds) or found is None, (name, found)
                 errors += [str(found)] if isinstance(found, StoreError) else []
         assert any("gave an answer that does not fit" in error for error in errors), errors
         await store.close()
