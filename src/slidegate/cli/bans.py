@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from functools import partial
 from typing import Any, Final, TextIO
 
 import click
@@ -103,8 +104,7 @@ async def remove_ban(out: Reporter, key: str, value: str | None, store: str | No
 
 
 @bans.command("history")
-@click.argument("key", required=False)
-@click.option("--value", metavar="TEXT", help="The value that the client sends, where KEY is header:NAME or the like.")
+@partial(with_key, required=False)
 @with_store
 @with_report("json", "csv")
 async def history(out: Reporter, key: str | None, value: str | None, store: str | None) -> Result:
@@ -113,9 +113,7 @@ async def history(out: Reporter, key: str | None, value: str | None, store: str 
     \b
     Example: slidegate bans history 203.0.113.7
     """
-    if key is None and value is not None:
-        raise ConfigurationError("--value: expected a key such as header:X-API-Key before it")
-    asked = None if key is None else key_of(key, value)
+    asked = key_of(key, value)
     async with open_limiter(store) as limiter:
         changes = [change async for change in limiter.history(asked)]
     rows = [{"target": change.ban.key, **views.BanChange.model_validate(change).model_dump()} for change in changes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import sys
 import traceback
@@ -35,27 +34,25 @@ class NotFound(SlidegateError):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Do the work of a command, report on stderr how it failed, and return the exit code.
-
-    A command that catches KeyboardInterrupt to print its result so far raises it again.
-    """
+    """Do the work of a command, report on stderr how it failed, and return the exit code."""
     try:
         work()
         _flush()
+        return OK
     except click.exceptions.Exit as end:
-        return _flushed(end.exit_code)
+        code = end.exit_code
     except SystemExit as end:
-        return _flushed(end.code if isinstance(end.code, int) else OK if end.code is None else BAD_INPUT)
+        code = end.code if isinstance(end.code, int) else OK if end.code is None else BAD_INPUT
     except BaseException as error:
-        return _flushed(_report(error))
-    return OK
+        code = _report(error)
+    return _flushed(code)
 
 
 def _report(error: BaseException) -> int:
     """Say what went wrong in one sentence, if there is something to say, and return the code."""
     if isinstance(error, (KeyboardInterrupt, click.Abort, asyncio.CancelledError)):
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+    if isinstance(error, BrokenPipeError):
         return CLOSED_PIPE
     if isinstance(error, click.ClickException):
         print_error(error.format_message() + _where_to_look(error))

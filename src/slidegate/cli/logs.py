@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -68,8 +68,13 @@ class Logs:
         self._given = log
         self.logs = AccessLogs(log, format=log_format, fields=_fields(log_fields))
 
-    def read(self, out: Reporter, subject: str) -> Generator[AccessRecord, None, None]:
-        """Yield the records between the two moments, and show how far the reading is.
+    def read(self, out: Reporter, subject: str, add: Callable[[AccessRecord], object]) -> None:
+        """Hand the records between the two moments on, and show how far the reading is.
+
+        Args:
+            out: Says whether nobody wants to see that.
+            subject: What is going on.
+            add: Takes each record.
 
         Raises:
             ConfigurationError: No line was a record, none lies between the moments, or none was an HTTP request.
@@ -87,7 +92,7 @@ class Logs:
                 if since_us <= record.time_us < until_us:
                     kept += 1
                     requests += record.method != ""
-                    yield record
+                    add(record)
         if not self.logs.counts.records:
             raise ConfigurationError(self._no_records())
         if not kept:
@@ -147,8 +152,7 @@ def _moment_us(name: str, text: str | None) -> int | None:
         raise ConfigurationError(f"{name}: expected a moment such as {_AN_EXAMPLE}, not {quoted(text)}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return round(moment.timestamp() * 1_000_000)
 
 
 def _fields(text: str | None) -> dict[str, str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,9 +65,7 @@ def simulate(
             out.note(f"without waits and permits, which logs do not tell of: {', '.join(replay.unwaited)}")
         simulated = Simulated(replay, Clients(named))
         try:
-            with closing(reading.read(out, "Replaying")) as records:
-                for record in records:
-                    simulated.add(record)
+            reading.read(out, "Replaying", simulated.add)
         except KeyboardInterrupt:
             code = INTERRUPTED
             out.note("stopped; this is about the requests so far")

@@ -22,7 +22,6 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import logger
 from ..core.store import Event, Store
 from ..limiter import Limiter
-from ..limiter.keys import AnyKey
 from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web import keys
@@ -56,7 +55,7 @@ def with_store(command: F) -> F:
     )(command)
 
 
-def with_key(command: F) -> F:
+def with_key(command: F, *, required: bool = True) -> F:
     """Give a click command the argument KEY and the option ``--value``, as `key` and `value`."""
     command = click.option(
         "--value",
@@ -64,14 +63,15 @@ def with_key(command: F) -> F:
         help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
         "stdin, where no other user of the machine sees it.",
     )(command)
-    return click.argument("key")(command)
+    return click.argument("key", required=required)(command)
 
 
-def key_of(key: str, value: str | None) -> AnyKey:
+def key_of(key: str | None, value: str | None) -> Any:
     """Return the key that a user has written, for the methods of a limiter.
 
     Args:
-        key: An address, a network or a text; with a value ``header:NAME``, ``cookie:NAME`` or ``query:NAME``.
+        key: An address, a network or a text; with a value ``header:NAME``, ``cookie:NAME`` or ``query:NAME``. None is
+            itself.
         value: The value that the client sends; ``"-"`` has it read from stdin.
 
     Raises:
@@ -79,7 +79,7 @@ def key_of(key: str, value: str | None) -> AnyKey:
     """
     if value is None:
         return key
-    kind, _, name = key.partition(":")
+    kind, _, name = (key or "").partition(":")
     source = _KINDS.get(kind)
     if source is None or not name:
         raise ConfigurationError(

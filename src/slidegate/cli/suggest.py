@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import tomli_w
 
 from ..core.errors import ConfigurationError
-from ..logs import AccessRecord
 from ..simulation.clients import Clients
 from ..simulation.suggest import BanFound, BanSurvey, RuleFound, Suggestion, Survey
 from .logs import Logs, check_header, header_of, log_options, share_of
@@ -36,14 +34,14 @@ def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) ->
     reading = Logs(**logs)
     with silent_log():
         survey = Survey(clients)
-        _read_into(survey, reading, out, "Looking for clients and routes")
+        reading.read(out, "Looking for clients and routes", survey.add)
         reading.remarks(out)
         check_header(out, clients)
         suggestion = Suggestion(survey, share, routes)
-        _read_into(suggestion, reading, out, "Counting peaks")
+        reading.read(out, "Counting peaks", suggestion.add)
         rules = suggestion.rules()
         failures = BanSurvey(rules, survey)
-        _read_into(failures, reading, out, "Counting failures")
+        reading.read(out, "Counting failures", failures.add)
     bans, warnings = failures.found(), survey.warnings(share)
     value = {
         "requests": clients.requests,
@@ -54,19 +52,6 @@ def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) ->
         "warnings": warnings,
     }
     return Report(value, _toml(clients, rules, bans, warnings, touch))
-
-
-class _Reader(Protocol):
-    """One reading of the logs."""
-
-    def add(self, record: AccessRecord) -> None:
-        """Take one record."""
-
-
-def _read_into(reader: _Reader, reading: Logs, out: Reporter, subject: str) -> None:
-    with closing(reading.read(out, subject)) as records:
-        for record in records:
-            reader.add(record)
 
 
 def _toml(
