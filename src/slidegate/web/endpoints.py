@@ -11,7 +11,7 @@ from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, Signature, isclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -19,15 +19,14 @@ from starlette.types import Scope
 from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.errors import ConfigurationError, closest
-from ..core.memo import remember
 from ..limiter import check_cost
 from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import Reservation, charges, limits_above
+from .request import RequestLimits, Reservation, charges, limits_above
 from .route_tree import ResolvedRoute
-from .routes import RouteIndex, RouteTable
+from .routes import RouteIndex
 from .rule_set import BoundRule, buckets_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -38,6 +37,7 @@ from .rules import (
     LimitsFunction,
     Rule,
 )
+from .scope_keys import RECORD
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
@@ -156,7 +156,7 @@ class RateLimit:
             ConfigurationError: No middleware stands above.
         """
         scope = connection.scope
-        request = limits_above(scope, "RateLimit")
+        request: RequestLimits | None = scope.get(RECORD) or limits_above(scope, "RateLimit")
         if request is None:
             return
         middleware, rule = request.middleware, self.rule
@@ -179,14 +179,6 @@ class RateLimit:
         request.unfinished |= rule.concurrency is not None
         if rule.count_if is not None:
             request.reserve(Reservation(bound.rule, middleware.limiter, decision, middleware.endpoints.calls))
-
-
-class _AtRoute(NamedTuple):
-    """What a limit charges at a route, and the objects that were asked: the id of one that is gone may be another's."""
-
-    bound: BoundRule | None
-    table: RouteTable
-    asked: tuple[object, ...]
 
 
 class EndpointBuckets:
@@ -215,7 +207,6 @@ class EndpointBuckets:
         self._routes = routes
         self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
-        self._at_route: dict[tuple[RateLimit, int, int, int], _AtRoute] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
@@ -234,19 +225,6 @@ class EndpointBuckets:
             function: The function that is limited, if it is not the endpoint of a route.
             turn: How many other limits that look the same have charged this request before.
         """
-        route = scope.get("route")
-        asked = limit, id(route), id(function), turn
-        known = self._at_route.get(asked)
-        if known is not None and known.table.is_current():
-            return known.bound
-        found = self._routes.candidates(scope)
-        bound = self._resolve(limit, scope, function, turn)
-        if len(found) == 1 and hasattr(route, "endpoint"):  # else the path, or another router, tells the way
-            table = self._routes.current(scope["router"])
-            remember(self._at_route, asked, _AtRoute(bound, table, (route, function)), _MEMO)
-        return bound
-
-    def _resolve(self, limit: RateLimit, scope: Scope, function: object, turn: int) -> BoundRule | None:
         place = self._routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
         known = self._bound.get((limit, place, turn, id(function)))
         if known is None:

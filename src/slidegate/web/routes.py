@@ -174,8 +174,6 @@ class RouteTable:
 
     def of_request(self, found: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
         """Return the one of several routes to an endpoint by which a request came."""
-        if len(found) <= 1:
-            return found[0] if found else None
         root = scope.get("app_root_path", scope.get("root_path", ""))
         reached = self._routes.reach({**scope, "root_path": root})
         if reached is None:
@@ -220,7 +218,9 @@ class RouteIndex:
     def find(self, scope: Scope) -> ResolvedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
         found = self.candidates(scope)
-        return self._tables[id(scope["router"])].of_request(found, scope) if found else None
+        if len(found) <= 1:
+            return found[0] if found else None
+        return self._tables[id(scope["router"])].of_request(found, scope)
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
