@@ -90,11 +90,12 @@ async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_te
         gate = RateLimitMiddleware(routes(count), limiter=Limiter(observers=[lambda event: None]), **options)
         first = await statuses(gate, 12, "/shop3//5", client=("192.0.2.1", 1))
         assert first == [200] * 9 + [429] * 3
-        seen = [calls_of(gate, path.format(number)) for path in PATHS for number in range(12)]
-        assert {status for _, status in seen} == {200, 429}
-        counted.append([calls for calls, _ in seen])
-    for place, (few, many) in enumerate(zip(*counted, strict=True)):
-        assert many <= 1.2 * few, PATHS[place // 12][:40]
+        seen = [[calls_of(gate, path.format(number)) for number in range(12)] for path in PATHS]
+        assert {status for each in seen for _, status in each} == {200, 429}
+        # The least of them: now and then a request does what time asks for, such as sweeping the store.
+        counted.append([min(calls for calls, _ in each) for each in seen])
+    for path, few, many in zip(PATHS, *counted, strict=True):
+        assert many <= 1.2 * few, path[:40]
 
 
 class Hiding:
