@@ -206,6 +206,8 @@ HIDDEN: list[tuple[Rule, Rule, bool]] = [
     (last("/a"), Rule("*", "1/s"), False),
     (last("/a/{x}"), Rule("/a", "1/s"), False),
     (last("/a/{x:int}"), Rule("/a/{x}", "1/s"), False),
+    (last("/a/0"), Rule("/a/{x:int}", "1/s"), False),
+    (last("/a/~"), Rule("/a/{x}", "1/s"), False),
     (last("/a/{x}"), Rule("/a/{x}/b", "1/s"), False),
     (last("/a/b/{rest:path}"), Rule("/a/{x}", "1/s"), False),
     (last("*", methods=["POST"]), Rule("/a", "1/s"), False),

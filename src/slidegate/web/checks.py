@@ -60,12 +60,13 @@ _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fas
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _SAMPLES: Final[Mapping[type, str]] = {
-    StringConvertor: "~",
-    PathConvertor: "~/~",
-    IntegerConvertor: "0",
-    FloatConvertor: "0.5",
-    UUIDConvertor: "00000000-0000-0000-0000-000000000000",
+    StringConvertor: "\0",
+    PathConvertor: "\0/\0",
+    IntegerConvertor: "7081965043211",
+    FloatConvertor: "7081965043211.5",
+    UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
 }
+"""Values of parameters that nobody writes into a path."""
 _KIND: Final = re.compile(":[a-z]+}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
