@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from operator import index
-from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias
+from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -26,15 +26,17 @@ from ..limiter import Limiter, check_cost
 from .rule_set import BoundRule, Met, Selection, chosen
 from .rules import Rule
 
+_T = TypeVar("_T")
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 _MEMO: Final = 4_096
-_FAILED: Final = object()
 _CONSEQUENCES: Final = {
     "limits": "its fall-back limits apply",
     "key": "the request is counted under the client's address",
     "cost": "the request costs 1",
     "when": "the rule limits or blocks all the same, and exempts nobody",
+    "on_exceeded": "nobody was told of this key",
+    "priority": "the request is of the least importance",
 }
 
 
@@ -65,18 +67,18 @@ class UserCallbacks:
         bucket: Bucket | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if rule.limits_function is not None:
-            planned = await self._ask("limits", rule, rule.limits_function, request, bound.plan)
-            bucket = bucket if planned is _FAILED else planned
+            bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
             if bucket is None and bound.places is None:
                 return ()
         if bound.key_function is not None:
-            found = await self._ask("key", rule, bound.key_function, request, _key_for(limiter))
+            found: str | None = await self.ask(
+                "key", rule.label, bound.key_function, (request,), _key_for(limiter), key
+            )
             if found is None:
                 return ()
-            key = key if found in (_FAILED, "") else found
+            key = found or key
         if bound.cost_function is not None:
-            units = await self._ask("cost", rule, bound.cost_function, request, _whole)
-            cost = cost if units is _FAILED else units
+            cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.places is None else (*counted, (bound.places, key, 1))
 
@@ -103,16 +105,31 @@ class UserCallbacks:
                 break
         return chosen(met)
 
-    async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
-        """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
-        if bound.rule.on_exceeded is None:
-            return
+    async def ask(
+        self,
+        what: str,
+        label: str,
+        function: Callable[..., object],
+        given: tuple[object, ...],
+        read: Callable[[Any], _T],
+        default: _T,
+    ) -> _T:
+        """Return what a function of the user's says, sync or async.
+
+        Args:
+            what: The option that it was given as.
+            label: What it was given to.
+            function: The function.
+            given: What it is called with.
+            read: Reads its answer, and raises where that is none.
+            default: The answer where either of them fails.
+        """
         try:
-            waiting = bound.rule.on_exceeded(key, decision)
-            if isawaitable(waiting):
-                await waiting
+            answer = function(*given)
+            return read(await answer if isawaitable(answer) else answer)
         except Exception as error:
-            self.report("on_exceeded", bound.rule.label, error, "nobody was told of this key")
+            self.report(what, label, error, _CONSEQUENCES[what])
+            return default
 
     def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
         """Return whether the `count_if` of a rule counts an answer; if it raises, the request is counted."""
@@ -140,24 +157,7 @@ class UserCallbacks:
         """Return whether the condition of a rule holds; None if it fails."""
         if rule.when is None:
             return True
-        answer = await self._ask("when", rule, rule.when, request, bool)
-        return None if answer is _FAILED else bool(answer)
-
-    async def _ask(
-        self,
-        what: str,
-        rule: Rule,
-        function: Callable[[HTTPConnection], object],
-        request: HTTPConnection,
-        read: Callable[[Any], Any],
-    ) -> Any:
-        """Return what a function of the request says, as `read` reads it; `_FAILED` where either of them fails."""
-        try:
-            answer = function(request)
-            return read(await answer if isawaitable(answer) else answer)
-        except Exception as error:
-            self.report(what, rule.label, error, _CONSEQUENCES[what])
-            return _FAILED
+        return await self.ask("when", rule.label, rule.when, (request,), bool, None)
 
 
 class ShadowRules:
@@ -213,12 +213,18 @@ class ShadowRules:
             if len(self._exceeded) >= _MEMO:
                 self._exceeded.pop(next(iter(self._exceeded)))
             self._exceeded[known] = None
-            await self._calls.exceeded(bound, key, seen)
+            function = bound.rule.on_exceeded
+            if function is not None:
+                await self._calls.ask("on_exceeded", bound.rule.label, function, (key, seen), _nothing, None)
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
     """Return what reads the answer of a key function; None and an empty text stay as they are."""
     return lambda found: found if found is None or found == "" else limiter.key_for(found)
+
+
+def _nothing(answer: object) -> None:
+    """Read an answer that says nothing."""
 
 
 def _whole(units: object) -> int:

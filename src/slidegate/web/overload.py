@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from inspect import isawaitable
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -150,13 +149,7 @@ class LoadSheddingMiddleware(Breakable):
             return None
         if not callable(self._priority):
             return self._priority
-        try:
-            answer = self._priority(request_of(scope))
-            found = await answer if isawaitable(answer) else answer
-            return None if found is None else _checked(found)
-        except Exception as error:
-            self._calls.report("priority", LABEL, error, "the request is of the least importance")
-            return 0
+        return await self._calls.ask("priority", LABEL, self._priority, (request_of(scope),), _checked_or_none, 0)
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         if self._statistics is not None:
@@ -315,6 +308,10 @@ def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet | None:
 
 def _checked(priority: object) -> int:
     return check_whole(priority, 0, HIGHEST, "priority", "for example 5")
+
+
+def _checked_or_none(priority: object) -> int | None:
+    return None if priority is None else _checked(priority)
 
 
 def _duration(what: str, value: str | float | timedelta | None, max_us: int) -> int:
