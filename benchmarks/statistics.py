@@ -60,17 +60,17 @@ def answered() -> Call:
 
 def one_by_one() -> Call:
     window = MetricWindow(slices=60, slice_us=1_000_000)
-    return lambda now_us: window.record(now_us, "pass", "success", "2xx", rt_us=now_us % 10_007, first_us=1_234)
+    return lambda now_us: window.record(now_us, "pass", "success", "2xx", rt_us=now_us % 10_007)
 
 
 def buffered() -> Call:
     window, what = Series(), Outcome("pass", "success", "2xx", rt=True, first=True)
-    return lambda now_us: window.note(what, now_us - now_us % 10_007, now_us - now_us % 10_007 + 1_234, now_us)
+    return lambda now_us: window.note(what, now_us - now_us % 10_007, now_us)
 
 
 def buffered_block() -> Call:
     window, what = Series(), Outcome("block", "4xx")
-    return lambda now_us: window.note(what, now_us, now_us, now_us)
+    return lambda now_us: window.note(what, now_us, now_us)
 
 
 def fold() -> Call:

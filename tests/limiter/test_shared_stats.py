@@ -20,7 +20,7 @@ from slidegate.limiter.stats import Span, Traffic
 
 from .shared_store import Board, Staff
 
-PASS = Outcome("pass", "2xx", "success", rt=True, first=True)
+PASS = Outcome("pass", "2xx", "success", rt=True)
 BLOCK, BANNED = Outcome("block", "4xx"), Outcome("block", "banned", "4xx")
 SECOND_US = 1_000_000
 KINDS = {"passed": PASS, "refused": BLOCK, "banned": BANNED}
@@ -29,7 +29,7 @@ SERIES = [(("api",), "GET /a"), (("api", "all"), "GET /b"), ((), "(no route)")]
 
 def note(staff: Staff, outcome: Outcome, series: tuple[tuple[str, ...], str] = SERIES[0], took_us: int = 1_000) -> None:
     now_us = staff.clock()
-    staff.statistics.series(*series).note(outcome, now_us - took_us, now_us, now_us)
+    staff.statistics.series(*series).note(outcome, now_us - took_us, now_us)
 
 
 async def written(board: Board, times: int) -> None:
@@ -129,8 +129,8 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
         await worker.publisher.publish()
     for window in ("1m", "1h", "24h"):
         together, expected = (await staff[0].stats(window)).total.seen, (await alone.stats(window)).total.seen
-        assert (together.rt, together.first) == (expected.rt, expected.first)
-        assert together.first.count == len(took) * 5
+        assert together.rt == expected.rt
+        assert together.rt.count == len(took) * 5
     assert alone.statistics.recent("24h").stats().total.seen.rt == alone.statistics.recent("1m").stats().total.seen.rt
 
 
@@ -229,7 +229,7 @@ def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
     limiter = Limiter()
     limiter.engine.publisher.add_section("events", lambda: [1])
-    limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.engine.statistics.ticks())
+    limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, limiter.engine.statistics.ticks())
     found = await limiter.stats_all("24h")
     assert [worker.here for worker in found.workers] == [True]
     assert (found.total.passed, found.rules["api"].passed) == (1, 1)
@@ -351,7 +351,7 @@ async def test_a_section_that_cannot_be_read_is_passed_by(value: str) -> None:
 
 
 def test_a_row_names_no_bucket_that_does_not_exist() -> None:
-    flat = '[[["api"],"GET /",[1],{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]],[0,null,[]]]]'
+    flat = '[[["api"],"GET /",[1],{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]]]]'
     ((name, some),) = unpack_row(bytes([VERSION]) + zlib.compress(flat.encode()))
     assert name == (("api",), "GET /", (1,))
     assert (some.events, some.rt.buckets, some.rt.quantile(1)) == ({"pass": 2}, {0: 1}, 5)

@@ -188,7 +188,7 @@ class Play:
         bans = [str(ban) async for ban in self.limiter.bans()]
         stats = self.limiter.stats("5m")
         seen = {
-            (kind, name): (figures.seen.events, repr(figures.seen.rt), repr(figures.seen.first))
+            (kind, name): (figures.seen.events, repr(figures.seen.rt))
             for kind, listed in (("rule", stats.rules), ("route", stats.routes), ("", {"total": stats.total}))
             for name, figures in listed.items()
         }

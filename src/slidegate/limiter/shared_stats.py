@@ -56,7 +56,7 @@ ROWS_AT_ONCE: Final = 32
 SERIES_AT_ONCE: Final = 8
 LOG_EVERY_S: Final = 600.0
 WORKER_BYTES: Final = 8
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_ROW_BYTES: Final = 8 * 2**20
 """A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
 
@@ -371,7 +371,7 @@ def pack_row(entries: Iterable[tuple[SeriesName, Slice]]) -> bytes:
 
     A row of another version is passed by: workers of two versions share a store while they are replaced.
     """
-    flat = [(*name, some.events, _flat(some.rt), _flat(some.first)) for name, some in entries]
+    flat = [(*name, some.events, _flat(some.rt)) for name, some in entries]
     return bytes((VERSION,)) + zlib.compress(json.dumps(flat, separators=(",", ":")).encode(), 1)
 
 
@@ -382,11 +382,11 @@ def unpack_row(row: bytes) -> list[tuple[SeriesName, Slice]]:
     try:
         found = []
         flat = zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES)
-        for rules, route, costs, events, rt, first in json.loads(flat):
+        for rules, route, costs, events, rt in json.loads(flat):
             name = tuple(map(str, rules)), str(route), tuple(map(int, costs))
             counts = {str(event): int(times) for event, times in events.items()}
             if len(rules) == len(costs):
-                found.append((name, Slice(counts, _times(*rt), _times(*first))))
+                found.append((name, Slice(counts, _times(*rt))))
         return found
     except Exception:  # whatever lies there, it is not ours
         return []

@@ -24,7 +24,8 @@ from ..core.statistics.slices import MetricSummary, Slice
 from ..core.store import Clock, Event
 
 MAX_SERIES: Final = 200
-"""A series that is always busy takes 50 KB for its buffer and 190 KB for its slices, so all of them take 48 MB."""
+"""A series that is always busy takes 50 KB for its buffer and 160 KB for its slices, or 430 KB where every bucket of
+each slice is in use. So all of them take 42 MB, and never more than 96 MB."""
 OTHER: Final = "(other)"
 """The rule and the route of requests that came when all series were taken."""
 UNROUTED: Final = "(no route)"
@@ -44,7 +45,7 @@ class Traffic(NamedTuple):
     its turn is ``cancelled`` and nothing else.
 
     Attributes:
-        seen: Events, and the times of requests that were let through: to the first byte and to the end.
+        seen: Events, and the response times of requests that were let through.
         units: Units that rules charged to the requests that passed: a request that two rules count is charged twice.
     """
 
@@ -275,8 +276,8 @@ class Statistics:
         self.now_us: Final[Clock] = (lambda: monotonic_ns() // _NS_PER_US + ahead_us) if clock is None else clock
         """Returns the time at which stats are read."""
         self.ticks: Final[Clock] = monotonic_ns if clock is None else clock
-        """Returns ticks, by which requests are recorded; they run as the time does. A request reads this clock three
-        times, so it must not pay for a division each time: the series make microseconds of ticks."""
+        """Returns ticks, by which requests are recorded; they run as the time does. A request reads this clock
+        twice, so it must not pay for a division each time: the series make microseconds of ticks."""
         self.costs: dict[str, int] = {}
         self.started: Callable[[], None] = _nothing
         self.ticks_per_us: Final = _NS_PER_US if clock is None else 1

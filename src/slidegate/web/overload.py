@@ -154,7 +154,7 @@ class LoadSheddingMiddleware(Breakable):
     async def _refuse(self, scope: Scope, send: Send) -> None:
         if self._statistics is not None:
             now = self._statistics.ticks()
-            self._statistics.series((LABEL,), self._routes.label_of(scope)).note(_SHED, now, now, now)
+            self._statistics.series((LABEL,), self._routes.label_of(scope)).note(_SHED, now, now)
         status, body, fields = reduced_capacity("has more to do than it can", _RETRY_AFTER_US)
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)

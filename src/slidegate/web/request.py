@@ -125,7 +125,6 @@ class RequestLimits:
         handlers: The exception handlers of the application in which it did.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
-        first_byte: When the answer began, in ticks.
         trailers: Whether the answer ends with trailers.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
         userless: Whether a limit by user counted the address, because the user was not known.
@@ -143,7 +142,6 @@ class RequestLimits:
         "counted",
         "entries",
         "exempt",
-        "first_byte",
         "handlers",
         "middleware",
         "needed",
@@ -170,7 +168,7 @@ class RequestLimits:
         self.on_start: Sequence[Hook] = ()
         self.needed: Sequence[tuple[bytes, bytes]] = ()
         self.answered = self.unfinished = self.userless = self.waited = self.trailers = False
-        self.status = self.first_byte = 0
+        self.status = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()
         self._asked: Sequence[tuple[object, str]] = ()

@@ -55,7 +55,6 @@ class Sender:
                     return self._start_later(scope, request, send, message)
                 request.answered = True
                 request.status = message.get("status") or STATUS[kind]
-                request.first_byte = self._stats.now()
                 fields = message.get("headers", ())
                 if request.refusal is not None:
                     fields = self.refused(request, request.refusal, fields)

@@ -6,7 +6,7 @@ application's call. Whatever comes after the end, such as a background task that
 without an end of its own was cancelled: the client left.
 
 A request pays for a look into a memo and one small tuple: its `Series` counts later, many at once. What is noted
-holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
+holds an outcome and two moments: never the scope, nor the path, nor anything else that a client has chosen.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
 
 
 @cache
-def outcome(*events: str, rt: bool = False, first: bool = False) -> Outcome:
+def outcome(*events: str, rt: bool = False) -> Outcome:
     """Return the one `Outcome` of some events; they are of this package, so there are few."""
-    return Outcome(*events, rt=rt, first=first)
+    return Outcome(*events, rt=rt)
 
 
 def class_of(status: int) -> str:
@@ -47,9 +47,11 @@ def class_of(status: int) -> str:
 
 
 _WHOLE: Final = {
-    status: outcome("pass", "success", name, rt=True, first=True) for status, name in {**_CLASSES, 0: OVERFLOW}.items()
+    status: outcome("pass", "success", name, rt=True) for status, name in {**_CLASSES, 0: OVERFLOW}.items()
 }
 """What a whole answer counts, by its status; 0 stands for every status beyond 100 to 599."""
+_WAITED: Final = outcome("occupied_pass")
+"""What a request counts beside that, if it waited before it was let through."""
 
 
 @cache
@@ -87,27 +89,28 @@ class RequestStats:
         if request.series is not None:
             return
         request.series = series = self._series(scope, request)
-        what = outcome("pass", class_of(request.status), first=True)
-        series.note(what, request.began, request.first_byte, request.first_byte)
+        now = self.now()
+        series.note(outcome("pass", class_of(request.status)), now, now)
         if request.waited:
-            _note_wait(series, request)
+            series.note(_WAITED, now, now)
 
     def end(self, scope: Scope, request: RequestLimits, how: str) -> None:
         """Note the end of the answer: ``"success"``, ``"exception"`` or ``"cancelled"``."""
         request.counted = True
         if request.series is not None:
-            request.series.note(outcome(how, rt=True), request.began, request.first_byte, self.now())
+            request.series.note(outcome(how, rt=True), request.began, self.now())
             return
         series = self._series(scope, request)
         if how == "success":
             what = _WHOLE.get(request.status) or _WHOLE[0]
         else:
-            what = outcome("pass", how, class_of(request.status), rt=True, first=True)
-        series.noted.append((what, request.began, request.first_byte, self.now()))
+            what = outcome("pass", how, class_of(request.status), rt=True)
+        ended = self.now()
+        series.noted.append((what, request.began, ended))
         if len(series.noted) >= MAX_NOTED:
             series.fold()
         if request.waited:
-            _note_wait(series, request)
+            series.note(_WAITED, ended, ended)
 
     def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
         """Note an exception of the application, or its cancellation."""
@@ -132,7 +135,7 @@ class RequestStats:
         now = self.now()
         came = bool(request.entries) and not (request.waited and not request.entries[-1][1].allowed)
         events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
-        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
+        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now)
 
     def _series(self, scope: Scope, request: RequestLimits) -> Series:
         """Return the series of a request that the application has seen."""
@@ -172,10 +175,4 @@ class RequestStats:
         if not refusal.readings and refusal.reason in _SHUT:
             by_status = _refused_by(str(refusal.reason))
         now = self.now()
-        series.note(by_status.get(request.status) or by_status[-1], now, now, now)
-
-
-def _note_wait(series: Series, request: RequestLimits) -> None:
-    """Note that a request waited before it was let through."""
-    first_byte = request.first_byte
-    series.note(outcome("occupied_pass"), first_byte, first_byte, first_byte)
+        series.note(by_status.get(request.status) or by_status[-1], now, now)

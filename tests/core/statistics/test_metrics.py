@@ -28,7 +28,6 @@ class Move(NamedTuple):
     span_us: int
     events: list[str]
     rt_us: int | None
-    first_us: int | None
 
 
 class Program(NamedTuple):
@@ -50,7 +49,7 @@ def programs(draw: st.DrawFn) -> Program:
         st.integers(0, slice_us), st.integers(0, 2 * ring_us), st.just(slice_us), st.integers(-2 * ring_us, 0)
     )
     events = st.lists(st.sampled_from(NAMES), max_size=3)
-    moves = draw(st.lists(st.builds(Move, span_us, events, st.none() | TIMES_US, st.none() | TIMES_US), max_size=30))
+    moves = draw(st.lists(st.builds(Move, span_us, events, st.none() | TIMES_US), max_size=30))
     return Program(slices, slice_us, draw(st.integers(0, 2)), draw(st.integers(0, 10**6)), moves)
 
 
@@ -70,7 +69,7 @@ class Plain:
             self.dropped += 1
             return
         self.newest = number if self.newest is None else max(number, self.newest)
-        self.held.append((number, [self.name(event) for event in move.events], move.rt_us, move.first_us))
+        self.held.append((number, [self.name(event) for event in move.events], move.rt_us))
 
     def name(self, event: str) -> str:
         if event in NAMES[:6] or event in self.names:
@@ -80,15 +79,14 @@ class Plain:
         self.names.append(event)
         return event
 
-    def slice(self, number: int) -> tuple[Counter[str], list[int], list[int]]:
+    def slice(self, number: int) -> tuple[Counter[str], list[int]]:
         """Return the events and the times of one slice, nothing if the ring has let go of it."""
         if self.newest is None or number <= self.newest - self.made.slices:
-            return Counter(), [], []
+            return Counter(), []
         here = [entry for entry in self.held if entry[0] == number]
         return (
             Counter(event for entry in here for event in entry[1]),
             [entry[2] for entry in here if entry[2] is not None],
-            [entry[3] for entry in here if entry[3] is not None],
         )
 
 
@@ -100,16 +98,15 @@ def agrees(summary: MetricSummary, plain: Plain, first: int, slices: int) -> Non
     assert (summary.start_us, summary.span_us) == (first * slice_us, slices * slice_us)
     assert summary.events == events
     assert summary.qps("block") == pytest.approx(events["block"] * 1_000_000 / (slices * slice_us))
-    for seen, place in ((summary.rt, 1), (summary.first, 2)):
-        times_us = sorted(time_us for part in parts for time_us in part[place])
-        assert (seen.count, seen.sum_us, seen.min_us) == (len(times_us), sum(times_us), min(times_us, default=None))
-        assert seen.average() == (sum(times_us) / len(times_us) if times_us else None)
-        for share in (0, 0.5, 0.95, 1):
-            if times_us:
-                exact_us = times_us[max(math.ceil(share * len(times_us)), 1) - 1]
-                assert is_close(seen.quantile(share), exact_us)
-            else:
-                assert seen.quantile(share) is None
+    seen, times_us = summary.rt, sorted(time_us for part in parts for time_us in part[1])
+    assert (seen.count, seen.sum_us, seen.min_us) == (len(times_us), sum(times_us), min(times_us, default=None))
+    assert seen.average() == (sum(times_us) / len(times_us) if times_us else None)
+    for share in (0, 0.5, 0.95, 1):
+        if times_us:
+            exact_us = times_us[max(math.ceil(share * len(times_us)), 1) - 1]
+            assert is_close(seen.quantile(share), exact_us)
+        else:
+            assert seen.quantile(share) is None
 
 
 def is_close(read_us: float | None, exact_us: int) -> bool:
@@ -127,7 +124,7 @@ def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> No
     now_us = made.start_us
     for move in made.moves:
         now_us = max(now_us + move.span_us, 0)
-        window.record(now_us, *move.events, rt_us=move.rt_us, first_us=move.first_us)
+        window.record(now_us, *move.events, rt_us=move.rt_us)
         plain.record(now_us, move)
         assert window.dropped == plain.dropped
         for look_us in (now_us, now_us + made.slice_us, max(now_us - made.slice_us, 0), now_us + 10**9):
@@ -158,8 +155,8 @@ def test_windows_merged_are_one_window_that_saw_everything(made: Program, chosen
     now_us = made.start_us
     for move, part in zip(made.moves, chosen, strict=False):
         now_us += abs(move.span_us)
-        one.record(now_us, *move.events, rt_us=move.rt_us, first_us=move.first_us)
-        parts[part].record(now_us, *move.events, rt_us=move.rt_us, first_us=move.first_us)
+        one.record(now_us, *move.events, rt_us=move.rt_us)
+        parts[part].record(now_us, *move.events, rt_us=move.rt_us)
         assert MetricSummary.merged([part.read(now_us) for part in parts]) == one.read(now_us)
 
 
@@ -204,9 +201,8 @@ def test_a_window_that_cannot_work_is_refused(arguments: dict[str, int], said: s
 
 def test_what_cannot_be_recorded_or_asked_is_refused_and_changes_nothing() -> None:
     window = MetricWindow(10, 100)
-    for times in ({"rt_us": -1}, {"first_us": -1}, {"rt_us": 5, "first_us": -1}):
-        with pytest.raises(ValueError, match=r"times: expected 0 microseconds or more, not .*=-1"):
-            window.record(0, "pass", **times)
+    with pytest.raises(ValueError, match="rt_us: expected 0 microseconds or more, not -1"):
+        window.record(0, "pass", rt_us=-1)
     assert window.read(0).events == {}
     with pytest.raises(ValueError, match=r"quantile: expected a share from 0 to 1.*not 95"):
         window.quantile(95, 0)

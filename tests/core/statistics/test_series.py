@@ -22,13 +22,13 @@ from slidegate.core.statistics.slices import Slice
 
 from .racing import THREADS, race
 
-PASS = Outcome("pass", "2xx", rt=True, first=True)
+PASS = Outcome("pass", "2xx", rt=True)
 BLOCK = Outcome("block", "4xx")
 OUTCOMES = (
     PASS,
     BLOCK,
-    Outcome("pass", "cancelled", rt=True, first=True),
-    Outcome("pass", "1xx", first=True),
+    Outcome("pass", "cancelled", rt=True),
+    Outcome("pass", "1xx"),
     Outcome("success", rt=True),
     Outcome(),
     *(Outcome(f"name {number}") for number in range(10)),
@@ -52,18 +52,10 @@ class Plain:
         self.windows = {slice_us: MetricWindow(slices, slice_us) for slice_us, slices in KEPT.items()}
 
     def count(self, ticks_per_us: int, noted: Noted) -> None:
-        outcome, *moments = noted
-        began_us, first_us, ended_us = (moment // ticks_per_us for moment in moments)
-        rt_us, first_us = ended_us - began_us, first_us - began_us
-        if rt_us < 0 or first_us < 0:
-            rt_us = first_us = 0
+        outcome, began, ended = noted
+        rt_us = max(ended // ticks_per_us - began // ticks_per_us, 0)
         for window in self.windows.values():
-            window.record(
-                ended_us,
-                *outcome.events,
-                rt_us=rt_us if outcome.rt else None,
-                first_us=first_us if outcome.first else None,
-            )
+            window.record(ended // ticks_per_us, *outcome.events, rt_us=rt_us if outcome.rt else None)
 
     def agrees(self, series: Series, now_us: int) -> None:
         for slice_us, window in self.windows.items():
@@ -84,7 +76,7 @@ def test_a_reading_is_what_it_would_be_if_each_record_had_been_counted_at_once(
             if rng.random() < 0.01:
                 step = rng.choice((600, 7_200, 200_000)) * second  # the clock steps, back or forward
                 now = max(now + rng.randrange(-step, step), 0)
-            moments = [max(now - rng.randrange(-pace, 3 * pace), 0) for _ in range(3)]
+            moments = [max(now - rng.randrange(-pace, 3 * pace), 0) for _ in range(2)]
             if rng.random() < 0.8:
                 moments.sort()
             noted = (rng.choice(OUTCOMES), *moments)
@@ -112,7 +104,7 @@ def test_every_window_of_a_day_is_the_sum_of_what_lies_in_it(
     for after_us, many, outcome in moves:
         now_us += after_us
         for _ in range(many):
-            series.note(outcome, now_us - 100, now_us - 50, now_us)
+            series.note(outcome, now_us - 100, now_us)
             everything.append((now_us, outcome))
     now_us += pause_us
     slice_us, slices = steps
@@ -133,7 +125,7 @@ def test_memory_is_fixed_after_a_day_however_much_comes() -> None:
 
     def held(day: int) -> int:
         for number in range(day * 17_280, (day + 1) * 17_280):
-            series.note(PASS, number * SLICE_US, number * SLICE_US + 5, number * SLICE_US + 100)
+            series.note(PASS, number * SLICE_US, number * SLICE_US + 100)
         return len(series.take_changed(every=True))
 
     assert held(1) <= held(2) == held(3) <= sum(KEPT.values()) + len(KEPT)
@@ -143,12 +135,12 @@ def test_what_has_changed_is_said_once() -> None:
     ahead_us = 1_700_000_000_000_000
     series = Series(ticks_per_us=1_000, ahead_us=ahead_us)
     for moment_us in (1_000_000, 4_999_999, 5_000_000):
-        series.note(PASS, 0, moment_us * 1_000, moment_us * 1_000)
+        series.note(PASS, 0, moment_us * 1_000)
     first = {(slice_us, ahead_us // slice_us) for slice_us in KEPT}
     assert series.take_changed() == {*first, (SLICE_US, ahead_us // SLICE_US + 1)}
     assert series.take_changed() == set()
     assert whole(series, ahead_us + 5_000_000, slices=2).count("pass") == 3
-    series.note(BLOCK, 0, 0, 4_999_999_000)
+    series.note(BLOCK, 0, 4_999_999_000)
     assert series.take_changed() == first
     assert len(series.take_changed(every=True)) == 4
     for number in range(1_000):
@@ -167,11 +159,11 @@ def test_an_amount_is_added_to_a_figure_at_once() -> None:
 def test_a_child_of_fork_begins_anew() -> None:
     series = Series(("api",), "GET /", (5,))
     for number in range(MAX_NOTED + 3):
-        series.note(PASS, number, number, number)
+        series.note(PASS, number, number)
     series.forget()
     assert series.name == (("api",), "GET /", (5,))
     assert (series.noted, series.take_changed(every=True), series.ever()) == ([], set(), Slice())
-    series.note(BLOCK, 0, 0, 0)
+    series.note(BLOCK, 0, 0)
     assert series.read(SLICE_US, 0, 1)[0].events == {"block": 1, "4xx": 1}
 
 
@@ -206,7 +198,7 @@ def test_a_window_forgets_and_its_totals_do_not_however_the_clock_jumps(rng: ran
     for _ in range(3_000):
         now += rng.choice((10, 10_000, 10**7, 10**11, 10**14, -(10**14)))
         outcome, took_us = rng.choice((PASS, BLOCK)), rng.randrange(10_000_000)
-        series.note(outcome, now - took_us * 1_000, now, now)
+        series.note(outcome, now - took_us * 1_000, now)
         noted.update(outcome.events)
         sum_us += took_us if outcome.rt else 0
         if rng.random() < 0.01:
@@ -224,9 +216,9 @@ def test_the_times_of_each_fold_are_told_once(rng: random.Random) -> None:
     series.timed = heard.extend
     for _ in range(1_000):
         took_us = rng.randrange(1_000)
-        series.note(PASS, 10_000 - took_us, 10_000, 10_000)
+        series.note(PASS, 10_000 - took_us, 10_000)
         expected.append(took_us)
-        series.note(BLOCK, 0, 0, 10_000)
+        series.note(BLOCK, 0, 10_000)
     series.ever()
     assert sorted(heard) == sorted(expected)
     series.ever()
@@ -240,7 +232,7 @@ def test_a_buffer_is_bounded_in_records_and_in_bytes() -> None:
     series = Series(ticks_per_us=1_000)
     most = weight = 0
     for number in range(3 * MAX_NOTED):
-        series.note(PASS, *(10**18 + 1_000 * number + offset for offset in range(3)))
+        series.note(PASS, *(10**18 + 1_000 * number + offset for offset in range(2)))
         most = max(most, len(series.noted))
         weight = max(weight, sys.getsizeof(series.noted) + sum(map(weight_of, series.noted)))
     assert most == MAX_NOTED - 1
@@ -257,14 +249,14 @@ class Crowded(list[Noted]):
 
     def __getitem__(self, place: Any) -> Any:
         seen = super().__getitem__(place)
-        self.append((PASS, 7, 7, 7))
+        self.append((PASS, 7, 7))
         return seen
 
 
 def test_what_comes_while_a_buffer_is_emptied_is_counted_next_time() -> None:
     series = Series()
     series.noted = Crowded()
-    series.note(PASS, 5, 5, 5)
+    series.note(PASS, 5, 5)
     assert [whole(series, 9).count("pass") for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
@@ -275,7 +267,7 @@ def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.Monke
     own = [Outcome("pass", f"t{thread}", rt=True) for thread in range(THREADS)]
 
     def act(number: int, thread: int) -> None:
-        series.note(own[thread], number, number, number + thread)
+        series.note(own[thread], number, number + thread)
         if (number + thread) % 5 == 0:
             assert whole(series, number).count(f"t{thread}") == number + 1
         assert len(series.noted) < series_module.MAX_NOTED + THREADS

@@ -133,27 +133,22 @@ class Seen:
                 route = UNROUTED if self.scope["path"] in BESIDE else self.route
                 self.recorder.record(labels, route, self.first_us, "block", *shut, self.status_class)
             elif message["type"] != "http.response.start":
-                self.start(self.first_us)
+                self.start()
         elif self.first_us is not None and not self.over and message["type"] == "http.response.body":
             if not message.get("more_body", False):
-                self.end("success", self.first_us)
+                self.end("success")
             elif not self.started:
-                self.start(self.first_us)
+                self.start()
 
-    def start(self, first_us: int) -> None:
+    def start(self) -> None:
         self.started = True
-        self.record(first_us, "pass", self.status_class, first_us=max(first_us - self.began_us, 0))
+        self.record(self.recorder.clock(), "pass", self.status_class)
 
-    def end(self, how: str, first_us: int) -> None:
+    def end(self, how: str) -> None:
         self.over = True
         now_us = self.recorder.clock()
-        rt_us, first_us = now_us - self.began_us, first_us - self.began_us
-        if rt_us < 0 or first_us < 0:
-            rt_us = first_us = 0
-        if self.started:
-            self.record(now_us, how, rt_us=rt_us)
-        else:
-            self.record(now_us, "pass", self.status_class, how, rt_us=rt_us, first_us=first_us)
+        passed = () if self.started else ("pass", self.status_class)
+        self.record(now_us, *passed, how, rt_us=max(now_us - self.began_us, 0))
 
     def leave(self) -> None:
         done = self.first_us is not None and self.scope["type"] == "websocket"
@@ -163,7 +158,7 @@ class Seen:
         if self.over:
             return
         if self.first_us is not None:
-            self.end(how, self.first_us)
+            self.end(how)
             return
         now_us = self.recorder.clock()
         self.record(now_us, "pass", *status_class, how, rt_us=max(now_us - self.began_us, 0))

@@ -291,7 +291,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
     def work() -> None:
         for turn in range(turns):
             together.wait()
-            recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, 0, clock())
+            recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, clock())
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     with hurried(collecting=False):

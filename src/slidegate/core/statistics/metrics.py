@@ -54,20 +54,19 @@ class MetricWindow:
         self._names = set(_FIXED)
         self._ring = SliceRing(self.slice_count, self.slice_us)
 
-    def record(self, now_us: int, *events: str, rt_us: int | None = None, first_us: int | None = None) -> None:
-        """Count events, each once, and times: all or, where their slice has left the ring, nothing.
+    def record(self, now_us: int, *events: str, rt_us: int | None = None) -> None:
+        """Count events, each once, and a time: all or, where their slice has left the ring, nothing.
 
         Args:
             now_us: When it happened, in microseconds.
             events: Names, for example ``"pass", "success"``.
             rt_us: A response time in microseconds, 0 or more.
-            first_us: A time to the first byte, 0 or more.
 
         Raises:
-            ValueError: A time is negative.
+            ValueError: The time is negative.
         """
-        if (rt_us is not None and rt_us < 0) or (first_us is not None and first_us < 0):
-            raise ValueError(f"times: expected 0 microseconds or more, not rt_us={rt_us!r}, first_us={first_us!r}")
+        if rt_us is not None and rt_us < 0:
+            raise ValueError(f"rt_us: expected 0 microseconds or more, not {rt_us!r}")
         with self._lock:
             running = self._ring.open(now_us)
             if running is None:
@@ -79,8 +78,6 @@ class MetricWindow:
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
                 running.rt.count_one(rt_us)
-            if first_us is not None:
-                running.first.count_one(first_us)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return the counts of the last `slices` slices, the running one included, all seen at one moment.

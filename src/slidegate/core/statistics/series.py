@@ -2,7 +2,7 @@
 
 A request on its way appends one small tuple and reads the clock, nothing else. The tuples are counted together::
 
-    note ---> noted: [(outcome, began, first, ended), ...] ---> recent ---> 60 slices of 5 seconds
+    note ---> noted: [(outcome, began, ended), ...] ---> recent ---> 60 slices of 5 seconds
                       at most `MAX_NOTED`                        a slice  |--> 60 slices of a minute
                                                                           |--> 288 slices of 5 minutes
                                                                           '--> everything so far
@@ -38,19 +38,17 @@ class Outcome:
     Args:
         events: Names, for example ``"pass", "2xx", "success"``.
         rt: Whether the time to the end is a response time.
-        first: Whether the time to the first byte is counted.
     """
 
-    __slots__ = ("events", "first", "rt")
+    __slots__ = ("events", "rt")
 
-    def __init__(self, *events: str, rt: bool = False, first: bool = False) -> None:
+    def __init__(self, *events: str, rt: bool = False) -> None:
         self.events = events
         self.rt = rt
-        self.first = first
 
 
-Noted: TypeAlias = tuple[Outcome, int, int, int]
-"""An outcome, and three moments in ticks: when the request began, when its first byte went out, and when it ended."""
+Noted: TypeAlias = tuple[Outcome, int, int]
+"""An outcome, and two moments in ticks: when the request began, and when it ended."""
 
 
 class Series:
@@ -117,18 +115,17 @@ class Series:
         """The rules, the route and the costs."""
         return self.rules, self.route, self.costs
 
-    def note(self, outcome: Outcome, began: int, first: int, ended: int) -> None:
+    def note(self, outcome: Outcome, began: int, ended: int) -> None:
         """Record an outcome.
 
         Args:
             outcome: What is counted.
-            began: When the request began, in ticks. Only outcomes with times need this and `first`.
-            first: When its first byte went out.
-            ended: The moment at which it is counted, and the end of the response time. Where it lies before `began`,
-                or `first` does, both times are 0.
+            began: When the request began, in ticks. Only outcomes with a time need it.
+            ended: The moment at which it is counted, and the end of the response time, which is 0 where `began` lies
+                behind it.
         """
         noted = self.noted
-        noted.append((outcome, began, first, ended))
+        noted.append((outcome, began, ended))
         if len(noted) >= MAX_NOTED:
             self.fold()
 
@@ -186,12 +183,12 @@ class Series:
         if not noted:
             return
         slice_ticks, ahead = SLICE_US * self._ticks_per_us, self._ahead_ticks
-        in_order = sorted([record[3] for record in noted])  # they nearly are: it takes half the time of min() and max()
+        in_order = sorted([record[2] for record in noted])  # they nearly are: it takes half the time of min() and max()
         first, last = (in_order[0] + ahead) // slice_ticks, (in_order[-1] + ahead) // slice_ticks
         if first == last:
             self._count(first, noted)
             return
-        for number, together in groupby(noted, lambda record: (record[3] + ahead) // slice_ticks):
+        for number, together in groupby(noted, lambda record: (record[2] + ahead) // slice_ticks):
             self._count(number, list(together))
 
     def _count(self, number: int, noted: list[Noted]) -> None:
@@ -200,21 +197,18 @@ class Series:
             self._hand_on()
             self._number = number
         rts_us: list[int] = []
-        firsts_us: list[int] = []
-        events = self._recent.events
+        ticks_per_us, events = self._ticks_per_us, self._recent.events
         different = dict.fromkeys([record[0] for record in noted])
         for outcome in different:
             alike = noted if len(different) == 1 else [record for record in noted if record[0] is outcome]
             for event in outcome.events:
                 events[event] = events.get(event, 0) + len(alike)
-            if outcome.rt or outcome.first:
-                to_end_us, to_first_us = self._times_us(alike)
-                rts_us += to_end_us if outcome.rt else ()
-                firsts_us += to_first_us if outcome.first else ()
-        if firsts_us:
-            self._recent.first.count_all(sorted(firsts_us))
+            if outcome.rt:  # the time begins with the microsecond in which the request came
+                rts_us += [ended // ticks_per_us - began // ticks_per_us for _, began, ended in alike]
         if rts_us:
             rts_us.sort()
+            if rts_us[0] < 0:  # a clock of the user's ran back meanwhile
+                rts_us = [max(rt_us, 0) for rt_us in rts_us]
             self._recent.rt.count_all(rts_us)
             if self.timed is not None:
                 self.timed(rts_us)
@@ -226,19 +220,3 @@ class Series:
                 ring.add(self._number * SLICE_US, self._recent)
             self._ever.add(self._recent)
             self._recent, self._number = Slice(), None
-
-    def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
-        """Return the times to the end and to the first byte, each ascending."""
-        ticks_per_us = self._ticks_per_us
-        # The time begins with the microsecond in which the request came.
-        to_end_us = sorted([ended // ticks_per_us - began // ticks_per_us for _, began, _, ended in noted])
-        to_first_us = sorted([first // ticks_per_us - began // ticks_per_us for _, began, first, _ in noted])
-        if to_end_us[0] < 0 or to_first_us[0] < 0:
-            return self._times_us([_set_right(record) for record in noted])
-        return to_end_us, to_first_us
-
-
-def _set_right(record: Noted) -> Noted:
-    """Return a record as it is, or without times where a clock of the user's ran back meanwhile."""
-    outcome, began, first, ended = record
-    return record if began <= first and began <= ended else (outcome, began, began, began)

@@ -7,8 +7,8 @@ that is older, from a clock that ran back, is written nowhere::
         slice    q-k+1                      q-1       q
                  |---------|-- . . . . --|---------|----x           q holds the newest record
 
-Only the slice that was written last is an object. The others are packed as bytes: some 450 with six kinds of events and
-two times in thirty buckets each, a tenth of what the objects take, and nothing that the garbage collector visits.
+Only the slice that was written last is an object. The others are packed as bytes: some 260 with six kinds of events and
+times in thirty buckets, a tenth of what the objects take, and nothing that the garbage collector visits.
 """
 
 from __future__ import annotations
@@ -30,23 +30,20 @@ class Slice:
     Attributes:
         events: Counts by name; a count of units may be below 0.
         rt: The response times.
-        first: The times to the first byte.
     """
 
     events: dict[str, int] = field(default_factory=dict)
     rt: ResponseTimes = field(default_factory=ResponseTimes)
-    first: ResponseTimes = field(default_factory=ResponseTimes)
 
     def add(self, other: Slice | MetricSummary) -> None:
         """Add everything of another slice, or of several."""
         for event, times in other.events.items():
             self.events[event] = self.events.get(event, 0) + times
         self.rt.add(other.rt)
-        self.first.add(other.first)
 
     def summary(self, start_us: int, span_us: int) -> MetricSummary:
         """Return what it holds, as the counts of a span."""
-        return MetricSummary(start_us, span_us, self.events, self.rt, self.first)
+        return MetricSummary(start_us, span_us, self.events, self.rt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +55,16 @@ class MetricSummary:
         span_us: Length of all of them together.
         events: Counts by name; what never happened is not in it.
         rt: The response times.
-        first: The times to the first byte.
     """
 
     start_us: int
     span_us: int
     events: Mapping[str, int]
     rt: ResponseTimes = field(default_factory=ResponseTimes)
-    first: ResponseTimes = field(default_factory=ResponseTimes)
 
     # A frozen object of a compiled class cannot be filled later, so a copy goes through the constructor.
     def __reduce__(self) -> tuple[Any, ...]:
-        return MetricSummary, (self.start_us, self.span_us, dict(self.events), self.rt, self.first)
+        return MetricSummary, (self.start_us, self.span_us, dict(self.events), self.rt)
 
     def count(self, event: str) -> int:
         """Return how often an event happened."""
@@ -164,11 +159,10 @@ class SliceRing:
 
 
 def _pack(some: Slice) -> bytes:
-    rt, first = some.rt, some.first
-    parts = (some.events, rt.sum_us, rt.min_us, rt.buckets, first.sum_us, first.min_us, first.buckets)
+    parts = some.events, some.rt.sum_us, some.rt.min_us, some.rt.buckets
     return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
 
 
 def _unpack(packed: bytes) -> Slice:
-    events, rt_sum_us, rt_min_us, rt, first_sum_us, first_min_us, first = pickle.loads(packed)
-    return Slice(events, ResponseTimes(rt_sum_us, rt_min_us, rt), ResponseTimes(first_sum_us, first_min_us, first))
+    events, *times = pickle.loads(packed)
+    return Slice(events, ResponseTimes(*times))
