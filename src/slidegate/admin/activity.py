@@ -144,10 +144,10 @@ class ClusterActivity:
         clients: dict[str, ClientActivity] = {}
         for worker, part in parts:
             for one in part.clients:
-                known = clients.setdefault(one.key, ClientActivity(key=one.key, requests=0, refused=0, rules=[]))
-                known.requests += one.requests
-                known.refused += one.refused
-                known.rules = list(dict.fromkeys([*known.rules, *one.rules]))
+                client = clients.setdefault(one.key, ClientActivity(key=one.key, requests=0, refused=0, rules=[]))
+                client.requests += one.requests
+                client.refused += one.refused
+                client.rules = list(dict.fromkeys([*client.rules, *one.rules]))
             self.refusals += [refusal.model_copy(update={"worker": worker}) for refusal in part.refusals]
             self.events[worker] = sorted(part.events, key=attrgetter("number"))
             for rule, key, times in part.shadowed:
@@ -268,19 +268,19 @@ class ActivityRecorder:
 
     def _learn(self, bucket: Bucket, key: str) -> None:
         """Remember which bucket counts a key, of the keys that came lately."""
-        known = self._counted_by.get(key)
-        if known is None:
+        names = self._counted_by.get(key)
+        if names is None:
             if len(self._counted_by) >= _MAX_KEYS:
                 # Those who come often are learnt again at once.
                 self._counted_by.clear()
                 self._buckets.clear()
                 self._names.clear()
-            known = self._counted_by[key] = {}
+            names = self._counted_by[key] = {}
         name = self._names.get(bucket)
         if name is None:
             name = self._names[bucket] = bucket_name(bucket)
-        if name not in known and len(known) < _MAX_BUCKETS:
-            known[name] = None
+        if name not in names and len(names) < _MAX_BUCKETS:
+            names[name] = None
             self._buckets[name] = bucket
 
     # -- events --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _BY_PATH: Final[dict[str, dict[str, Operation]]] = {}
 for _operation in OPERATIONS:
     _BY_PATH.setdefault(_operation.path, {})[_operation.method] = _operation
 _MODELS: Final = {operation.do: get_type_hints(operation.do) for operation in OPERATIONS}
-"""The parameters and the answer of each operation: "asked" and "return"."""
+"""The parameters and the answer of each operation: "params" and "return"."""
 _PROBLEMS: Final = {
     400: "The body is no JSON.",
     401: "The user is unknown.",
@@ -97,7 +97,7 @@ class AdminRoutes(AdminGuard):
             values = body
         elif body is not None:
             raise InvalidParameters(("body", "expected the values in the query, and no body"))
-        answer = await operation.do(self.service, parameters.read(_MODELS[operation.do]["asked"], values), by)
+        answer = await operation.do(self.service, parameters.read(_MODELS[operation.do]["params"], values), by)
         response = json_response(answer.model_dump_json(), operation.status)
         return unless_known(request, response) if operation.method == "GET" else response
 
@@ -157,7 +157,7 @@ def _described(operation: Operation) -> dict[str, Any]:
             **{str(status): {"description": _PROBLEMS[status], "content": problem} for status in sorted(statuses)},
         },
     }
-    schema = hints["asked"].model_json_schema(schema_generator=parameters.ParameterSchema)
+    schema = hints["params"].model_json_schema(schema_generator=parameters.ParameterSchema)
     if _has_body(operation):
         schema.pop("description", None)
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

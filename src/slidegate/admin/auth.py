@@ -188,8 +188,8 @@ class Authenticator:
         bearer = kind.lower() == "bearer"
         if self._auth is not None:
             auth = self._auth
-            known = await self._try(request, fields[0], lambda: _ask(auth, request))
-            return self.identity(request.scope, known, bearer=bearer)
+            user = await self._try(request, fields[0], lambda: _ask(auth, request))
+            return self.identity(request.scope, user, bearer=bearer)
         if not bearer:
             raise _wrong_token()
         token = await self.find_token(request, text.strip())
@@ -209,8 +209,8 @@ class Authenticator:
         digest = sha256(text.encode(errors="surrogatepass")).digest()
 
         async def find() -> Token | None:
-            found = [token for token in self.tokens if token.matches(digest)]
-            return found[0] if found else None
+            matching = [token for token in self.tokens if token.matches(digest)]
+            return matching[0] if matching else None
 
         return await self._try(request, text, find)
 
@@ -233,15 +233,15 @@ class Authenticator:
 
     async def _try(self, request: Request, text: str, find: Callable[[], Awaitable[T | None]]) -> T:
         key, _ = self._client.locate(request.scope)
-        found = await self._attempts.show(key, text, find)
-        if isinstance(found, Decision):
-            if found.reason is Reason.BANNED:
+        owner = await self._attempts.show(key, text, find)
+        if isinstance(owner, Decision):
+            if owner.reason is Reason.BANNED:
                 await self.keep_banned_out(request)
             detail = "Too many wrong tokens; Retry-After says when to try again."
-            raise AdminError(429, "attempts", detail, {"retry-after": str(found.retry_after or 1)})
-        if found is None:
+            raise AdminError(429, "attempts", detail, {"retry-after": str(owner.retry_after or 1)})
+        if owner is None:
             raise _wrong_token()
-        return found
+        return owner
 
 
 class TokenAttempts:
@@ -270,19 +270,19 @@ class TokenAttempts:
         """
         digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         # Of ten connections that a script opens at once the first one shows the token, and nine find it proven.
-        asked = get_ident(), key, digest
-        while (before := self._underway.get(asked)) is not None:
+        attempt = get_ident(), key, digest
+        while (before := self._underway.get(attempt)) is not None:
             await before.wait()
         if digest in self._proven.get(key, ()):
             owner = await find()
             if owner is None:
                 self._proven.get(key, set()).discard(digest)
             return owner
-        done = self._underway[asked] = anyio.Event()
+        done = self._underway[attempt] = anyio.Event()
         try:
             return await self._compare(key, digest, find)
         finally:
-            del self._underway[asked]
+            del self._underway[attempt]
             done.set()
 
     async def _compare(self, key: str, digest: bytes, find: Callable[[], Awaitable[T | None]]) -> T | Decision | None:

@@ -70,8 +70,8 @@ class Dashboard(AdminRoutes):
         """Return a snapshot for the live view, or the answer of the API."""
         if route_path(request.scope) != f"{self.prefix}/now" or request.method not in ("GET", "HEAD"):
             return await super().handle(request, by, body)
-        asked = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
-        return unless_known(request, json_response(await self._snapshots.latest(asked.window)))
+        params = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
+        return unless_known(request, json_response(await self._snapshots.latest(params.window)))
 
 
 class SnapshotCache:
@@ -151,9 +151,9 @@ def page_files() -> dict[str, File]:
 
     They are read once into a fixed table: no path of a request is ever joined to a directory.
     """
-    found = {}
+    page = {}
     for file in files(__package__).joinpath("static").iterdir():
         media_type = _TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
-            found["/" if file.name == "index.html" else f"/static/{file.name}"] = File(file.read_bytes(), media_type)
-    return found
+            page["/" if file.name == "index.html" else f"/static/{file.name}"] = File(file.read_bytes(), media_type)
+    return page

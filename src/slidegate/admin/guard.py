@@ -115,7 +115,7 @@ class AdminGuard(AdminApp):
             await finished(request, response)(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        host = self._hosts.asked(request)
+        host = self._hosts.host_of(request)
         if host is None:
             raise AdminError(421, "host", "This tool is not asked under this name.")
         path = route_path(request.scope) or "/"
@@ -145,8 +145,8 @@ class AdminGuard(AdminApp):
             return await sessions.log_in(request, await self._read_change(request, host, None))
         if request.method in ("GET", "HEAD"):
             identity = await self._identify(request)
-            found = None if identity.bearer else await sessions.find(request)
-            return sessions.describe(identity.user, None if found is None else found[0].ends_at)
+            session = None if identity.bearer else await sessions.find(request)
+            return sessions.describe(identity.user, None if session is None else session[0].ends_at)
         if request.method == "DELETE":
             await self._read_change(request, host, await self._identify(request))
             return await sessions.log_out(request)
@@ -162,11 +162,11 @@ class AdminGuard(AdminApp):
         identity = await self.authenticator.authenticate(request)
         if identity is not None:
             return identity
-        found = None if self.sessions is None else await self.sessions.find(request)
-        if found is None:
+        session = None if self.sessions is None else await self.sessions.find(request)
+        if session is None:
             await self.authenticator.keep_banned_out(request)
             raise AdminError(401, "login", "Log in first.", {"www-authenticate": "Bearer"})
-        return found[1]
+        return session[1]
 
     async def _read_change(self, request: Request, host: Host, identity: Identity | None) -> Any:
         """Return the body of a change; a login has no sender yet.
@@ -191,29 +191,29 @@ class AllowedHosts:
     """The names under which a tool may be asked.
 
     Args:
-        what: The name of the tool, for error messages.
+        tool: The name of the tool, for error messages.
         hosts: Names, with a port or for any port; empty for any name, and then an Origin must equal the Host.
 
     Raises:
         ConfigurationError: A host cannot be one.
     """
 
-    def __init__(self, what: str, hosts: Iterable[str]) -> None:
+    def __init__(self, tool: str, hosts: Iterable[str]) -> None:
         example = 'for example hosts=["ops.example.org", "127.0.0.1:8000"]'
         if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Iterable):
-            raise ConfigurationError(f"{what}: hosts: expected a list, {example}, not {quoted(hosts)}")
+            raise ConfigurationError(f"{tool}: hosts: expected a list, {example}, not {quoted(hosts)}")
         self._hosts: set[Host] = set()
         for text in hosts:
             host = read_host(text) if isinstance(text, str) else None
             if host is None:
                 raise ConfigurationError(
-                    f"{what}: hosts: expected names without a scheme, {example}, not {quoted(text)}"
+                    f"{tool}: hosts: expected names without a scheme, {example}, not {quoted(text)}"
                 )
             self._hosts.add(host)
         if len(self._hosts) > MAX_HOSTS:
-            raise ConfigurationError(f"{what}: hosts: expected at most {MAX_HOSTS}, not {len(self._hosts)}")
+            raise ConfigurationError(f"{tool}: hosts: expected at most {MAX_HOSTS}, not {len(self._hosts)}")
 
-    def asked(self, request: Request) -> Host | None:
+    def host_of(self, request: Request) -> Host | None:
         """Return the host that a request asks for; None if the request must not be answered."""
         values = request.headers.getlist("host")
         host = read_host(values[0]) if len(values) == 1 else None
@@ -262,11 +262,11 @@ class AllowedHosts:
 
 def read_host(text: str) -> Host | None:
     """Return a host; None if a text cannot be one."""
-    found = _HOST.fullmatch(text) if len(text) <= _MAX_HOST else None
-    if found is None:
+    match = _HOST.fullmatch(text) if len(text) <= _MAX_HOST else None
+    if match is None:
         return None
-    name = found["name"].lower().removesuffix(".")
-    return Host(name, (found["port"] or "").lstrip("0")) if name else None
+    name = match["name"].lower().removesuffix(".")
+    return Host(name, (match["port"] or "").lstrip("0")) if name else None
 
 
 def _scheme(request: Request) -> str:

@@ -226,9 +226,9 @@ def read(model: type[M], values: object) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False)[:MAX_ERRORS]
+        errors = error.errors(include_url=False)[:MAX_ERRORS]
     fields = model.model_json_schema(schema_generator=ParameterSchema)["properties"]
-    raise InvalidParameters(*(_complaint(one["type"], str(one["loc"][0]), one["input"], fields) for one in found))
+    raise InvalidParameters(*(_complaint(one["type"], str(one["loc"][0]), one["input"], fields) for one in errors))
 
 
 def query(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -237,12 +237,12 @@ def query(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     Raises:
         InvalidParameters: One comes twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise InvalidParameters((quoted(name)[1:-1], "it comes twice; give it once"))
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _complaint(kind: str, name: str, value: object, fields: Mapping[str, Any]) -> tuple[str, str]:

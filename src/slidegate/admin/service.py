@@ -107,85 +107,85 @@ class AdminService:
     # -- to see --------------------------------------------------------------------------------------------------------
 
     @operation("GET", "/stats")
-    async def get_stats(self, asked: parameters.StatsQuery, by: Identity) -> views.Stats:
+    async def get_stats(self, params: parameters.StatsQuery, by: Identity) -> views.Stats:
         """Figures of all workers, by rule and by route."""
-        return views.Stats.model_validate(await self._limiter.stats_all(asked.window))
+        return views.Stats.model_validate(await self._limiter.stats_all(params.window))
 
     @operation("GET", "/history")
-    async def get_history(self, asked: parameters.HistoryQuery, by: Identity) -> views.History:
+    async def get_history(self, params: parameters.HistoryQuery, by: Identity) -> views.History:
         """Figures step by step, for charts."""
-        if asked.rule is not None and asked.route is not None:
+        if params.rule is not None and params.route is not None:
             raise InvalidParameters(("route", "give a rule or a route, not both"))
-        return views.History.of(await self._limiter.chart_all(asked.window, rule=asked.rule, route=asked.route))
+        return views.History.of(await self._limiter.chart_all(params.window, rule=params.rule, route=params.route))
 
     @operation("GET", "/rules")
-    async def get_rules(self, asked: parameters.NoParameters, by: Identity) -> views.Rules:
+    async def get_rules(self, params: parameters.NoParameters, by: Identity) -> views.Rules:
         """The rules in force, by middleware."""
         middlewares, events = views.middlewares_of(self._limiter), self._activity.events()
         return views.Rules(gates=[views.Middleware.of(name, one, events) for name, one in middlewares.items()])
 
     @operation("GET", "/clients")
-    async def get_clients(self, asked: parameters.ClientsQuery, by: Identity) -> views.Clients:
+    async def get_clients(self, params: parameters.ClientsQuery, by: Identity) -> views.Clients:
         """The busiest clients, and how near they are to their limits."""
-        if asked.sort == "nearness":
-            page = await self._by_nearness(asked.limit, asked.cursor)
+        if params.sort == "nearness":
+            page = await self._by_nearness(params.limit, params.cursor)
             return views.Clients(window_s=WINDOW_S, clients=page.entries(), next=page.next())
-        some: Page[ClientActivity] = Page(asked.limit, asked.cursor, [0, ""])
+        some: Page[ClientActivity] = Page(params.limit, params.cursor, [0, ""])
         for one in (await self._activity.all_workers()).clients:
-            times = one.refused if asked.sort == "refused" else one.requests
+            times = one.refused if params.sort == "refused" else one.requests
             if times:
                 some.add([-times, one.key], one)
         clients = await self._nearest(some.entries())
         return views.Clients(window_s=WINDOW_S, clients=clients, next=some.next())
 
     @operation("GET", "/client")
-    async def get_client(self, asked: parameters.KeyQuery, by: Identity) -> views.Client:
+    async def get_client(self, params: parameters.KeyQuery, by: Identity) -> views.Client:
         """Everything about one client."""
         limiter = self._limiter
-        ban_key(asked.key)
-        known = limiter.key_for(asked.key)
-        ban = await self._ban_of(known) or await limiter.banned(known)
-        names = self._activity.rules_of(known)
+        ban_key(params.key)
+        key = limiter.key_for(params.key)
+        ban = await self._ban_of(key) or await limiter.banned(key)
+        names = self._activity.rules_of(key)
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
-        changes = [change async for change in limiter.history(known)][-_MAX_HISTORY:]
+        changes = [change async for change in limiter.history(key)][-_MAX_HISTORY:]
         refusals = (await self._activity.all_workers()).refusals
         return views.Client(
-            key=known,
+            key=key,
             ban=None if ban is None else views.Ban.model_validate(ban),
-            strikes=views.Strikes.all_of(await limiter.strikes(asked.key)),
+            strikes=views.Strikes.all_of(await limiter.strikes(params.key)),
             history=[views.BanChange.model_validate(change) for change in reversed(changes)],
-            windows=views.Window.of_key(await limiter.inspect(known), recent),
-            refusals=[one for one in refusals if known in (one.key, one.client)][:_MAX_REFUSALS],
+            windows=views.Window.of_key(await limiter.inspect(key), recent),
+            refusals=[one for one in refusals if key in (one.key, one.client)][:_MAX_REFUSALS],
         )
 
     @operation("GET", "/refusals")
-    async def get_refusals(self, asked: parameters.RefusalsQuery, by: Identity) -> views.Refusals:
+    async def get_refusals(self, params: parameters.RefusalsQuery, by: Identity) -> views.Refusals:
         """The last refusals of all clients, newest first."""
-        return views.Refusals(refusals=(await self._activity.all_workers()).refusals[: asked.limit])
+        return views.Refusals(refusals=(await self._activity.all_workers()).refusals[: params.limit])
 
     @operation("GET", "/shadow")
-    async def get_shadow(self, asked: parameters.ShadowQuery, by: Identity) -> views.Shadow:
+    async def get_shadow(self, params: parameters.ShadowQuery, by: Identity) -> views.Shadow:
         """How many requests shadow rules would have refused."""
-        stats = await self._limiter.stats_all(asked.window)
+        stats = await self._limiter.stats_all(params.window)
         shadowed = (await self._activity.all_workers()).shadowed
         shadows = [rule for rule, _ in views.buckets_of(self._limiter) if rule.action == "shadow"]
         limits = {rule.label: [str(limit) for limit in rule.all_limits] for rule in shadows}
         names = dict.fromkeys([*limits, *(rule for rule, _ in shadowed)])
         return views.Shadow(
-            window_s=_seconds(asked.window),
+            window_s=_seconds(params.window),
             clients_window_s=SHADOW_WINDOW_S,
             rules=[_shadow(name, limits.get(name, []), stats, shadowed) for name in names],
         )
 
     @operation("GET", "/bans")
-    async def get_bans(self, asked: parameters.BansQuery, by: Identity) -> views.Bans:
+    async def get_bans(self, params: parameters.BansQuery, by: Identity) -> views.Bans:
         """The bans in force, newest first, in pages."""
         # All bans are looked at, in turns between which other tasks run, and few more are held than the page has.
-        page: Page[Ban] = Page(asked.limit, asked.cursor, [0, ""])
-        wanted, total = (asked.q or "").casefold(), 0
+        page: Page[Ban] = Page(params.limit, params.cursor, [0, ""])
+        wanted, total = (params.q or "").casefold(), 0
         async for ban in self._limiter.bans():
             texts = (ban.key, ban.reason, ban.by)
-            if asked.policy in (None, ban.by) and any(wanted in text.casefold() for text in texts):
+            if params.policy in (None, ban.by) and any(wanted in text.casefold() for text in texts):
                 total += 1
                 page.add([-ban.wall_us, ban.key], ban)
         return views.Bans(bans=[views.Ban.model_validate(ban) for ban in page.entries()], next=page.next(), total=total)
@@ -193,97 +193,97 @@ class AdminService:
     # -- to change -----------------------------------------------------------------------------------------------------
 
     @operation("POST", "/bans", status=201, errors=(409,))
-    async def ban(self, asked: parameters.NewBan, by: Identity) -> views.Ban:
+    async def ban(self, params: parameters.NewBan, by: Identity) -> views.Ban:
         """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
-        hand_ban_key(asked.target)
-        if not asked.force and self._is_own(asked.target, by):
+        hand_ban_key(params.target)
+        if not params.force and self._is_own(params.target, by):
             raise AdminError(
                 409,
                 "own",
-                f"{escaped(asked.target, 80)!r} is or holds the address that this request comes from, so the ban would "
-                'keep you out; "force": true bans it all the same',
+                f"{escaped(params.target, 80)!r} is or holds the address that this request comes from, so the ban "
+                'would keep you out; "force": true bans it all the same',
             )
-        ban = await self._limiter.ban(asked.target, asked.duration, reason=asked.reason, by=by.name)
+        ban = await self._limiter.ban(params.target, params.duration, reason=params.reason, by=by.name)
         return views.Ban.model_validate(ban)
 
     @operation("PATCH", "/bans", errors=(404,))
-    async def extend_ban(self, asked: parameters.BanLength, by: Identity) -> views.Ban:
+    async def extend_ban(self, params: parameters.BanLength, by: Identity) -> views.Ban:
         """Set how long a ban lasts from now on."""
-        ban = await self._ban_of(self._limiter.key_for(asked.target))
+        ban = await self._ban_of(self._limiter.key_for(params.target))
         if ban is None:
-            raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban")
+            raise AdminError(404, "missing", f"{escaped(params.target, 80)!r} has no ban")
         return views.Ban.model_validate(
-            await self._limiter.ban(asked.target, asked.duration, reason=ban.reason, by=by.name)
+            await self._limiter.ban(params.target, params.duration, reason=ban.reason, by=by.name)
         )
 
     @operation("DELETE", "/bans", errors=(404,))
-    async def lift_ban(self, asked: parameters.TargetQuery, by: Identity) -> views.Lifted:
+    async def lift_ban(self, params: parameters.TargetQuery, by: Identity) -> views.Lifted:
         """Take a ban back, and forgive strikes."""
-        if not await self._limiter.unban(asked.target, by=by.name):
-            raise AdminError(404, "missing", f"{escaped(asked.target, 80)!r} has no ban and no strikes")
-        return views.Lifted(target=self._limiter.key_for(asked.target))
+        if not await self._limiter.unban(params.target, by=by.name):
+            raise AdminError(404, "missing", f"{escaped(params.target, 80)!r} has no ban and no strikes")
+        return views.Lifted(target=self._limiter.key_for(params.target))
 
     @operation("POST", "/keys/find", reads=True)
-    async def find_key(self, asked: parameters.ClientValue, by: Identity) -> views.Key:
+    async def find_key(self, params: parameters.ClientValue, by: Identity) -> views.Key:
         """The key under which a value is counted that clients send."""
-        source = _SOURCES[asked.kind](asked.name)
+        source = _SOURCES[params.kind](params.name)
         # A header has any case, but its digest has the one in which a rule names it.
         keys = [rule.key for rule, _ in views.buckets_of(self._limiter) if isinstance(rule.key, Value)]
         named = next((key for key in keys if key.identity.partition("|")[0] == source.identity), source)
-        return views.Key(key=self._limiter.key_for(named.of(asked.value)))
+        return views.Key(key=self._limiter.key_for(named.of(params.value)))
 
     @operation("POST", "/keys/reset")
-    async def reset_key(self, asked: parameters.KeyBody, by: Identity) -> views.Reset:
+    async def reset_key(self, params: parameters.KeyBody, by: Identity) -> views.Reset:
         """Forget the windows of a key under every rule."""
-        forgotten = await self._limiter.reset(asked.key)
-        return views.Reset(key=self._limiter.key_for(asked.key), forgotten=forgotten)
+        forgotten = await self._limiter.reset(params.key)
+        return views.Reset(key=self._limiter.key_for(params.key), forgotten=forgotten)
 
     @operation("POST", "/keys/charge", errors=(404,))
-    async def charge_key(self, asked: parameters.Charge, by: Identity) -> views.Charged:
+    async def charge_key(self, params: parameters.Charge, by: Identity) -> views.Charged:
         """Charge units to a key under a rule, even beyond the limit."""
-        buckets = self._buckets_called(asked.rule)
+        buckets = self._buckets_called(params.rule)
         if not buckets:
-            named = escaped(asked.rule, 80)
+            named = escaped(params.rule, 80)
             raise AdminError(
                 404, "missing", f"no rule with fixed limits is called {named!r}; GET rules has their names"
             )
         if len(buckets) > 1:
             identities = ", ".join(repr(bucket.rule) for bucket in buckets[:8])
-            message = f"several rules are called {escaped(asked.rule, 80)!r}; give an identity: {identities}"
+            message = f"several rules are called {escaped(params.rule, 80)!r}; give an identity: {identities}"
             raise InvalidParameters(("rule", message))
-        known = self._limiter.key_for(asked.key)
-        decided = await self._limiter.charge_all(((buckets[0], known, asked.units),))
-        return views.Charged(key=known, windows=views.WindowNow.all_of(decided))
+        key = self._limiter.key_for(params.key)
+        decided = await self._limiter.charge_all(((buckets[0], key, params.units),))
+        return views.Charged(key=key, windows=views.WindowNow.all_of(decided))
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
     @operation("GET", "/lists")
-    async def get_lists(self, asked: parameters.NoParameters, by: Identity) -> views.Lists:
+    async def get_lists(self, params: parameters.NoParameters, by: Identity) -> views.Lists:
         """The block and allow lists."""
         events = self._activity.events()
         middlewares = views.middlewares_of(self._limiter).items()
         return views.Lists(lists=[one for name, app in middlewares for one in views.List.all_of(name, app, events)])
 
     @operation("GET", "/events")
-    async def get_events(self, asked: parameters.EventsQuery, by: Identity) -> views.Events:
+    async def get_events(self, params: parameters.EventsQuery, by: Identity) -> views.Events:
         """The last events of all workers, newest first; behind `after`, the first that came since."""
-        seen: dict[str, int] = {} if asked.after is None else _unpacked("after", asked.after, {})
+        seen: dict[str, int] = {} if params.after is None else _unpacked("after", params.after, {})
         if not all(isinstance(number, int) for number in seen.values()):
             raise InvalidParameters(("after", "expected the `next` of an earlier answer"))
-        found: list[views.Event] = []
+        events: list[views.Event] = []
         for worker, event in _in_time((await self._activity.all_workers()).events, dict(seen)):
-            if asked.after is not None and len(found) == asked.limit:
+            if params.after is not None and len(events) == params.limit:
                 break
             name = short_name(worker)
             seen[name] = event.number
-            if asked.kind in (None, event.kind):
+            if params.kind in (None, event.kind):
                 rest = event.model_dump(exclude={"number"})
-                found.append(views.Event(seq=f"{name}.{event.number}", worker=worker, **rest))
+                events.append(views.Event(seq=f"{name}.{event.number}", worker=worker, **rest))
         latest = dict([*seen.items()][-_MAX_WORKERS:])
-        return views.Events(events=found[: -asked.limit - 1 : -1], next=_packed(latest))
+        return views.Events(events=events[: -params.limit - 1 : -1], next=_packed(latest))
 
     @operation("GET", "/config")
-    async def get_config(self, asked: parameters.NoParameters, by: Identity) -> views.Config:
+    async def get_config(self, params: parameters.NoParameters, by: Identity) -> views.Config:
         """The settings, and which workers there are."""
         engine = self._limiter.engine
         failover, middlewares = engine.failover, views.middlewares_of(self._limiter)
@@ -322,13 +322,13 @@ class AdminService:
 
     async def _nearest(self, clients: list[ClientActivity]) -> list[views.BusyClient]:
         """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""
-        known = {bucket_name(bucket): bucket for _, bucket in views.buckets_of(self._limiter) if bucket.limits}
-        found: dict[str, views.BusyClient] = {}
+        buckets = {bucket_name(bucket): bucket for _, bucket in views.buckets_of(self._limiter) if bucket.limits}
+        nearest: dict[str, views.BusyClient] = {}
         failed: list[StoreError] = []
 
         async def ask(client: ClientActivity) -> None:
             try:
-                found[client.key] = await self._nearest_of(client, known)
+                nearest[client.key] = await self._nearest_of(client, buckets)
             except StoreError as error:
                 failed.append(error)
 
@@ -337,11 +337,11 @@ class AdminService:
                 group.start_soon(ask, client)
         if failed:
             raise failed[0]
-        return [found[client.key] for client in clients]
+        return [nearest[client.key] for client in clients]
 
-    async def _nearest_of(self, client: ClientActivity, known: dict[str, Bucket]) -> views.BusyClient:
+    async def _nearest_of(self, client: ClientActivity, named: dict[str, Bucket]) -> views.BusyClient:
         key = client.key
-        buckets = [known.get(name) or self._activity.bucket(name) for name in client.rules]
+        buckets = [named.get(name) or self._activity.bucket(name) for name in client.rules]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
         nearest, banned = None, False
         if checks:
@@ -367,11 +367,11 @@ class AdminService:
 
     def _is_own(self, target: str, by: Identity) -> bool:
         """Tell whether a target is, or holds, the address that a request comes from."""
-        known = self._limiter.key_for(target)
+        key = self._limiter.key_for(target)
         if by.address is None:
-            return known == by.key
+            return key == by.key
         try:
-            version, first, last = parse_network(known)
+            version, first, last = parse_network(key)
         except ConfigurationError:
             return False
         return version == by.address[0] and first <= by.address[1] <= last
@@ -392,8 +392,8 @@ class AdminService:
 
 def release() -> str:
     """Return the version of the package, which nobody here imports."""
-    found: str = sys.modules["slidegate"].__version__
-    return found
+    version: str = sys.modules["slidegate"].__version__
+    return version
 
 
 def _seconds(window: str) -> float:

@@ -143,10 +143,10 @@ class SessionRoutes:
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             # Not by `Limiter.peek`: where the store is away, that answers by what this process has counted.
-            known = await failover.ask(lambda: store.peek(checks), None, checks)
-            if known is None:
+            answered = await failover.ask(lambda: store.peek(checks), None, checks)
+            if answered is None:
                 return Reason.UNAVAILABLE
-            decision = known
+            decision = answered
         return Reason.OK if decision.allowed else Reason.LIMITED
 
     @staticmethod
@@ -169,8 +169,8 @@ def _cookies(request: Request) -> Iterator[str]:
     if request.scope.get("scheme") != "https":
         names.add(COOKIE)
     pairs = [pair.strip().partition("=") for field in request.headers.getlist("cookie") for pair in field.split(";")]
-    found = [value for name, _, value in pairs if name in names]
-    return (value for value in found[:_MAX_COOKIES] if len(value) <= _MAX_COOKIE and value.isascii())
+    values = [value for name, _, value in pairs if name in names]
+    return (value for value in values[:_MAX_COOKIES] if len(value) <= _MAX_COOKIE and value.isascii())
 
 
 def _path(request: Request) -> str:

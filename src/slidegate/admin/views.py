@@ -278,14 +278,14 @@ class List(View):
         """
         told = [event for event in events if event.kind in ("list_reloaded", "list_rejected")]
         last = {event.details.get("list"): event for event in told}
-        found: list[Self] = []
+        views: list[Self] = []
         for kind in _LIST_KINDS:
             listed = middleware.lists[kind]
             if isinstance(listed, Networks):
-                found.append(cls(kind=kind, gate=name, name=kind, entries=len(listed), status="fixed"))
+                views.append(cls(kind=kind, gate=name, name=kind, entries=len(listed), status="fixed"))
             elif listed is not None:
-                found += [cls._of_file(kind, name, state, last.get(state[0].name)) for state in listed.states]
-        return found
+                views += [cls._of_file(kind, name, state, last.get(state[0].name)) for state in listed.states]
+        return views
 
     @classmethod
     def _of_file(
@@ -332,14 +332,14 @@ class Middleware(View):
 
 def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
     """Return the middlewares on a limiter by names; of those that follow a file, the one at work now."""
-    found: dict[str, RateLimitMiddleware] = {}
+    middlewares: dict[str, RateLimitMiddleware] = {}
     for caller in limiter.engine.callers.listed():
-        name = f"middleware {len(found) + 1}"
+        name = f"middleware {len(middlewares) + 1}"
         if isinstance(caller, ReloadingMiddleware):
-            found[f"{name} ({caller.path.name})"] = caller.app
+            middlewares[f"{name} ({caller.path.name})"] = caller.app
         elif isinstance(caller, RateLimitMiddleware):
-            found[name] = caller
-    return found
+            middlewares[name] = caller
+    return middlewares
 
 
 def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
@@ -437,14 +437,14 @@ class WindowNow(View):
     reset_after_s: float | None
 
     @classmethod
-    def all_of(cls, decision: Decision, asked: int = 0) -> list[Self]:
+    def all_of(cls, decision: Decision, peeked: int = 0) -> list[Self]:
         """Return each limit's part in a decision.
 
         Args:
             decision: The decision.
-            asked: The units that it was only asked about, and that are not charged.
+            peeked: The units that it was only asked about, and that are not charged.
         """
-        unspent = asked if decision.allowed else 0
+        unspent = peeked if decision.allowed else 0
         labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
         return [
             cls(**_spent(labels[state.rule], reading[0] - unspent, state))

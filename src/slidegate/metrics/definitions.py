@@ -255,17 +255,17 @@ class LimiterMetrics:
     @metric("list.entries", "gauge", "{entry}", "list", "kind")
     def _list_entries(self) -> Mapping[Labels, Value]:
         """Entries of each blocklist and allowlist."""
-        found: dict[Labels, Value] = {}
+        entries: dict[Labels, Value] = {}
         for caller in self._engine.callers.listed():
             at_work = caller.app if isinstance(caller, ReloadingMiddleware) else caller
             if not isinstance(at_work, RateLimitMiddleware):
                 continue
             for kind, given in at_work.lists.items():
                 if isinstance(given, NetworkFiles):
-                    found |= {(name, kind): count for name, count in given.counts.items()}
+                    entries |= {(name, kind): count for name, count in given.counts.items()}
                 elif isinstance(given, Networks):
-                    found[kind, kind] = len(given)
-        return found
+                    entries[kind, kind] = len(given)
+        return entries
 
     @metric("build_info", "gauge", "1", "version", "compiled")
     def _build_info(self) -> Mapping[Labels, Value]:

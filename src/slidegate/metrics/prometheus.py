@@ -83,10 +83,10 @@ class PrometheusMetrics:
 
     def collect(self) -> Iterable[Family]:
         """Read all metrics; the registry calls this. Who asks past `app` sees this worker alone."""
-        found = _of_workers.get() or {"": self._values.read_all()}
+        by_worker = _of_workers.get() or {"": self._values.read_all()}
         for metric in METRICS.values():
             family = self._family(metric)
-            for worker, values in found.items():
+            for worker, values in by_worker.items():
                 label = (worker,) if self._shared else ()
                 for labels, value in values.get(metric, {}).items():
                     _add(family, (*labels, *label), value)

@@ -93,20 +93,20 @@ def _outcome(decision: Decision) -> str:
 
 def _attributes(decision: Decision) -> dict[str, str | bool | int | float]:
     """Return a decision as attributes; those that it says nothing about are left out."""
-    found: dict[str, str | bool | int | float] = {
+    attributes: dict[str, str | bool | int | float] = {
         f"{PREFIX}.allowed": decision.allowed,
         f"{PREFIX}.reason": str(decision.reason),
     }
     binding = decision.binding
     if binding is not None:
         label = next(bucket.label for bucket, _, _ in decision.checks if bucket.rule == binding.rule)
-        found |= {
+        attributes |= {
             f"{PREFIX}.rule": label,
             f"{PREFIX}.limit": str(binding.limit),
             f"{PREFIX}.remaining": binding.remaining,
         }
     elif decision.by:
-        found[f"{PREFIX}.by"] = decision.by
+        attributes[f"{PREFIX}.by"] = decision.by
     if not decision.allowed and decision.retry_after_us is not None:
-        found[f"{PREFIX}.retry_after"] = decision.retry_after_us / 1_000_000
-    return found
+        attributes[f"{PREFIX}.retry_after"] = decision.retry_after_us / 1_000_000
+    return attributes
