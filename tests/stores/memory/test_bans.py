@@ -191,14 +191,6 @@ def test_a_million_bans_push_none_out_and_hold_no_more_than_they_may() -> None:
     flood(strikes=1_000_000, max_bans=100_000)
 
 
-def test_a_store_that_is_full_records_again_when_bans_have_ended() -> None:
-    scene = Scene(10)
-    assert [scene.strike(f"user:{number}") for number in range(12)] == [1] * 10 + [None] * 2
-    scene.advance("10m")
-    assert scene.strike("user:11") == 1
-    assert scene.active() == ["user:11"]
-
-
 def test_a_ban_that_is_over_makes_room_for_the_next_of_its_key() -> None:
     scene = Scene(2)
     scene.bans.ban("bob", None, "", "eve")

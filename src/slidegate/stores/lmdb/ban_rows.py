@@ -27,7 +27,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from ...core.addresses import BITS
@@ -36,6 +36,9 @@ from ...core.bans.rules import MAX_HISTORY
 from ...core.bans.strikes import PolicyState, Strike, StrikeRecord
 from ...core.decision import Check
 from .layout import BAN_NUMBER, CENSUS, Databases
+
+if TYPE_CHECKING:
+    from .windows import Transaction
 
 STEP: Final = 200
 """How many rows are read at once: an event loop waits for them, a millisecond or two."""
@@ -224,11 +227,11 @@ class PolicyStateRow(PolicyState):
 class LmdbBanStorage:
     """All that is remembered about bans, in one transaction; changed states of policies are written by `save`."""
 
-    def __init__(self, txn: Any, dbs: Databases) -> None:
-        self._txn = txn
-        self._dbs = dbs
+    def __init__(self, transaction: Transaction) -> None:
+        self._txn = transaction.txn
+        self._dbs = transaction.dbs
         self._states: dict[str, PolicyStateRow] = {}
-        self.active_bans = BanRows(txn, dbs)
+        self.active_bans = BanRows(self._txn, self._dbs)
 
     def state(self, policy: str) -> PolicyStateRow | None:
         """Return the state of a policy; None if there is none."""
@@ -273,9 +276,9 @@ class LmdbBanStorage:
                 self._txn.put(row_of(name), packed, db=self._dbs.policies)
 
 
-def bans_of(txn: Any, dbs: Databases, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
+def bans_of(transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
     """Return the bans of a demand, also those that are over, one perhaps more than once."""
-    get = txn.get
+    get, dbs = transaction.txn.get, transaction.dbs
     census = get(CENSUS, None, dbs.meta)
     if census is None:
         return []  # most requests end here

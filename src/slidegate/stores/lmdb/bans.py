@@ -69,17 +69,17 @@ class LmdbBans(BanStore):
         self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> tuple[BanRefusal | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
-        bans = bans_of(transaction.txn, transaction.dbs, checks, subjects)
+        bans = bans_of(transaction, checks, subjects)
         if not bans:
             return None, False
         moments = self._moments()
-        rules = BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._max_bans)
+        rules = BanRules(LmdbBanStorage(transaction), self._max_bans)
         refusal = rules.judge(bans, checks, *moments, prolong=False)
         return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
     def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
-        bans = bans_of(transaction.txn, transaction.dbs, refusal.checks, subjects)
+        bans = bans_of(transaction, refusal.checks, subjects)
         moments = self._moments()
         prolonged = self._work(lambda rules: rules.judge(bans, refusal.checks, *moments, prolong=True), transaction)
         return refusal if prolonged is None else prolonged
@@ -88,7 +88,7 @@ class LmdbBans(BanStore):
         """Delete bans that are over, no more than `max_count` by each clock; return whether there are more."""
         if transaction.txn.get(CENSUS, None, transaction.dbs.meta) is None:
             return False
-        return LmdbBanStorage(transaction.txn, transaction.dbs).active_bans.remove_expired(*self._moments(), max_count)
+        return LmdbBanStorage(transaction).active_bans.remove_expired(*self._moments(), max_count)
 
     def rescue(self, path: Path, transaction: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
@@ -105,7 +105,7 @@ class LmdbBans(BanStore):
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
-        bans = self._transactions.read(lambda transaction: bans_of(transaction.txn, transaction.dbs, (), subjects))
+        bans = self._transactions.read(lambda transaction: bans_of(transaction, (), subjects))
         moments = self._moments()
         return longest(ban for ban in bans if not ban.is_over(*moments))
 
@@ -135,16 +135,14 @@ class LmdbBans(BanStore):
         """Return how each of some keys stands under each policy. This changes nothing."""
 
         def look(transaction: Transaction) -> StoredRecords:
-            states = LmdbBanStorage(transaction.txn, transaction.dbs).by_name()
+            states = LmdbBanStorage(transaction).by_name()
             return self._moments()[0], stored_records(states, keys)
 
         return self._transactions.read(look)
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
-        return self._transactions.read(
-            lambda transaction: len(LmdbBanStorage(transaction.txn, transaction.dbs).active_bans)
-        )
+        return self._transactions.read(lambda transaction: len(LmdbBanStorage(transaction).active_bans))
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
@@ -178,7 +176,7 @@ class LmdbBans(BanStore):
 
         def look(transaction: Transaction) -> tuple[Sequence[T], bytes | None]:
             rows, following = part(transaction.txn, getattr(transaction.dbs, name), row or b"")
-            return read(LmdbBanStorage(transaction.txn, transaction.dbs), rows), following
+            return read(LmdbBanStorage(transaction), rows), following
 
         row: bytes | None = b""
         while row is not None:
@@ -210,7 +208,7 @@ class LmdbBans(BanStore):
                 await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP))
 
         def check_room(transaction: Transaction) -> None:
-            BanRules(LmdbBanStorage(transaction.txn, transaction.dbs), self._max_bans).check_room(known)
+            BanRules(LmdbBanStorage(transaction), self._max_bans).check_room(known)
 
         self._transactions.read(check_room)
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
@@ -238,7 +236,7 @@ class LmdbBans(BanStore):
         return self._batcher.run(partial(self._work, do))
 
     def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
-        storage = LmdbBanStorage(transaction.txn, transaction.dbs)
+        storage = LmdbBanStorage(transaction)
         rules = BanRules(storage, self._max_bans, self._next_us)
         answer = do(rules)
         storage.save()

@@ -17,18 +17,20 @@ for so long that others may have taken its permits. Then it puts them back where
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
 from ...core.charge import Permit
 from ...core.concurrency import PERMITS
-from ...core.store import Event
 from ..leases import WORKER_BYTES, HeldPermits, permits_lost
-from .layout import PLACE, Databases, due_row
+from .environment import NO_ROWS
+from .layout import PLACE, due_row
+
+if TYPE_CHECKING:
+    from .windows import Transaction
 
 ROW_VERSION: Final = 2
 
@@ -72,33 +74,18 @@ class PermitRows:
     """The permits in one transaction. Nothing is written before `save`.
 
     Args:
-        txn: LMDB's transaction.
-        dbs: The databases.
-        now_us: The store's time.
+        transaction: The transaction.
         own: The permits of this process.
-        undo: Gets functions to call if the transaction is not committed.
-        events: Gets events to tell once it is.
-        has_room: Whether the file has room for more rows.
     """
 
-    def __init__(
-        self,
-        txn: Any,
-        dbs: Databases,
-        now_us: int,
-        own: OwnPermits,
-        undo: list[Callable[[], None]],
-        events: list[Event],
-        *,
-        has_room: bool,
-    ) -> None:
-        self._txn = txn
-        self._dbs = dbs
-        self._now_us = now_us
+    def __init__(self, transaction: Transaction, own: OwnPermits) -> None:
+        self._txn = transaction.txn
+        self._dbs = transaction.dbs
+        self._now_us = transaction.now_us
+        self._undo = transaction.undo
+        self._events = transaction.events
+        self._has_room = transaction.fullness < NO_ROWS
         self._own = own
-        self._undo = undo
-        self._events = events
-        self._has_room = has_room
         self._rows: dict[bytes, _Row] = {}
         self._windows: dict[bytes, bytes] = {}  # for the core
 

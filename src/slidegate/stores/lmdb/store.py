@@ -90,7 +90,8 @@ class LmdbStore(Store):
     Args:
         path: A directory on a local disk, for slidegate alone; it is made if only its last part is missing.
         map_size: Bytes that the file takes at first, 64 KiB to 1 TiB.
-        max_map_size: Bytes that it may grow to, by doubling; by default 1 GiB, or `map_size` if that is more.
+        max_map_size: Bytes that may be in use before new keys share cells; by default 1 GiB, or `map_size` if that is
+            more. The file doubles on the way there, and takes a sixteenth more, 2 MiB at least, for known keys.
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
         max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
             automatic bans are not recorded, and the oldest strikes are forgotten.
@@ -312,5 +313,5 @@ class LmdbStore(Store):
         return changed
 
     def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
-        found = transaction.find([(bucket, key, 0) for bucket in buckets])
+        found = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)
         return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in found])

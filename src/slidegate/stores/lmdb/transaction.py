@@ -61,10 +61,10 @@ class Transactions:
         observers: Observers,
         permits: OwnPermits,
     ) -> None:
-        self._env = env
+        self.env = env
         self.unix_us = unix_us
         self._now_us = now_us
-        self._max_keys = max_keys
+        self.max_keys = max_keys
         self.permits = permits
         self._observers = observers
         self.bound: dict[Bucket, Bound] = {}
@@ -82,13 +82,13 @@ class Transactions:
             StoreUnavailable: The files cannot be read.
         """
         try:
-            txn = self._env.read(patience_s)
+            txn = self.env.read(patience_s)
             try:
-                return ask(Transaction(txn, self._env.dbs, self._now_us(), self._max_keys, self))
+                return ask(Transaction(self, txn, self._now_us()))
             finally:
-                self._env.end_read(txn)
+                self.env.end_read(txn)
         except (lmdb.Error, OSError) as error:
-            raise self._env.failure(error) from error
+            raise self.env.failure(error) from error
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Do jobs in one transaction and return their answers; None while another process or thread writes.
@@ -103,25 +103,25 @@ class Transactions:
                 except lmdb.MapFullError as error:
                     self._make_room(error)
         except lmdb.MapFullError as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
+            raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
-            raise self._env.failure(error) from error
+            raise self.env.failure(error) from error
 
     def tell(self) -> None:
         """Tell the events that no observer was told yet."""
-        if self.tells and self._env.untold:
-            events, self._env.untold = self._env.untold, []
+        if self.tells and self.env.untold:
+            events, self.env.untold = self.env.untold, []
             self._observers.tell_all(events)
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        env, now_us = self._env, self._now_us()
+        env, now_us = self.env, self._now_us()
         if env.fullness == NO_CHANGES:
             raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
         txn = env.begin()
         if txn is None:
             return None
         self.latest_us = max(self.latest_us, now_us)
-        transaction = Transaction(txn, env.dbs, now_us, self._max_keys, self, env.fullness)
+        transaction = Transaction(self, txn, now_us)
         try:
             try:
                 if env.salvage:
@@ -152,11 +152,11 @@ class Transactions:
             self.shared_hits += transaction.shared_hits
             if now_us >= self._next_shared_event_us:
                 self._next_shared_event_us = max(transaction.shared_until_us, now_us + SHARED_PAUSE_US)
-                transaction.events.append(keys_shared(self._max_keys))
-        if transaction.events or self._env.untold:
-            self._env.untold += transaction.events
+                transaction.events.append(keys_shared(self.max_keys))
+        if transaction.events or self.env.untold:
+            self.env.untold += transaction.events
             self.tell()
-        if self._env.fullness:
+        if self.env.fullness:
             self._say_full(now_us)
 
     def _sweep(self, transaction: Transaction, most: int) -> None:
@@ -165,9 +165,9 @@ class Transactions:
             transaction.is_swept = False
 
     def _rescue(self, transaction: Transaction) -> None:
-        while self.bans is not None and self._env.salvage:
-            path = self._env.salvage.pop()
-            transaction.undo.append(partial(self._env.salvage.append, path))
+        while self.bans is not None and self.env.salvage:
+            path = self.env.salvage.pop()
+            transaction.undo.append(partial(self.env.salvage.append, path))
             count = self.bans.rescue(path, transaction)
             transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
@@ -177,37 +177,37 @@ class Transactions:
         Raises:
             lmdb.MapFullError: There are none.
         """
-        if self._env.grow():
+        if self.env.grow():
             self.tell()
             return
-        now_us, fullness = self._now_us(), self._env.fullness
+        now_us, fullness = self._now_us(), self.env.fullness
         for most in (SWEEP_ALONE, SWEEP_STEP, 1):
             with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
-                if self._sweep_alone(most, now_us) or self._env.fullness < fullness:
+                if self._sweep_alone(most, now_us) or self.env.fullness < fullness:
                     return
         self._say_full(now_us)
         raise error
 
     def _sweep_alone(self, most: int, now_us: int) -> bool:
         """Delete rows that are empty; return whether there may be more, or another process writes."""
-        txn = self._env.begin()
+        txn = self.env.begin()
         if txn is None:
             return True
-        transaction = Transaction(txn, self._env.dbs, now_us, self._max_keys, self)
+        transaction = Transaction(self, txn, now_us)
         try:
             self._sweep(transaction, most)
         except BaseException:
-            self._env.abort(txn)
+            self.env.abort(txn)
             raise
-        self._env.commit(txn, looks=True)
+        self.env.commit(txn, looks=True)
         self.evictions += transaction.evictions
         return not transaction.is_swept
 
     def _say_full(self, now_us: int) -> None:
         if now_us >= self._next_full_event_us:
             self._next_full_event_us = now_us + SAY_FULL_EVERY_US
-            stuck = self._env.stuck
+            stuck = self.env.stuck
             remedy = "free some space" if stuck else "raise max_map_size"
-            message = f"{self._env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"
-            self._env.untold.append(Event("map_full", message))
+            message = f"{self.env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"
+            self.env.untold.append(Event("map_full", message))
         self.tell()

@@ -33,7 +33,7 @@ from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
 from .environment import NO_ROWS
-from .layout import CELL, DUE, PLACE, RESET, WINDOW, Databases, due_row
+from .layout import CELL, DUE, PLACE, RESET, WINDOW, due_row
 from .permits import PermitRows
 
 if TYPE_CHECKING:
@@ -61,31 +61,31 @@ class Transaction:
     """One transaction. Nothing is written before `save`, so one that only reads may try anything out.
 
     Args:
-        txn: LMDB's transaction.
-        dbs: The databases.
-        now_us: The store's time.
-        max_keys: How many windows to hold.
         process: What this process keeps from one transaction to the next.
-        fullness: How full the file is, see `Environment`.
+        txn: LMDB's transaction.
+        now_us: The store's time.
 
     Attributes:
         asked: Where the windows of the last demand lie.
         cells: The windows in shared cells that were read or made, by row.
+        dbs: The databases.
         events: Events to tell once the transaction is committed.
         evictions: How many empty windows were deleted.
+        fullness: How full the file is, see `Environment`.
         is_swept: Whether no other window's time has come.
         permits: The permits of concurrency limits in the rows, once they have been asked for.
+        now_us: The store's time.
         shared_hits: How many hits were counted in shared cells.
         shared_until_us: When those units leave.
+        txn: LMDB's transaction.
         undo: Functions to call if the transaction is not committed.
         windows: The windows of keys that were read or made, by row.
     """
 
-    def __init__(
-        self, txn: Any, dbs: Databases, now_us: int, max_keys: int, process: Transactions, fullness: int = 0
-    ) -> None:
+    def __init__(self, process: Transactions, txn: Any, now_us: int) -> None:
         self.txn = txn
-        self.dbs = dbs
+        self.dbs = process.env.dbs
+        self.fullness = process.env.fullness
         self.now_us = now_us
         self.windows: dict[bytes, bytes] = {}
         self.cells: dict[bytes, bytes] = {}
@@ -96,8 +96,6 @@ class Transaction:
         self.evictions = self.shared_hits = self.shared_until_us = 0
         self.is_swept = False
         self._loaded: list[_Loaded] = []
-        self._max_keys = 0 if fullness else max_keys
-        self._fullness = fullness
         self._process = process
         self._held = -1
 
@@ -123,10 +121,7 @@ class Transaction:
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits in this transaction."""
         if self.permits is None:
-            own = self._process.permits
-            self.permits = PermitRows(
-                self.txn, self.dbs, self.now_us, own, self.undo, self.events, has_room=self._fullness < NO_ROWS
-            )
+            self.permits = PermitRows(self, self._process.permits)
         return self.permits
 
     def _window(
@@ -154,7 +149,7 @@ class Transaction:
             self.windows[row] = self.cells.get(cell, self.windows[row])
             return self.windows, row
         if cell not in self.cells:
-            if self._fullness >= NO_ROWS:
+            if makes and self.fullness >= NO_ROWS:
                 raise lmdb.MapFullError("it has no room for another shared cell; raise max_map_size")
             self._load(self.cells, cell, head, limit, b"", is_new=True)
         if makes:
@@ -257,7 +252,7 @@ class Transaction:
         """Take room for a window, and return whether there is any."""
         if self._held < 0:
             self._held = self.txn.stat(self.dbs.windows)["entries"]
-        if self._held >= self._max_keys:
+        if self.fullness or self._held >= self._process.max_keys:
             return False
         self._held += 1
         return True
