@@ -111,6 +111,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "keep_deadline": lambda: store.keep_deadline(1.0),
         "answers_threads": store.answers_threads,
         "count": store.bans.count,
+        "may_refuse": store.bans.may_refuse,
         "observe": lambda: store.observe(RecordingObserver()),
         "evicts": lambda: store.evicts,
         "strike": lambda: asyncio.gather(

@@ -129,7 +129,7 @@ class Shared:
         return connection
 
     async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        return await open_connection(settings, self.timeout_s, ServerClock(self.clock), name, address)
+        return await open_connection(settings, self.timeout_s, name, address)
 
 
 def head(clock: Clock | None, *, sees_bans: bool, reset_us: int = -1) -> bytes:
@@ -152,42 +152,6 @@ def says_state(answer: Any) -> bool:
         and len(answer) >= STATE_PARTS
         and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
     )
-
-
-def deliver(
-    connection: Connection, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]
-) -> Sequence[Event]:
-    """Give the answers of a call to the tasks that wait for them; return the events to tell."""
-    try:
-        (now_us,) = _TIME.unpack(answer[0])
-        if len(answer) != len(requests) + STATE_PARTS:
-            raise ValueError
-    except (TypeError, ValueError, LookupError, StructError):
-        # This server cannot be relied on, whatever it is.
-        error = unexpected(connection.name, answer)
-        fail(requests, error)
-        connection.close(error)
-        return ()
-    step_us = connection.clock.saw(now_us, int(sent_s * 1_000_000))
-    clock = connection.clock
-    for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
-        future = request.future
-        if not future.done():
-            try:
-                future.set_result(request.answered(part, now_us, clock))
-            except StoreError as error:
-                future.set_exception(error)
-                if any(word in str(error) for word in SICK):
-                    connection.close(error)
-            except Exception:  # of any kind: one task waits for this answer, and others for the rest
-                future.set_exception(unexpected(connection.name, part))
-        elif isinstance(request, Demand):
-            request.missed(part, now_us)
-    if not step_us:
-        return ()
-    way = "forward, so windows opened early" if step_us > 0 else "back"
-    message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
-    return (Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),)
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
@@ -404,6 +368,7 @@ class ServerBatcher(Batcher):
         self._calls = 0
         self._many = False
         self._connection: Connection | None = None
+        self._clock = ServerClock()
 
     @property
     def _is_ready(self) -> bool:
@@ -510,7 +475,43 @@ class ServerBatcher(Batcher):
             if len(answer) == STATE_PARTS and tries < TRIES:
                 self.call(connection, requests, tries=tries + 1)
                 return
-        self._shared.tell(deliver(connection, requests, sent_s, answer))
+        self._deliver(connection, requests, sent_s, answer)
+
+    def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
+        """Give the answers of a call to the tasks that wait for them."""
+        try:
+            (now_us,) = _TIME.unpack(answer[0])
+            if len(answer) != len(requests) + STATE_PARTS:
+                raise ValueError
+        except (TypeError, ValueError, LookupError, StructError):
+            # This server cannot be relied on, whatever it is.
+            error = unexpected(connection.name, answer)
+            fail(requests, error)
+            connection.close(error)
+            return
+        sent_us = int(sent_s * 1_000_000)
+        if self._shared.clock is None and (step_us := self._clock.saw(now_us, sent_us)):
+            self._tell_step(connection, step_us)
+        for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+            future = request.future
+            if not future.done():
+                try:
+                    future.set_result(request.answered(part, now_us, sent_us))
+                except StoreError as error:
+                    future.set_exception(error)
+                    if any(word in str(error) for word in SICK):
+                        connection.close(error)
+                except Exception:  # of any kind: one task waits for this answer, and others for the rest
+                    future.set_exception(unexpected(connection.name, part))
+            elif isinstance(request, Demand):
+                request.missed(part, now_us)
+
+    def _tell_step(self, connection: Connection, step_us: int) -> None:
+        """Forget what was known in the time of a server whose clock was set, and tell of it."""
+        self._shared.refusals.clear()
+        way = "forward, so windows opened early" if step_us > 0 else "back"
+        message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
+        self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))
 
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
         """Deal with an error that Redis gives instead of running the script."""
@@ -534,7 +535,7 @@ class ServerBatcher(Batcher):
         except BaseException:
             connection.close(StoreUnavailable(NOT_IN_USE))
             raise
-        self._connection = connection
+        self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
         return await self._shared.open_server()

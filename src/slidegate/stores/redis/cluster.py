@@ -29,7 +29,7 @@ from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Event
-from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, deliver, fail, head, remove_from
+from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, head, remove_from
 from .link import Connection, first_of, refusal
 from .refusals import TRUST_S
 from .requests import Request
@@ -111,7 +111,7 @@ class NodeBatcher(ServerBatcher):
     def _heard(
         self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
     ) -> None:
-        self._shared.tell(deliver(connection, requests, sent_s, answer))
+        self._deliver(connection, requests, sent_s, answer)
         if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
             self._front.tell_change()
 

@@ -24,7 +24,6 @@ from redis.exceptions import RedisError
 
 from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
-from .clock import ServerClock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,16 +99,14 @@ class Connection(asyncio.Protocol):
         loop: The event loop that it belongs to.
         name: What to call the server in messages.
         timeout_s: How long an answer may take. One that takes longer means that the connection is dead.
-        clock: The server's time.
 
     Attributes:
         open: Whether commands can be sent.
         lost: Done when they cannot any more.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, timeout_s: float, clock: ServerClock) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, timeout_s: float) -> None:
         self._loop = loop
-        self.clock = clock
         self.name = name
         self._timeout_s = timeout_s
         self._reader = hiredis.Reader(notEnoughData=self)
@@ -210,14 +207,13 @@ class Connection(asyncio.Protocol):
 
 
 async def open_connection(
-    settings: Settings, timeout_s: float, clock: ServerClock, name: str = "", address: tuple[str, int] | None = None
+    settings: Settings, timeout_s: float, name: str = "", address: tuple[str, int] | None = None
 ) -> Connection:
     """Connect to a server.
 
     Args:
         settings: How.
         timeout_s: How long that, and later any answer, may take.
-        clock: The server's time.
         name: What to call the server in messages; by default its address.
         address: Its host and port, where the settings do not say them.
 
@@ -228,7 +224,7 @@ async def open_connection(
     loop, path = asyncio.get_running_loop(), getattr(settings, "path", "")
     host, port = ("", 0) if path else address or (settings.host, settings.port)
     name = name or path or f"{host}:{port}"
-    connection = Connection(loop, name, timeout_s, clock)
+    connection = Connection(loop, name, timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
             if path:

@@ -23,7 +23,6 @@ from ...core.bans.ban import Ban, BanSubject
 from ...core.decision import BanRefusal, Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from ...core.store import Clock
-from .clock import ServerClock
 from .strikes import PAUSE_S
 
 TRUST_S: Final = 1.0
@@ -31,29 +30,37 @@ TRUST_S: Final = 1.0
 
 
 class CachedRefusal:
-    """A remembered refusal: its readings, until when nothing leaves by itself, and how often it was given from here."""
+    """A remembered refusal: its readings, until when nothing leaves by itself, and how often it was given from here.
 
-    __slots__ = ("clock", "counts", "decision", "given", "next_s", "reset", "steps", "until_us")
+    Args:
+        decision: The refusal. Its time is that of the server, somewhere between the sending and the receipt here.
+        clock: Tells how much time has passed.
+        between_us: When it was asked for, and when it came, by that clock.
+        counts: Whether refusals are charged.
+    """
 
-    def __init__(self, decision: Decision, clock: ServerClock, *, counts: bool) -> None:
+    __slots__ = ("_clock", "_received_us", "_sent_us", "counts", "decision", "given", "next_s", "reset", "until_us")
+
+    def __init__(self, decision: Decision, clock: Clock, between_us: tuple[int, int], *, counts: bool) -> None:
         self.decision = decision
-        self.clock = clock
-        self.steps = clock.steps
+        self._clock = clock
+        self._sent_us, self._received_us = between_us
         self.until_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no places
         self.counts = counts
         self.given = 0
         self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
-        self.next_s = monotonic() + (PAUSE_S if counts else TRUST_S)
+        self.next_s = monotonic() + PAUSE_S if counts else float("inf")
 
     def lasts(self) -> bool:
         """Return whether Redis would give it again now."""
-        latest_us = self.clock.most_us()
-        return self.decision.now_us <= latest_us < self.until_us and self.clock.steps == self.steps
+        elapsed_us = self._clock() - self._sent_us
+        return elapsed_us >= 0 and self.decision.now_us + elapsed_us < self.until_us and monotonic() < self.next_s
 
     def again(self, checks: Sequence[Check]) -> Decision:
         """Return it as it is now."""
-        now_us = max(self.clock.least_us(), self.decision.now_us)
-        return refused_later(self.decision.readings, self.decision.now_us, now_us, checks)
+        before_us = self.decision.now_us
+        now_us = before_us + max(self._clock() - self._received_us, 0)
+        return refused_later(self.decision.readings, before_us, now_us, checks)
 
 
 class CachedBan:
@@ -100,7 +107,8 @@ class RefusalCache:
 
     def __init__(self, charge: Callable[[Sequence[Check]], object], clock: Clock | None) -> None:
         self._charge = charge
-        self._clock = clock
+        self._is_real = clock is None
+        self._clock = clock or monotonic_us
         self.bans: dict[str, CachedBan] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.hand_backs = 0
@@ -110,14 +118,14 @@ class RefusalCache:
         self._heard_s = float("-inf")
         self._passed_s: dict[str, float] = {}
 
-    def learn(self, decision: Decision, clock: ServerClock, hand_backs: int, *, lasts: bool) -> None:
+    def learn(self, decision: Decision, sent_us: int, hand_backs: int, *, lasts: bool) -> None:
         """Remember the answer to a hit where it is a refusal that `lasts`.
 
         One for want of a place may not, nor one because units are kept for those who wait.
 
         Args:
             decision: The answer.
-            clock: The clock of the server that gave it.
+            sent_us: When it was asked for (monotonic).
             hand_backs: How many hand-backs had been sent when the hit was asked for.
             lasts: Whether it lasts until something leaves the windows.
         """
@@ -131,11 +139,13 @@ class RefusalCache:
             self.forget(checks)  # the charge has changed what other demands see
         if hand_backs != self.hand_backs:
             return
-        if not lasts or (counts and self._clock is not None):
+        if not lasts or (counts and not self._is_real):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
             self._clear_windows()
-        self.known[checks] = CachedRefusal(decision, clock, counts=counts)
+        # The time in an answer is that of a test's clock, or of one that goes on like the one here.
+        between_us = (sent_us, self._clock()) if self._is_real else (decision.now_us, decision.now_us)
+        self.known[checks] = CachedRefusal(decision, self._clock, between_us, counts=counts)
         for _, key, _ in checks:
             self._about.setdefault(key, set()).add(checks)
 
@@ -145,12 +155,11 @@ class RefusalCache:
         known = self.known.get(checks)
         if known is None:
             return None
-        now_s = monotonic()
-        if self.age_s() >= TRUST_S or not known.lasts() or (known.counts and now_s >= known.next_s):
+        if self.age_s() >= TRUST_S or not known.lasts():
             return None
         known.given += 1
         if known.counts and known.given == 1:
-            asyncio.get_running_loop().call_later(known.next_s - now_s, self._count, checks, known)
+            asyncio.get_running_loop().call_later(known.next_s - monotonic(), self._count, checks, known)
         again = known.again(checks)
         self.saw(again.now_us)
         return again
@@ -212,8 +221,8 @@ class RefusalCache:
 
     def learn_ban(self, subjects: Sequence[BanSubject], ban: Ban, now_us: int) -> None:
         """Remember a ban that refuses keys and addresses at a moment of its time."""
-        if self._clock is None or not ban.prolong_us:
-            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock or monotonic_us))
+        if self._is_real or not ban.prolong_us:
+            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock))
 
     def banned(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False

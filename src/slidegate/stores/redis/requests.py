@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Check, Decision
-from .clock import ServerClock
 from .script import BANNED, CHARGE, FIRST, HIT, LOOK, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
@@ -44,8 +43,14 @@ class Request(ABC):
         """Return the request for the script; `names` are the names in its call with their places, and get its own."""
 
     @abstractmethod
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
-        """Return the result for the task that awaits the request; an error that is raised here is raised there."""
+    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
+        """Return the result for the task that awaits the request; an error that is raised here is raised there.
+
+        Args:
+            answer: What the script says.
+            now_us: The server's time.
+            sent_us: When the call was sent (monotonic).
+        """
 
     @property
     def subjects(self) -> tuple[BanSubject, ...]:
@@ -94,7 +99,7 @@ class Command(Request):
         """See `Request`."""
         return self._pack(names)
 
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
+    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
         """See `Request`."""
         raise_failure(answer)
         return self._read(answer, now_us)
@@ -133,7 +138,7 @@ class Demand(Request):
         """See `Request`."""
         return self._shared.packing.demand(self.what | FIRST if self._first else self.what, self.checks, names)
 
-    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
+    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
         """See `Request`."""
         if answer[0] == BANNED:
             refusal = self.refused(answer[1:])
@@ -148,7 +153,7 @@ class Demand(Request):
         if decision.allowed and not refusals.known:
             return decision
         if self.what == HIT:
-            refusals.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
+            refusals.learn(decision, sent_us, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
         elif self.what == CHARGE:
             refusals.forget(self.checks)
         return decision
