@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import Limiter
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.admin.dashboard import LINE_POINTS, page_files, thinned
 from slidegate.admin.parameters import WINDOWS
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
+from ..asgi import hello, statuses
+from ..limiter.shared_store import Board
 from .dashboard_client import TOKEN, Browser, Site, logged_in, said, with_token
 
 MAX_BYTES = 80 * 1_024
@@ -56,6 +58,36 @@ async def test_a_snapshot_is_good_for_two_seconds_or_ten(window: str, clock: Fak
     assert await snapshot(browser, f"?window={window}") == made
     clock.advance(us=1)
     assert (await snapshot(browser, f"?window={window}"))["at"] == clock.now_us / 1_000_000
+
+
+class CountedBoard(Board):
+    """Notes which rows are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        self.reads.append(shelf)
+        return await super().read(shelf, first, last)
+
+
+async def test_all_figures_of_a_snapshot_are_of_one_reading_of_the_store(clock: FakeClock) -> None:
+    store = MemoryStore(clock=clock, wall_clock=clock)
+    store.shared_stats = board = CountedBoard()
+    site = Site(clock, store)
+    rules = [Rule(f"/{number}", "5/minute", name=f"rule {number}") for number in range(9)]
+    app = RateLimitMiddleware(hello, limiter=site.limiter, rules=rules)
+    for number in range(9):
+        assert await statuses(app, number + 1, f"/{number}") == [200] * min(number + 1, 5) + [429] * max(number - 4, 0)
+    browser = await logged_in(site)
+    board.reads.clear()
+    found = await snapshot(browser)
+    assert board.reads.count("5s") == 1, "the rows of all figures"
+    assert len(board.reads) <= 4, "and who the workers are, and what their clients do"
+    rows = found["stats"]["rules"]
+    assert set(found["lines"]["rules"]) == set(rows) == {rule.label for rule in rules}
+    assert sum(found["history"]["passed"]) == sum(row["passed"] for row in rows.values()) == 35
 
 
 async def test_a_snapshot_that_a_page_has_is_not_sent_again(clock: FakeClock) -> None:
