@@ -89,7 +89,7 @@ def section(name: str, schema: dict[str, Any]) -> str:
 def default(key: str, table: dict[str, Any]) -> str:
     """Return how a table says what holds without a key."""
     if key in table.get("required", ()):
-        return "has to be there"
+        return "required"
     value = table["properties"][key]
     if "default" not in value:
         return "" if "by default" in value["description"] else "none"
