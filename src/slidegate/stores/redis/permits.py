@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ...core.charge import Charge, Permit
@@ -27,10 +26,8 @@ from .script import MEMBER, Packing
 if TYPE_CHECKING:
     from .batch import Batcher
 
-MAX_AT_ONCE: Final = 8
-"""How many permits of a key are one request, so that a call of 64 requests keeps nobody waiting for long."""
-MAX_IN_STEP: Final = 128
-"""How many permits go to Redis before the first of them are answered, so that renewals never fill a line."""
+MAX_AT_ONCE: Final = 64
+"""How many permits go to Redis before the first of them are answered: it renews them in a fifth of a millisecond."""
 LOST, RENEWED, BACK = 0, 1, 2
 
 Fates: TypeAlias = tuple[int, int]
@@ -98,22 +95,22 @@ class Renewals:
         rows = {self._packing.permits_row(bucket, key) for bucket, key, _ in checks if bucket.held} - self._late_rows
         self._late_rows |= rows
         late = [permit for permit in self.held.under_way() if permit.row in rows]
-        if sent := [self._send(batcher, some) for some in grouped(late)]:
-            batcher.attend(self._settle(sent))
+        for step in in_steps(late):
+            batcher.attend(self._settle([self._send(batcher, some) for some in grouped(step)]))
         if not self._is_late:
             self._is_late = True
             batcher.attend(self.renew())
 
     async def renew(self) -> None:
-        """Renew the permits of this process, `MAX_IN_STEP` at a time.
+        """Renew the permits of this process, `MAX_AT_ONCE` at a time.
 
         Raises:
             StoreError: Redis did not renew all of them.
         """
         batcher, asked_us = self._batcher(), self.now_us()
         try:
-            for step in in_steps(grouped(self.held.under_way())):
-                if not await self._settle([self._send(batcher, some) for some in step]):
+            for step in in_steps(sorted(self.held.under_way(), key=lambda permit: permit.row)):
+                if not await self._settle([self._send(batcher, some) for some in grouped(step)]):
                     raise StoreUnavailable("redis: permits of requests under way were not renewed")
             self._renewed_us = max(self._renewed_us, asked_us)
         finally:
@@ -150,26 +147,14 @@ class Renewals:
         return len(fates) == len(sent)
 
 
-def grouped(permits: Iterable[Permit]) -> Iterator[list[Permit]]:
-    """Yield permits in groups that are one request each: of one row, at most `MAX_AT_ONCE`."""
+def grouped(permits: Iterable[Permit]) -> list[list[Permit]]:
+    """Return permits in groups that are one request each: of one row and amount."""
     groups: dict[tuple[bytes, int], list[Permit]] = {}
     for permit in permits:
         groups.setdefault((permit.row, permit.amount), []).append(permit)
-    for group in groups.values():
-        rest = iter(group)
-        while some := list(islice(rest, MAX_AT_ONCE)):
-            yield some
+    return list(groups.values())
 
 
-def in_steps(groups: Iterable[list[Permit]]) -> Iterator[list[list[Permit]]]:
-    """Yield as many groups at a time as have `MAX_IN_STEP` permits together."""
-    step: list[list[Permit]] = []
-    many = 0
-    for group in groups:
-        step.append(group)
-        many += len(group)
-        if many >= MAX_IN_STEP:
-            yield step
-            step, many = [], 0
-    if step:
-        yield step
+def in_steps(permits: Sequence[Permit]) -> Iterator[Sequence[Permit]]:
+    """Yield `MAX_AT_ONCE` permits at a time."""
+    return (permits[first : first + MAX_AT_ONCE] for first in range(0, len(permits), MAX_AT_ONCE))

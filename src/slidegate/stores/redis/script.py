@@ -63,42 +63,6 @@ _REASONS: Final = {
 }
 
 
-class Names:
-    """Names under a prefix.
-
-    Args:
-        prefix: The beginning of all of them.
-        readable: Whether keys are readable in them; otherwise they are digests.
-
-    Attributes:
-        meta: The hash with the numbers of changes; the names of everything about bans begin with it.
-        windows: The pattern of the hashes of windows.
-    """
-
-    def __init__(self, prefix: str, *, readable: bool) -> None:
-        self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
-        self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
-        self._prefix = f"{prefix}:{LAYOUT}:w:".encode()
-        self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
-        self._readable = readable
-        self._known: dict[str, bytes] = {}
-
-    def name_of(self, key: str) -> bytes:
-        """Return the name of the hash with the windows of a key."""
-        name = self._known.get(key)
-        if name is None:
-            text = key.encode(errors="surrogatepass")
-            if not self._readable:
-                text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
-            name = remember(self._known, key, b"%s{%s}" % (self._prefix, text))
-        return name
-
-    def permits_of(self, key: str, field: bytes) -> bytes:
-        """Return the name of the set with the permits of a key under a rule, in the slot of its windows."""
-        tag = self.name_of(key)[len(self._prefix) :]
-        return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
-
-
 class Script(NamedTuple):
     """A script, and the name that Redis gives it."""
 
@@ -131,21 +95,40 @@ def _script(*parts: str) -> Script:
 
 
 class Packing:
-    """Packs requests for calls. It remembers nothing but how limits are spelled.
+    """Names keys, and packs requests for calls. It remembers nothing but how keys and limits are spelled.
 
     Args:
-        names: The names of things in Redis.
+        prefix: The beginning of all names.
         held: The permits that are held here.
         unix_us: Returns Unix time in microseconds, as this process sees it.
+        readable: Whether keys are readable in names; otherwise they are digests.
+
+    Attributes:
+        meta: The hash with the numbers; the names of everything about bans begin with it.
+        windows: The pattern of the hashes of windows.
     """
 
-    def __init__(self, names: Names, held: HeldPermits, unix_us: Clock) -> None:
-        self._names = names
-        self.name_of = names.name_of
+    def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
+        self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
+        self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
+        self._windows_prefix = f"{prefix}:{LAYOUT}:w:".encode()
+        self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
         self._held = held
         self._unix_us = unix_us
+        self._readable = readable
+        self._known: dict[str, bytes] = {}
         self._plans: dict[Bucket, tuple[bytes, ...]] = {}
         self._fields: dict[str, bytes] = {}  # of permits, by rule
+
+    def name_of(self, key: str) -> bytes:
+        """Return the name of the hash with the windows of a key."""
+        name = self._known.get(key)
+        if name is None:
+            text = key.encode(errors="surrogatepass")
+            if not self._readable:
+                text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
+            name = remember(self._known, key, b"%s{%s}" % (self._windows_prefix, text))
+        return name
 
     def demand(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
         """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
@@ -201,11 +184,12 @@ class Packing:
         return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
 
     def permits_row(self, bucket: Bucket, key: str) -> bytes:
-        """Return the name of the set with the permits of a key."""
+        """Return the name of the set with the permits of a key, in the slot of its windows."""
         field = self._fields.get(bucket.rule)
         if field is None:
             field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
-        return self._names.permits_of(key, field)
+        tag = self.name_of(key)[len(self._windows_prefix) :]
+        return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
 
     def _place_of(self, key: str, names: dict[bytes, int]) -> int:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""

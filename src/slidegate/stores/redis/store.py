@@ -39,7 +39,7 @@ from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
 from .requests import Command, Demand, guards_of
-from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Names, Packing, windows_of
+from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
 
@@ -98,12 +98,10 @@ class RedisStore(Store):
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._names = Names(prefix, readable=readable)
-        refusals = RefusalCache(self._count_denied, clock)
-        tell, meta = self.observers.tell_all, self._names.meta
-        self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
         held = HeldPermits(permit_lease_us(permit_lease))
-        packing = Packing(self._names, held, clock or system_us)
+        packing = Packing(prefix, held, clock or system_us, readable=readable)
+        refusals, tell, meta = RefusalCache(self._count_denied, clock), self.observers.tell_all, packing.meta
+        self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
         self._shared = Shared(
             client=self._client,
             timeout_s=parse_duration_us(timeout, "timeout") / 1_000_000,
@@ -119,7 +117,7 @@ class RedisStore(Store):
             renewals=Renewals(held, clock or monotonic_us, packing, tell, self._batcher),
             hand_back=self._hand_back_unheard,
         )
-        self.shared_stats = RedisSharedStats(self._batcher, self._names.meta, clock)
+        self.shared_stats = RedisSharedStats(self._batcher, meta, clock)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -219,7 +217,7 @@ class RedisStore(Store):
         """
         self._shared.refusals.forget_all_windows()
         await self.bans.reset_windows()
-        forgotten = await self._batcher().remove(self._names.windows)
+        forgotten = await self._batcher().remove(self._shared.packing.windows)
         await self.bans.reset_windows()
         self._shared.refusals.forget_all_windows()
         return forgotten > 0
@@ -250,7 +248,7 @@ class RedisStore(Store):
         for made in (b":made:*", b":figures:*"):
             await batcher.remove(self._shared.meta + made)
         await self.bans.clear()
-        removed = await batcher.remove(self._names.windows)
+        removed = await batcher.remove(self._shared.packing.windows)
         self._shared.refusals.clear()
         return removed
 
