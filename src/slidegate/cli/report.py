@@ -13,12 +13,14 @@ import io
 import json
 import logging
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutine
+from threading import current_thread, main_thread
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeAlias
 
 import click
@@ -157,7 +159,7 @@ def with_report(*forms: str) -> Callable[[Callable[Concatenate[Reporter, P], Any
         def reported(*args: P.args, **options: P.kwargs) -> None:
             reporter = Reporter(str(options.pop("format", "text")), bool(options.pop("quiet")))
             result = command(reporter, *args, **options)
-            if code := reporter.write(asyncio.run(result) if iscoroutine(result) else result):
+            if code := reporter.write(_awaited(result) if iscoroutine(result) else result):
                 raise click.exceptions.Exit(code)
 
         quiet = click.option("--quiet", "-q", is_flag=True, help="Leave out notes and progress.")
@@ -166,6 +168,22 @@ def with_report(*forms: str) -> Callable[[Callable[Concatenate[Reporter, P], Any
         return form(quiet(reported)) if forms else quiet(reported)
 
     return decorate
+
+
+def _awaited(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command to its end; Ctrl-C ends it wherever it is.
+
+    asyncio's own handler waits for the next await, which never comes while a command reads from a terminal or a pipe.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    takes_signals = before is signal.default_int_handler and current_thread() is main_thread()
+    if takes_signals:
+        signal.signal(signal.SIGINT, partial(signal.default_int_handler))  # asyncio leaves all others alone
+    try:
+        return asyncio.run(work)
+    finally:
+        if takes_signals:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
