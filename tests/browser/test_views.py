@@ -298,6 +298,7 @@ def test_figures_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
         expect(shadow.get_by_role("cell").nth(1)).to_have_text("20 in shadow")
         route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="GET /", exact=True))
         assert route.get_by_role("cell").all_inner_texts()[:3] == ["30", "10", "7"]
+        page.close()
 
 
 def test_equal_refusals_are_one_line_and_a_stranger_was_never_seen(opened: OpenPage) -> None:
@@ -311,6 +312,7 @@ def test_equal_refusals_are_one_line_and_a_stranger_was_never_seen(opened: OpenP
         page.get_by_role("button", name="Find").click()
         expect(page.get_by_text("Never seen", exact=True)).to_be_visible()
         expect(page.get_by_text("Nothing is known of this client")).to_be_visible()
+        page.close()
 
 
 def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
@@ -388,6 +390,7 @@ def test_refusals_by_limits_bans_and_lists_are_charted_apart(opened: OpenPage) -
             return [round(sum(5 * float(row[place]) for row in rows)) for place in range(1, 4)]
 
         until(lambda: counted() == [10, 7, 5], "the steps are over")
+        page.close()  # before the server goes: it asks again and again
 
 
 def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None:
@@ -416,6 +419,7 @@ def test_to_ban_ones_own_address_is_asked_about_twice(opened: OpenPage) -> None:
         expect(dialog).to_have_count(0)
         banned = httpx.get(f"{site.dashboard}api/bans", headers=BEARER).json()["bans"]
         assert [ban["target"] for ban in banned] == ["203.0.113.0/24"]
+        page.close()
 
 
 def test_a_page_that_the_middleware_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
@@ -441,6 +445,7 @@ def test_a_session_that_ends_elsewhere_ends_here(chromium: object, opened: OpenP
         other.get_by_role("button", name="Sign out").click()
         expect(other.get_by_text("You have signed out.")).to_be_visible()
         expect(page.get_by_text("Your session has ended. Sign in again.")).to_be_visible()
+        page.close()
 
 
 def test_a_server_stops_at_once_with_a_page_open_and_the_page_says_so(opened: OpenPage) -> None:
