@@ -71,6 +71,22 @@ async def test_without_a_lifespan_it_is_found_at_the_first_request() -> None:
             await call(app, "/0")
 
 
+async def test_the_server_is_told_that_the_start_failed() -> None:
+    app, sent = FastAPI(), []
+    put_up(("limit", "route"), app)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    with pytest.raises(ConfigurationError):
+        await RateLimitMiddleware(app)({"type": "lifespan", "state": {}}, receive, send)
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "GET /0" in sent[0]["message"]
+
+
 def test_routes_of_a_mounted_application_are_looked_at_too() -> None:
     inner = FastAPI()
     put_up(("limit", "route"), inner)

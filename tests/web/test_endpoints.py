@@ -63,168 +63,94 @@ def sync_page(request: Request) -> Response:
 # Each builds an application whose /x/{n} lets two requests an hour through, whatever n is.
 
 
-def on_an_async_function() -> ASGIApp:
-    return starlette(Route("/x/{n}", RateLimit("2/hour")(page)))
+class Page(HTTPEndpoint):
+    @RateLimit("2/hour")
+    def get(self, request: Request) -> Response:
+        return PlainTextResponse("hi")
 
 
-def on_a_sync_function() -> ASGIApp:
-    return starlette(Route("/x/{n}", RateLimit("2/hour")(sync_page)))
+async def more(word: str, request: Request) -> Response:
+    return PlainTextResponse(word)
 
 
-def on_a_partial() -> ASGIApp:
-    async def more(word: str, request: Request) -> Response:
-        return PlainTextResponse(word)
+def shouting(endpoint: Any) -> Any:
+    @wraps(endpoint)
+    async def shout(request: Request) -> Response:
+        return PlainTextResponse((await endpoint(request)).body.upper())
 
-    return starlette(Route("/x/{n}", RateLimit("2/hour")(partial(more, "hi"))))
-
-
-def on_a_method_of_a_class() -> ASGIApp:
-    class Page(HTTPEndpoint):
-        @RateLimit("2/hour")
-        def get(self, request: Request) -> Response:
-            return PlainTextResponse("hi")
-
-    return starlette(Route("/x/{n}", Page))
+    return shout
 
 
-def under_another_decorator() -> ASGIApp:
-    def shouting(endpoint: Any) -> Any:
-        @wraps(endpoint)
-        async def shout(request: Request) -> Response:
-            return PlainTextResponse((await endpoint(request)).body.upper())
-
-        return shout
-
-    return starlette(Route("/x/{n}", shouting(RateLimit("2/hour")(page))))
+async def number(n: int) -> int:
+    return n
 
 
-def as_a_middleware_of_the_route() -> ASGIApp:
-    return Starlette(routes=[Route("/x/{n}", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour")])])
+def next_number(n: int) -> int:
+    return n + 1
 
 
-def in_a_mount() -> ASGIApp:
-    return starlette(Mount("/x", routes=[Route("/{n}", RateLimit("2/hour")(page))]))
+async def with_a_parameter(n: int, _: Limited) -> int:
+    return n
 
 
-def around_a_bare_router() -> ASGIApp:
-    return RateLimitMiddleware(Router([Route("/x/{n}", RateLimit("2/hour")(page))]), rules=[])
+async def with_a_connection(n: int, connection: HTTPConnection, request: Request) -> str:
+    assert connection is request
+    return connection.url.path
 
 
-def as_an_annotated_parameter() -> ASGIApp:
-    app = fastapi()
-
-    @app.get("/x/{n}")
-    async def get(n: int, _: Limited) -> int:
-        return n
-
+def on_fastapi(endpoint: Any, path: str = "/x/{n}", *, app: Any = None, **options: Any) -> Any:
+    app = app or fastapi()
+    app.get(path, **options)(endpoint)
     return app
 
 
 def in_nested_routers() -> ASGIApp:
-    app, outer, inner = fastapi(), APIRouter(), APIRouter()
-
-    @inner.get("/{n}", dependencies=[Depends(RateLimit("2/hour"))])
-    async def get(n: int) -> int:
-        return n
-
-    outer.include_router(inner, prefix="/x")
+    app, outer = fastapi(), APIRouter()
+    outer.include_router(on_fastapi(number, "/{n}", app=APIRouter(), dependencies=DEPENDS), prefix="/x")
     app.include_router(outer)
-    return app
-
-
-def as_a_dependency_of_the_application() -> ASGIApp:
-    app = fastapi(dependencies=[Depends(RateLimit("2/hour"))])
-
-    @app.get("/x/{n}")
-    async def get(n: int) -> int:
-        return n
-
     return app
 
 
 def as_a_dependency_of_a_dependency() -> ASGIApp:
     limit = RateLimit("2/hour")
-    app = fastapi()
 
     async def user(_: None = Depends(limit)) -> str:
         return "ann"
 
-    @app.get("/x/{n}")
     async def get(n: int, name: str = Depends(user)) -> str:
         return name
 
-    return app
+    return on_fastapi(get)  # type: ignore[no-any-return]
 
 
-def on_a_sync_endpoint_without_a_request() -> ASGIApp:
-    app = fastapi()
-
-    @app.get("/x/{n}")
-    @RateLimit("2/hour")
-    def get(n: int) -> int:
-        return n + 1
-
-    return app
-
-
-def on_an_endpoint_with_a_connection() -> ASGIApp:
-    app = fastapi()
-
-    @app.get("/x/{n}")
-    @RateLimit("2/hour")
-    async def get(n: int, connection: HTTPConnection, request: Request) -> str:
-        assert connection is request
-        return connection.url.path
-
-    return app
-
-
-def on_an_endpoint_twice() -> ASGIApp:
-    app = fastapi()
-
-    @app.get("/x/{n}")
-    @RateLimit("9/hour", key=everyone)
-    @RateLimit("2/hour")
-    async def get(n: int) -> int:
-        return n
-
-    return app
+DEPENDS = [Depends(RateLimit("2/hour"))]
+LIMIT = RateLimit("2/hour")
+AT_THE_ROUTE = [Middleware(RateLimitMiddleware, limits="2/hour")]
+WAYS: dict[str, Callable[[], ASGIApp]] = {
+    "an async function": lambda: starlette(Route("/x/{n}", LIMIT(page))),
+    "a sync function": lambda: starlette(Route("/x/{n}", LIMIT(sync_page))),
+    "a partial": lambda: starlette(Route("/x/{n}", LIMIT(partial(more, "hi")))),
+    "a method of a class": lambda: starlette(Route("/x/{n}", Page)),
+    "under another decorator": lambda: starlette(Route("/x/{n}", shouting(LIMIT(page)))),
+    "a middleware of the route": lambda: Starlette(routes=[Route("/x/{n}", page, middleware=AT_THE_ROUTE)]),
+    "in a mount": lambda: starlette(Mount("/x", routes=[Route("/{n}", LIMIT(page))])),
+    "around a bare router": lambda: RateLimitMiddleware(Router([Route("/x/{n}", LIMIT(page))]), rules=[]),
+    "an annotated parameter": lambda: on_fastapi(with_a_parameter),
+    "in nested routers": in_nested_routers,
+    "a dependency of the application": lambda: on_fastapi(number, app=fastapi(dependencies=DEPENDS)),
+    "a dependency of a dependency": as_a_dependency_of_a_dependency,
+    "a sync endpoint without a request": lambda: on_fastapi(LIMIT(next_number)),
+    "an endpoint with a connection": lambda: on_fastapi(LIMIT(with_a_connection)),
+    "an endpoint twice": lambda: on_fastapi(RateLimit("9/hour", key=everyone)(LIMIT(number))),
+    "in a mounted fastapi": lambda: starlette(
+        Mount("/x", on_fastapi(number, "/{n}", app=FastAPI(), dependencies=DEPENDS))
+    ),
+}
 
 
-def in_a_mounted_fastapi() -> ASGIApp:
-    app, inner = fastapi(), FastAPI()
-
-    @inner.get("/{n}", dependencies=[Depends(RateLimit("2/hour"))])
-    async def get(n: int) -> int:
-        return n
-
-    app.mount("/x", inner)
-    return app
-
-
-WAYS = [
-    on_an_async_function,
-    on_a_sync_function,
-    on_a_partial,
-    on_a_method_of_a_class,
-    under_another_decorator,
-    as_a_middleware_of_the_route,
-    in_a_mount,
-    around_a_bare_router,
-    as_an_annotated_parameter,
-    in_nested_routers,
-    as_a_dependency_of_the_application,
-    as_a_dependency_of_a_dependency,
-    on_a_sync_endpoint_without_a_request,
-    on_an_endpoint_with_a_connection,
-    on_an_endpoint_twice,
-    in_a_mounted_fastapi,
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_the_third_request_is_refused_whatever_the_path_parameter(way: Callable[[], ASGIApp]) -> None:
-    client = TestClient(way())
+@pytest.mark.parametrize("way", WAYS)
+def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> None:
+    client = TestClient(WAYS[way]())
     answers = [client.get(f"/x/{n}") for n in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     refused = answers[2]
@@ -308,36 +234,70 @@ def test_a_name_joins_endpoints_and_rules_and_a_request_is_charged_once() -> Non
     assert client.get("/a").headers["ratelimit-policy"] == '"api";q=3;w=3600'
 
 
-@pytest.mark.parametrize("template", ["/{tenant}/x/{n}", "/{tenant}/{n}"])
-async def test_parameters_of_mounts_are_one_bucket_too(template: str) -> None:
-    inner = Starlette(routes=[Route(template.removeprefix("/{tenant}"), RateLimit("2/hour")(page))])
-    app = starlette(Mount("/{tenant}", inner))
-    paths = [template.replace("{tenant}", tenant).replace("{n}", n) for tenant, n in ("ax", "xx", "nx", "tx")]
-    assert [(await call(app, path)).status for path in paths] == [200, 200, 429, 429]
-    assert json.loads((await call(app, paths[0])).body)["violated-policies"] == [f"GET {template}"]
+def twice_mounted(router: Any) -> ASGIApp:
+    return starlette(Mount("/a", router), Mount("/b", router))
 
 
-async def test_an_application_mounted_twice_has_two_buckets() -> None:
-    inner = Starlette(routes=[Route("/x", RateLimit("1/hour")(page))])
-    app = starlette(Mount("/a", inner), Mount("/b", inner))
-    assert [(await call(app, path)).status for path in ("/a/x", "/b/x", "/a/x", "/b/x")] == [200, 200, 429, 429]
+def at(*paths: str, root: str = "", host: str = "") -> list[dict[str, Any]]:
+    return [{"path": path, "root_path": root, "headers": {"Host": host} if host else {}} for path in paths]
 
 
-async def test_both_conventions_for_root_path_are_one_bucket() -> None:
-    app = starlette(Route("/login", RateLimit("2/hour")(page)))
-    asked = [("/app/login", "/app"), ("/login", "/app"), ("/login", ""), ("/app/login", "/app")]
-    answers = [await call(app, path, root_path=root) for path, root in asked]
-    assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    assert json.loads(answers[2].body)["violated-policies"] == ["GET /login"]
+def once(path: str = "/x", limits: str = "1/hour") -> Router:
+    return Router([Route(path, RateLimit(limits)(page))])
 
 
-async def test_mounts_are_told_apart_under_a_root_path() -> None:
-    inner = Starlette(routes=[Route("/login", RateLimit("1/hour")(page))])
-    app = starlette(Mount("/v1", inner), Mount("/v2", inner))
-    asked = [("/app/v1/login", "/app"), ("/v2/login", ""), ("/v1/login", ""), ("/app/v2/login", "/app")]
-    answers = [await call(app, path, root_path=root) for path, root in asked]
-    assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    assert json.loads(answers[3].body)["violated-policies"] == ["GET /v2/login"]
+BUCKETS: dict[str, tuple[ASGIApp, list[dict[str, Any]], list[int], str]] = {
+    "parameters of mounts are one": (
+        starlette(Mount("/{tenant}", once("/x/{n}", "2/hour"))),
+        at("/a/x/1", "/b/x/1", "/c/x/2", "/d/x/1"),
+        [200, 200, 429, 429],
+        "GET /{tenant}/x/{n}",
+    ),
+    "also where all are parameters": (
+        starlette(Mount("/{tenant}", once("/{n}", "2/hour"))),
+        at("/a/x", "/x/x", "/n/x", "/t/x"),
+        [200, 200, 429, 429],
+        "GET /{tenant}/{n}",
+    ),
+    "an application mounted twice": (
+        twice_mounted(once()),
+        at("/a/x", "/b/x", "/a/x", "/b/x"),
+        [200, 200, 429, 429],
+        "GET /b/x",
+    ),
+    "both conventions for root_path": (
+        starlette(Route("/x", RateLimit("2/hour")(page))),
+        [*at("/app/x", "/x", root="/app"), *at("/x"), *at("/app/x", root="/app")],
+        [200, 200, 429, 429],
+        "GET /x",
+    ),
+    "mounts under a root_path": (
+        twice_mounted(once()),
+        [*at("/app/a/x", root="/app"), *at("/b/x", "/a/x"), *at("/app/b/x", root="/app")],
+        [200, 200, 429, 429],
+        "GET /b/x",
+    ),
+    "hosts are told apart": (
+        starlette(Host("a.example", once()), Host("b.example", once())),
+        [asked for letter in "abab" for asked in at("/x", host=f"{letter}.example")],
+        [200, 200, 429, 429],
+        "GET //b.example/x",
+    ),
+}
+
+
+@pytest.mark.parametrize("whose", BUCKETS)
+async def test_each_route_has_one_bucket_wherever_it_stands(whose: str) -> None:
+    app, asked, expected, name = BUCKETS[whose]
+    answers = [await call(app, **one) for one in asked]
+    assert [answer.status for answer in answers] == expected
+    assert json.loads(answers[-1].body)["violated-policies"] == [name]
+
+
+async def test_one_application_on_two_hosts_is_one_bucket() -> None:
+    inner = once()
+    app = starlette(Host("a.example", inner), Host("b.example", inner))
+    assert [(await call(app, **at("/x", host=f"{one}.example")[0])).status for one in "ab"] == [200, 429]
 
 
 async def test_two_limits_on_one_endpoint_have_two_names() -> None:
@@ -373,20 +333,6 @@ async def test_buckets_and_names_are_the_same_in_every_process_whatever_comes_fi
     assert seen[0] == seen[1]
     assert len({rule for rule, _ in seen[0].values()}) == 3
     assert {path: name for path, (_, name) in seen[0].items()} == {"/a": "/*", "/b": "/*", "/c/1": "GET /c/{n}"}
-
-
-async def test_hosts_are_told_apart() -> None:
-    inner = Router([Route("/x", RateLimit("1/hour")(page))])
-    other = Router([Route("/x", RateLimit("1/hour")(page))])
-    app = starlette(Host("a.example", inner), Host("b.example", other))
-    hosts = [{"Host": f"{letter}.example"} for letter in "abab"]
-    assert [(await call(app, "/x", headers=host)).status for host in hosts] == [200, 200, 429, 429]
-
-
-async def test_one_application_on_two_hosts_is_one_bucket() -> None:
-    inner = Router([Route("/x", RateLimit("1/hour")(page))])
-    app = starlette(Host("a.example", inner), Host("b.example", inner))
-    assert [(await call(app, "/x", headers={"Host": f"{one}.example"})).status for one in "ab"] == [200, 429]
 
 
 async def test_where_no_router_says_the_function_is_the_bucket() -> None:
@@ -590,43 +536,6 @@ async def test_under_a_middleware_that_is_switched_off_everything_passes(
         monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
     app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), rules=[], enabled=environment)
     assert await statuses(app, 3) == [200, 200, 200]
-
-
-def misplaced(app: FastAPI) -> None:
-    @RateLimit("1/hour")
-    @app.get("/wrong")
-    async def wrong() -> str:
-        return "hi"
-
-
-async def test_the_server_is_told_that_the_start_failed() -> None:
-    app, sent = FastAPI(), []
-    misplaced(app)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    with pytest.raises(ConfigurationError):
-        await RateLimitMiddleware(app, rules=[])({"type": "lifespan", "state": {}}, receive, send)
-    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert "GET /wrong" in sent[0]["message"]
-
-
-def test_a_function_that_is_a_route_both_with_and_without_a_limit_is_no_mistake() -> None:
-    app = fastapi()
-
-    async def get() -> str:
-        return "hi"
-
-    app.get("/free")(get)
-    app.get("/limited")(RateLimit("1/hour")(get))
-    RateLimit("9/hour")(get)
-    with TestClient(app) as client:
-        assert [client.get("/free").status_code for _ in range(3)] == [200] * 3
-        assert [client.get("/limited").status_code for _ in range(2)] == [200, 429]
 
 
 async def rows() -> AsyncIterator[str]:
