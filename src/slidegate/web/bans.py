@@ -131,8 +131,8 @@ class BanSignals:
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
         texts = normal_forms(route_path(scope)) if self._paths else ()
-        found = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
-        return self._not_struck_by(found, outer)
+        signals = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
+        return self._not_struck_by(signals, outer)
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
@@ -192,11 +192,11 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
     example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
     if isinstance(listed, str) or not isinstance(listed, Iterable):
         raise ConfigurationError(f"{example}, not {quoted(policies)}")
-    found: dict[str, BanPolicy] = {}
+    by_name: dict[str, BanPolicy] = {}
     for policy in listed:
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
-        if policy.name in found:
+        if policy.name in by_name:
             raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
         if policy.key is not None and not isinstance(policy.key, Key):
             raise ConfigurationError(
@@ -206,8 +206,8 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
             raise ConfigurationError(
                 f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
             )
-        found[policy.name] = policy
-    return found
+        by_name[policy.name] = policy
+    return by_name
 
 
 def _check_width(policy: BanPolicy, key: Key) -> None:

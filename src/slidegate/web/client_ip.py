@@ -117,8 +117,8 @@ class ClientAddress:
         client = scope.get("client")
         if client is None and is_gone(scope):
             return GONE, None  # before its headers are read: without a peer they cannot be trusted
-        asked = (client[0] if client else None) or "", field_value(scope, self.header) if self.trusted else ""
-        return self._known.get(asked) or remember(self._known, asked, self._find(*asked))
+        written = (client[0] if client else None) or "", field_value(scope, self.header) if self.trusted else ""
+        return self._known.get(written) or remember(self._known, written, self._find(*written))
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
         address = peer = parse_address(host)
@@ -200,9 +200,9 @@ def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Addre
 
 def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
     """Return the address `hops` entries from the right; the peer where there are fewer, the hop before garbage."""
-    counted = [read_node(node) for node in islice(nodes, hops)]
-    known = list(takewhile(lambda address: address is not None, counted))
-    return known[-1] if known and len(counted) == hops else peer
+    addresses = [read_node(node) for node in islice(nodes, hops)]
+    readable = list(takewhile(lambda address: address is not None, addresses))
+    return readable[-1] if readable and len(addresses) == hops else peer
 
 
 def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
@@ -274,11 +274,11 @@ def read_node(text: str) -> Address | None:
     """
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    found = _NODE.fullmatch(text)
-    if found is None:
+    match = _NODE.fullmatch(text)
+    if match is None:
         return None
-    bare = found["v6"] or found["v4"] or found["bare"] or ""
-    address = parse_address(bare) if found["v6"] is None or ":" in bare else None
+    bare = match["v6"] or match["v4"] or match["bare"] or ""
+    address = parse_address(bare) if match["v6"] is None or ":" in bare else None
     return None if address is None or is_unspecified(address) else address
 
 

@@ -120,10 +120,10 @@ def check_places(app: object) -> None:
 
 def _is_named(endpoint: Any) -> bool:
     """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
-    found: Any = sys.modules.get(endpoint.__module__)
+    named: Any = sys.modules.get(endpoint.__module__)
     for part in endpoint.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is endpoint
+        named = getattr(named, part, None)
+    return named is endpoint
 
 
 def unawaited(app: object) -> list[tuple[str, str]]:
@@ -132,14 +132,14 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     A decorated function is a coroutine function, also where it was none. A caller that is not async gets a coroutine,
     and neither the function nor its limit runs.
     """
-    found = set()
+    calls = set()
     for place in walk(app):
         for call in (place.route.endpoint, *dependencies(place.route)):
             core = _core(call)
             if inspect.isfunction(core) and not inspect.iscoroutinefunction(core):
                 named = [function for function in _named_in(core) if _was_plain(function)]
-                found |= {(core.__qualname__, function.__qualname__) for function in named}
-    return sorted(found)
+                calls |= {(core.__qualname__, function.__qualname__) for function in named}
+    return sorted(calls)
 
 
 def _core(call: Any) -> Any:
@@ -313,9 +313,9 @@ def takes_no_defaults(route: object, end: object, method: str) -> bool:
 
 def is_lifted(limit: object, place: ResolvedRoute) -> bool:
     """Return whether something further in takes the place of a limit that stands above a route."""
-    asked = list(_asked(place))
-    stands = max((depth for call, depth in asked if call is limit), default=_INNERMOST)
-    return any(depth > stands and _is_marked(call) for call, depth in asked)
+    depths = list(_asked(place))
+    stands = max((depth for call, depth in depths if call is limit), default=_INNERMOST)
+    return any(depth > stands and _is_marked(call) for call, depth in depths)
 
 
 def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:

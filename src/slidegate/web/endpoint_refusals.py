@@ -140,8 +140,8 @@ def _put_handler(scope: Scope) -> None:
     The routes of an application have taken its table before they call the endpoint: it can be changed, not replaced.
     """
     handlers = _handlers(scope)
-    found = next((handlers[kind] for kind in EndpointRefusal.__mro__ if kind in handlers), None)
-    if getattr(found, "__func__", found) is not ExceptionMiddleware.http_exception and not _is_fastapis(found):
+    handler = next((handlers[kind] for kind in EndpointRefusal.__mro__ if kind in handlers), None)
+    if getattr(handler, "__func__", handler) is not ExceptionMiddleware.http_exception and not _is_fastapis(handler):
         return
     # FastAPI's own exception is a subclass of Starlette's, so Starlette does not find its handler for ours.
     fastapis = getattr(sys.modules.get("fastapi.exceptions"), "HTTPException", None)

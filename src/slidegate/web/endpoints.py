@@ -226,16 +226,16 @@ class EndpointBuckets:
             turn: How many other limits that look the same have charged this request before.
         """
         place = self._routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
-        known = self._bound.get((limit, place, turn, id(function)))
-        if known is None:
+        entry = self._bound.get((limit, place, turn, id(function)))
+        if entry is None:
             if len(self._bound) >= _MEMO:
                 # Objects made on the way of a request; the buckets they stand for stay.
                 self._bound.clear()
                 self._names.clear()
             lifted = function is None and isinstance(place, ResolvedRoute) and is_lifted(limit, place)
             bound = None if lifted else self._bind(limit, place, scope, function, turn)
-            known = self._bound[limit, place, turn, id(function)] = bound, function
-        return known[0]
+            entry = self._bound[limit, place, turn, id(function)] = bound, function
+        return entry[0]
 
     def _bind(
         self, limit: RateLimit, place: ResolvedRoute | str, scope: Scope, function: object, turn: int
@@ -309,9 +309,9 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         limiter, check = counted[rule]
         return await limiter.charge_all((check,))
     # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
-    known = record.names()
-    if rule in known or (rule is None and not counted):
+    names_above = record.names()
+    if rule in names_above or (rule is None and not counted):
         return _UNCOUNTED
     names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, known)}"
+    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
     raise ConfigurationError(f"charge: the rules counted on this request are: {names}; {problem}")

@@ -304,9 +304,9 @@ class PathParam(Value):
     def _value(self, scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(self.name, "")
         for matcher in self._matchers:
-            found = matcher.limits.match(route_path(scope) if self._path is None else self._path)
-            if found is not None:
-                value = _meaning(matcher.convertors[self.name], found[self.name])
+            match = matcher.limits.match(route_path(scope) if self._path is None else self._path)
+            if match is not None:
+                value = _meaning(matcher.convertors[self.name], match[self.name])
                 break
         return _bytes(str(value))
 

@@ -100,11 +100,11 @@ def _check_reachable(path: object) -> None:
 def regex_of(path: str, convertors: Convertors, spellings: Mapping[type, str] | None = None) -> str:
     """Return the expression that Starlette makes of a path, with other spellings of some kinds of parameters."""
     regex, end = "^", 0
-    for found in PARAM_REGEX.finditer(path):
-        convertor = convertors[found[1]]
+    for parameter in PARAM_REGEX.finditer(path):
+        convertor = convertors[parameter[1]]
         value = (spellings or {}).get(type(convertor), convertor.regex)
-        regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
-        end = found.end()
+        regex += f"{re.escape(path[end : parameter.start()])}(?P<{parameter[1]}>{value})"
+        end = parameter.end()
     return f"{regex}{re.escape(path[end:])}$"
 
 
@@ -117,26 +117,26 @@ def normal_forms(path: str) -> tuple[str, ...]:
     """Return a path and its normal forms, each once; of a very long path only the path itself."""
     if len(path) > MAX_ODD or _ODD.search(path) is None:
         return (path,)
-    found = {path: None}
+    forms = {path: None}
     for text in {path: None, _without_matrix(path): None}:
         form = _without_dots(_with_single_slashes(text))
-        found[form] = None
+        forms[form] = None
         if text.endswith(_DOTS_LAST):
             # "/a/." is "/a/" for some and "/a" for others.
-            found[form.rstrip("/") or "/"] = None
-    return tuple(found)
+            forms[form.rstrip("/") or "/"] = None
+    return tuple(forms)
 
 
 def readings(path: str) -> tuple[str, ...]:
     """Return every text that several readers, one behind the other, may make of a path, first the path itself."""
     if len(path) > MAX_ODD or not is_odd(path):
         return (path,)
-    found = {path: None}
+    texts = {path: None}
     for step in _STEPS:
-        found.update(dict.fromkeys([step(text) for text in found]))
-    for text in [text for text in found if text.endswith(_DOTS_LAST)]:
-        found.update(dict.fromkeys(other.rstrip("/") or "/" for other in readings(_without_dots(text))))
-    return tuple(found)
+        texts.update(dict.fromkeys([step(text) for text in texts]))
+    for text in [text for text in texts if text.endswith(_DOTS_LAST)]:
+        texts.update(dict.fromkeys(other.rstrip("/") or "/" for other in readings(_without_dots(text))))
+    return tuple(texts)
 
 
 def _without_newlines(text: str) -> str:
@@ -300,17 +300,17 @@ class PathIndex(Generic[T]):
 
     def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        found = [*self._always]
+        owners = [*self._always]
         # A pattern ends before one final newline too.
         for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
             parts = ending.split("/")
             for key, table in self._ending.get(len(parts), ()):
-                found += table.get(key(parts), ())
+                owners += table.get(key(parts), ())
             for end, key, table in self._below:
                 if end < len(parts):
-                    found += table.get(key(parts), ())
-        return found
+                    owners += table.get(key(parts), ())
+        return owners
 
 
 def _may_hold_a_slash(segment: str, convertors: Convertors) -> bool:
-    return any(type(convertors[found[1]]) not in _WITHIN_A_SEGMENT for found in PARAM_REGEX.finditer(segment))
+    return any(type(convertors[parameter[1]]) not in _WITHIN_A_SEGMENT for parameter in PARAM_REGEX.finditer(segment))

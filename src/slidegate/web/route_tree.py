@@ -127,21 +127,21 @@ class ResolvedRoute:
     def takes(self, path: str) -> bool:
         """Return whether a path leads here; it is the one that the outermost router sees."""
         for mount in self.paths:
-            found = mount.path_regex.match(path)
-            if found is None:
+            match = mount.path_regex.match(path)
+            if match is None:
                 return False
-            path = "/" + found["path"]
+            path = "/" + match["path"]
         return self.route.path_regex.match(path) is not None
 
     def written(self) -> Written | None:
         """Return the whole path, by which the route can be found; None where its text alone does not tell it."""
         path, convertors = "", dict[str, Convertor[Any]]()
         for part in (*self.paths, self.route):
-            found = written_of(part)
-            if found is None or not convertors.keys().isdisjoint(found[1].keys() - {"path"}):
+            written = written_of(part)
+            if written is None or not convertors.keys().isdisjoint(written[1].keys() - {"path"}):
                 return None
-            path += found[0] if part is self.route else found[0].removesuffix(ALL_BELOW)
-            convertors |= found[1]
+            path += written[0] if part is self.route else written[0].removesuffix(ALL_BELOW)
+            convertors |= written[1]
         return path, convertors
 
 
@@ -243,8 +243,8 @@ class Application:
 
     def frontend(self, path: str) -> Frontend | None:
         """Return the frontend that serves a path, if no route does: the longest, as FastAPI chooses."""
-        found = [route for route, _ in self.routes if isinstance(route, Frontend) and route.path_regex.match(path)]
-        return max(found, key=lambda one: len(one.path), default=None)
+        frontends = [route for route, _ in self.routes if isinstance(route, Frontend) and route.path_regex.match(path)]
+        return max(frontends, key=lambda one: len(one.path), default=None)
 
 
 def applications(app: object) -> list[Application]:

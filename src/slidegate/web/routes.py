@@ -97,15 +97,15 @@ class Routes:
         return self.version
 
     def _learn(self) -> None:
-        top, *others = found = applications(self._app)
+        top, *others = apps = applications(self._app)
         self._top = top
-        self._lists = [routes for app in found for routes in app.lists][1:]
+        self._lists = [routes for app in apps for routes in app.lists][1:]
         # The outermost router may get another list. No request asks further in.
         self._holder = top.router
         self._size = len(self._holder.routes) + sum(map(len, self._lists))
         self._rooted = any(app.root for app in others)
         self._mounts_drop_slash = any(app.drops_slash for app in others)
-        self.by_path = all(app.by_path for app in found)
+        self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
 
     def walk(self) -> Iterator[ResolvedRoute]:
@@ -172,7 +172,7 @@ class RouteTable:
         """Return whether the router has the same routes still."""
         return self._routes.current() == self._version
 
-    def of_request(self, found: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
+    def of_request(self, candidates: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
         """Return the one of several routes to an endpoint by which a request came."""
         root = scope.get("app_root_path", scope.get("root_path", ""))
         reached = self._routes.reach({**scope, "root_path": root})
@@ -180,15 +180,15 @@ class RouteTable:
             return None
         # One application on two hosts is one route.
         paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
-        return next((one for one in found if one.route is reached.route and one.paths == paths), None)
+        return next((one for one in candidates if one.route is reached.route and one.paths == paths), None)
 
     def of_path(self, kind: str, method: str, path: str) -> ResolvedRoute | None:
         """Return the route where a router leads a request: else one with other methods, as for a 405."""
-        found = self._by_text.find(path)
-        if len(found) > 1:
-            found.sort()
+        candidates = self._by_text.find(path)
+        if len(candidates) > 1:
+            candidates.sort()
         other = None
-        for _, resolved in found:
+        for _, resolved in candidates:
             if resolved.connection == kind and resolved.takes(path):
                 if resolved.methods is None or method in resolved.methods:
                     return resolved
@@ -217,27 +217,27 @@ class RouteIndex:
 
     def find(self, scope: Scope) -> ResolvedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
-        found = self.candidates(scope)
-        if len(found) <= 1:
-            return found[0] if found else None
-        return self._tables[id(scope["router"])].of_request(found, scope)
+        candidates = self.candidates(scope)
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        return self._tables[id(scope["router"])].of_request(candidates, scope)
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        at = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
-        if router is None or (endpoint is None and at != _FRONTEND):
+        endpoint_id = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
+        if router is None or (endpoint is None and endpoint_id != _FRONTEND):
             return []
         table = self.current(router)
         # A function that has a route already may get another one, also in a router that is included.
-        if at not in table.by_endpoint:
-            hidden = [known for known, found in table.by_endpoint.items() if not found]
-            table = self._learn(router, [*hidden[:_MAX_HIDDEN], at])
-        return table.by_endpoint[at]
+        if endpoint_id not in table.by_endpoint:
+            hidden = [other for other, routes in table.by_endpoint.items() if not routes]
+            table = self._learn(router, [*hidden[:_MAX_HIDDEN], endpoint_id])
+        return table.by_endpoint[endpoint_id]
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
         """Return the routes below the router or application that requires `dependency`."""
-        every = [route for found in self.current(scope["router"]).by_endpoint.values() for route in found]
+        every = [route for routes in self.current(scope["router"]).by_endpoint.values() for route in routes]
         return [route for route in every if any(required.dependency is dependency for required in route.above)]
 
     def label_of(self, scope: Scope) -> str:
@@ -249,10 +249,10 @@ class RouteIndex:
         root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
         path = below(root, scope["path"]) if root else scope["path"]
         try:
-            found = self.current(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
+            route = self.current(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
         except Exception:
             return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-        return UNROUTED if found is None else found.label
+        return UNROUTED if route is None else route.label
 
     def current(self, router: object) -> RouteTable:
         """Return the routes below a router as they are now."""
@@ -284,10 +284,10 @@ def _entered(top: Application, scope: Scope, root: str) -> Iterator[tuple[str, A
 
 def _read_by(mount: Any, scope: Scope) -> str:
     """Return the part of a path that a mount reads."""
-    found = mount.path_regex.match(route_path(scope)) if isinstance(mount, Mount) else None
-    if found is None:
+    match = mount.path_regex.match(route_path(scope)) if isinstance(mount, Mount) else None
+    if match is None:
         return ""
-    return _PARAMETER.sub(lambda parameter: found[parameter[1]], mount.path_format.removesuffix("/{path}"))
+    return _PARAMETER.sub(lambda parameter: match[parameter[1]], mount.path_format.removesuffix("/{path}"))
 
 
 def _reach(at: Application, scope: Scope, written: str, mounts: Mounts, sure: bool) -> Reached | None:

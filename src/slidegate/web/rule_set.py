@@ -102,17 +102,17 @@ class BoundRule:
         Raises:
             ConfigurationError: The limits cannot be read.
         """
-        known = self._plans.get(limits) if isinstance(limits, (str, AnyLimit)) else None
-        if known is None:
+        bucket = self._plans.get(limits) if isinstance(limits, (str, AnyLimit)) else None
+        if bucket is None:
             if isinstance(limits, str) and limits.strip().lower() == "unlimited":
                 return None
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be read only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
-            known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
-            for asked in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
-                remember(self._plans, asked, known, _MEMO_PLANS)
-        return known
+            bucket = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
+            for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
+                remember(self._plans, key, bucket, _MEMO_PLANS)
+        return bucket
 
 
 class Met(NamedTuple):
@@ -221,16 +221,16 @@ class RuleSet:
             self._version = version
             self._known.clear()
         method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
-        asked = scope["type"], method, scope["path"], scope.get("root_path", "")
-        known = self._known.get(asked)
-        if known is not None:
-            return known
+        request = scope["type"], method, scope["path"], scope.get("root_path", "")
+        selection = self._known.get(request)
+        if selection is not None:
+            return selection
         selection = self._find(scope, routes)
         # The server alone bounds the length of a path; only ordinary ones are worth remembering.
-        if routes.by_path and sum(map(len, asked)) <= _MAX_REMEMBERED:
+        if routes.by_path and sum(map(len, request)) <= _MAX_REMEMBERED:
             if len(self._known) >= _MEMO:
                 self._known.clear()
-            self._known[asked] = selection
+            self._known[request] = selection
         return selection
 
     def _find(self, scope: Scope, routes: Routes) -> Selection:
@@ -282,16 +282,16 @@ class RuleSet:
         self, rules: Iterable[tuple[int, str, bool]], defaults: Sequence[BoundRule], scope: Scope
     ) -> Selection:
         """Return the selection of some rules and the limits behind them; it is the same for all such requests."""
-        asked = tuple(rules), tuple(defaults), is_preflight(scope)
-        known = self._selections.get(asked)
-        if known is not None:
-            return known
-        found = [(self._bound[place], text, ends) for place, text, ends in asked[0]]
-        found += [(bound, "", False) for bound in defaults]
-        met = [Met((bound.for_preflights() if asked[2] else bound).at(text), ends) for bound, text, ends in found]
+        key = tuple(rules), tuple(defaults), is_preflight(scope)
+        selection = self._selections.get(key)
+        if selection is not None:
+            return selection
+        bound_rules = [(self._bound[place], text, ends) for place, text, ends in key[0]]
+        bound_rules += [(bound, "", False) for bound in defaults]
+        met = [Met((bound.for_preflights() if key[2] else bound).at(text), ends) for bound, text, ends in bound_rules]
         if any(bound.rule.conditional for bound, _ in met):
-            return remember(self._selections, asked, Selection((), plain=False, open=tuple(met)))
-        return remember(self._selections, asked, chosen(met))
+            return remember(self._selections, key, Selection((), plain=False, open=tuple(met)))
+        return remember(self._selections, key, chosen(met))
 
     def bound(self) -> list[BoundRule]:
         """Return the rules that count, in their order, and the defaults that a request has met."""
@@ -324,17 +324,17 @@ def exempts(rule: Rule, kind: str, method: str, path: RequestPath) -> bool:
 
 def chosen(met: Sequence[Met]) -> Selection:
     """Return the selection that some rules make, in their order."""
-    found: list[BoundRule] = []
+    counting: list[BoundRule] = []
     last: Rule | None = None
     for bound, ends in met:
         if bound.rule.counts:
-            found.append(bound)
+            counting.append(bound)
         if ends:
             last = bound.rule
             break
     blocked = last if last is not None and last.blocks else None
-    limiting = tuple(bound for bound in found if bound.rule.action == "limit") if blocked is None else ()
-    shadows = tuple(bound for bound in found if bound.rule.action != "limit")
+    limiting = tuple(bound for bound in counting if bound.rule.action == "limit") if blocked is None else ()
+    shadows = tuple(bound for bound in counting if bound.rule.action != "limit")
     plain = blocked is None and all(bound.plain for bound in limiting)
     return Selection(limiting, plain, shadows, exempt=last is not None and last.exempt, blocked=blocked)
 
@@ -354,14 +354,14 @@ def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: S
 
 def check_apart(rules: Iterable[Rule]) -> None:
     """Check that no two rules would count in one bucket."""
-    known: dict[str, Rule] = {}
+    by_identity: dict[str, Rule] = {}
     for rule in rules:
         if not isinstance(rule, Rule):
             raise ConfigurationError(
                 f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rule)} in it'
             )
-        twin = known.get(rule.identity)
-        known[rule.identity] = rule
+        twin = by_identity.get(rule.identity)
+        by_identity[rule.identity] = rule
         if twin is None or not rule.counts:
             continue
         advice = "name one of them, or drop it"

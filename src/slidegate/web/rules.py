@@ -286,11 +286,11 @@ def checked_paths(path: Any) -> tuple[str, ...]:
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
-    for place, found in enumerate(listed):
-        if found == "*":
+    for place, one in enumerate(listed):
+        if one == "*":
             raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
-        if found in listed[:place]:
-            raise ConfigurationError(f"path: {quoted(found)} stands twice in {quoted(listed)}; write it once")
+        if one in listed[:place]:
+            raise ConfigurationError(f"path: {quoted(one)} stands twice in {quoted(listed)}; write it once")
     return tuple(listed)
 
 
@@ -300,14 +300,14 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     example = 'expected a list such as ["GET", "POST"]'
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         raise ConfigurationError(f"methods: {example}, not {quoted(methods)}")
-    found = set()
+    names = set()
     for method in methods:
         if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
             raise ConfigurationError(f"methods: {example}, not {quoted(method)} in it")
-        found.add(method.upper())
-    if not found:
+        names.add(method.upper())
+    if not names:
         raise ConfigurationError(f"methods: {example}; leave it out for all methods")
-    return frozenset(found | {"HEAD"} if "GET" in found else found)
+    return frozenset(names | {"HEAD"} if "GET" in names else names)
 
 
 def checked_function(key: KeyFunction | None) -> KeyFunction | None:
@@ -334,10 +334,10 @@ def checked_count_if(count_if: object) -> int:
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
         raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {quoted(count_if)}")
-    found = signature_of(count_if)
-    if found is None:
+    signature = signature_of(count_if)
+    if signature is None:
         return 1
-    parameters = found.parameters.values()
+    parameters = signature.parameters.values()
     needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
     places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
