@@ -169,13 +169,13 @@ class StrikeQueueRows:
     def items(self) -> Iterator[tuple[str, StrikeRecord]]:
         """Yield each key and its strike record; the key that was struck longest ago comes first."""
         with self._txn.cursor(self._dbs.struck) as cursor:
-            found = cursor.set_range(self._queue)
-            while found and cursor.key().startswith(self._queue):
+            is_there = cursor.set_range(self._queue)
+            while is_there and cursor.key().startswith(self._queue):
                 key = text_of(cursor.value())
                 record = self.get(key)
                 assert record is not None
                 yield key, record
-                found = cursor.next()
+                is_there = cursor.next()
 
     def get(self, key: str) -> StrikeRecord | None:
         """Return the strike record of a key."""
@@ -235,20 +235,20 @@ class LmdbBanStorage:
 
     def state(self, policy: str) -> PolicyStateRow | None:
         """Return the state of a policy; None if there is none."""
-        found = self._states.get(policy)
-        if found is None:
+        state = self._states.get(policy)
+        if state is None:
             row = self._txn.get(row_of(policy), None, self._dbs.policies)
             if row is None:
                 return None
-            found = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, row)
-        return found
+            state = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, row)
+        return state
 
     def open_state(self, policy: str) -> PolicyStateRow:
         """Return the state of a policy; make one if there is none."""
-        found = self.state(policy)
-        if found is None:
-            found = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, None)
-        return found
+        state = self.state(policy)
+        if state is None:
+            state = self._states[policy] = PolicyStateRow(self._txn, self._dbs, policy, None)
+        return state
 
     def states(self) -> list[PolicyStateRow]:
         """Return the states of all policies."""
@@ -301,8 +301,8 @@ def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], byt
     with txn.cursor(dbi) as cursor:
         if not cursor.set_range(row):
             return [], None
-        found = list(islice(cursor.iternext(), STEP + 1))
-    return (found[:STEP], found[STEP][0]) if len(found) > STEP else (found, None)
+        rows = list(islice(cursor.iternext(), STEP + 1))
+    return (rows[:STEP], rows[STEP][0]) if len(rows) > STEP else (rows, None)
 
 
 def salvage(path: Path) -> list[Ban]:
@@ -369,11 +369,11 @@ def _lengths(census: bytes) -> dict[int, list[tuple[bytes, int]]]:
 
     That is the beginning of the row, and how many bits of an address to drop.
     """
-    found: dict[int, list[tuple[bytes, int]]] = {4: [], 6: []}
+    lengths: dict[int, list[tuple[bytes, int]]] = {4: [], 6: []}
     for version, prefix, _ in _COUNTED.iter_unpack(census):
-        if version in found:
-            found[version].append((bytes((version, prefix)), BITS[version] - prefix))
-    return found
+        if version in lengths:
+            lengths[version].append((bytes((version, prefix)), BITS[version] - prefix))
+    return lengths
 
 
 def _next_number(txn: Any, dbs: Databases) -> int:

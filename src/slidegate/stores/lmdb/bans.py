@@ -94,12 +94,12 @@ class LmdbBans(BanStore):
         """Take over the bans that are found in a damaged file; return how many are still in force."""
         moments = self._moments()
         try:
-            found = [_redated(ban, *moments) for ban in salvage(path)]
+            bans = [_redated(ban, *moments) for ban in salvage(path)]
         except OSError:
             return 0
-        known = [ban for ban in found if not ban.is_over(*moments)]
-        self._take_over(Bans(known, []), transaction)
-        return len(known)
+        active = [ban for ban in bans if not ban.is_over(*moments)]
+        self._take_over(Bans(active, []), transaction)
+        return len(active)
 
     # -- for everybody ------------------------------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class LmdbBans(BanStore):
 
         row: bytes | None = b""
         while row is not None:
-            found, row = self._transactions.read(look)
-            yield found
+            items, row = self._transactions.read(look)
+            yield items
             await asyncio.sleep(0)
 
     def _active_of(self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
@@ -192,23 +192,23 @@ class LmdbBans(BanStore):
         self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[str, str, StrikeRecord]]:
         """Return (policy, key, record) for some rows of `struck`, without records that are over."""
-        (now_us, _), found = self._moments(), []
+        (now_us, _), records = self._moments(), []
         for row, packed in rows:
             policy, key = policy_of(row), text_of(packed)
             state = storage.open_state(policy)
             record = state.strikes.get(key)
             if record is not None and not state.is_over(record, now_us):
-                found.append((policy, key, record))
-        return found
+                records.append((policy, key, record))
+        return records
 
-    async def _load(self, known: Bans) -> int:
-        bans, records = known
+    async def _load(self, imported: Bans) -> int:
+        bans, records = imported
         if self.count() + len(bans) > self._max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
                 await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP))
 
         def check_room(transaction: Transaction) -> None:
-            BanRules(LmdbBanStorage(transaction), self._max_bans).check_room(known)
+            BanRules(LmdbBanStorage(transaction), self._max_bans).check_room(imported)
 
         self._transactions.read(check_room)
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]

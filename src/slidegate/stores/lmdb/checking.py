@@ -110,13 +110,13 @@ def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
             mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return ""
-    found, length = "", -1
+    kind, length = "", -1
     for line in mounts:
         before, _, after = line.partition(" - ")
         point = Path(before.split(" ")[4].replace("\\040", " "))
         if (path == point or point in path.parents) and len(point.parts) >= length:
-            found, length = after.split(" ")[0], len(point.parts)
-    return found
+            kind, length = after.split(" ")[0], len(point.parts)
+    return kind
 
 
 def unusable(path: Path, error: OSError) -> ConfigurationError:
@@ -125,11 +125,11 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
     problem = f"lmdb: {place} cannot be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return ConfigurationError(f"{problem}; {_REMEDIES.get(error.errno or 0, '')}choose another path")
-    for known in (place, *place.parents):
+    for owned in (place, *place.parents):
         with suppress(OSError):
-            found = known.stat()
+            status = owned.stat()
             return ConfigurationError(
-                f"{problem}; {known} belongs to user {found.st_uid} ({stat.filemode(found.st_mode)}), and this "
+                f"{problem}; {owned} belongs to user {status.st_uid} ({stat.filemode(status.st_mode)}), and this "
                 f"process is user {os.geteuid()}: give it to that user, or choose another path; all workers have "
                 "to be one user"
             )
@@ -157,22 +157,22 @@ def check_data(path: Path, *, every_page: bool) -> None:
         return
     try:
         verify: Any = lmdb.verify.verify
-        found = verify(str(data), subdir=False)[:1]
+        damage = verify(str(data), subdir=False)[:1]
     except lmdb.verify.VerifyError as error:
-        found = [str(error)]
+        damage = [str(error)]
     except Exception as error:  # the check itself failed on a damaged page
-        found = [repr(error)]
-    if found:
-        raise Damaged(short or found[0])
+        damage = [repr(error)]
+    if damage:
+        raise Damaged(short or damage[0])
 
 
 def is_file_at(file: int, path: Path) -> bool:
     """Return whether an open file is still the one at a path."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, os.fstat(file))
+    return os.path.samestat(status, os.fstat(file))
 
 
 def nobody_else_has(lock: Path) -> bool:
@@ -230,8 +230,8 @@ def set_aside(path: Path) -> Path:
     return kept
 
 
-def _of_another_format(path: Path, found: int) -> ConfigurationError:
-    return ConfigurationError(f"lmdb: {path} has LMDB's data format {found}; expected {_FORMAT}")
+def _of_another_format(path: Path, file_format: int) -> ConfigurationError:
+    return ConfigurationError(f"lmdb: {path} has LMDB's data format {file_format}; expected {_FORMAT}")
 
 
 def _meta(head: bytes) -> tuple[int, int, int, int] | None:

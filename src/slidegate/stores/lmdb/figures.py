@@ -99,7 +99,7 @@ class LmdbSharedStats(SharedStats):
         return self._transactions.read(partial(self._read, shelf, first, last))
 
     def _read(self, shelf: str, first: int, last: int, transaction: Transaction) -> Rows:
-        found = []
+        rows = []
         end, name = _key(shelf, last + 1), len(shelf) + 1
         with transaction.txn.cursor(transaction.dbs.figures) as cursor:
             there = cursor.set_range(_key(shelf, first))
@@ -107,9 +107,9 @@ class LmdbSharedStats(SharedStats):
                 value = bytes(cursor.value())
                 if _UNTIL.unpack_from(value)[0] > transaction.now_us:
                     (number,) = _NUMBER.unpack_from(key, name)
-                    found.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
+                    rows.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
                 there = cursor.next()
-        return found
+        return rows
 
     def _delete_some(self, transaction: Transaction) -> None:
         """Delete rows that are over. Each writing goes on where the last one ended."""

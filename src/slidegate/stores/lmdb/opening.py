@@ -199,12 +199,12 @@ def _check_there(path: Path) -> None:
         StoreUnavailable: There are none.
     """
     try:
-        found = {name: (path / name).stat().st_size for name in (DATA, LOCK)}
+        sizes = {name: (path / name).stat().st_size for name in (DATA, LOCK)}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreUnavailable(
             f"lmdb: there is no store at {path}: {error.filename} is not there; a worker that opens it makes one"
         ) from None
-    if not found[DATA]:
+    if not sizes[DATA]:
         raise StoreUnavailable(f"lmdb: there is no store at {path}: {DATA} is empty")
 
 

@@ -105,10 +105,10 @@ class PermitRows:
         Raises:
             lmdb.MapFullError: The file has no room for another row.
         """
-        found = self._find(row)
-        if not (found.stored or self._has_room):
+        entry = self._find(row)
+        if not (entry.stored or self._has_room):
             raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
-        found.own += units
+        entry.own += units
         permit = Permit(row, amount, units)
         self._own.permits.add(permit)
         self._undo.append(partial(self._own.permits.discard, permit))
@@ -155,17 +155,17 @@ class PermitRows:
     def save(self) -> None:
         """Write what has changed."""
         own = self._own
-        for row, found in self._rows.items():
-            holders = [*found.others, (own.worker, found.own, own.until_us)] if found.own else found.others
+        for row, entry in self._rows.items():
+            holders = [*entry.others, (own.worker, entry.own, own.until_us)] if entry.own else entry.others
             packed = _VERSION + b"".join(_HOLDER.pack(*holder) for holder in holders) if holders else b""
-            if packed and packed != found.stored:
+            if packed and packed != entry.stored:
                 self._txn.put(row, packed, db=self._dbs.places)
-                if not found.stored:
+                if not entry.stored:
                     self._txn.put(due_row(own.until_us, row), PLACE, db=self._dbs.ends)
-            elif found.stored and not packed:
+            elif entry.stored and not packed:
                 self._txn.delete(row, b"", self._dbs.places)
                 self._txn.delete(due_row(own.until_us, row), b"", self._dbs.ends)
-            found.stored = packed
+            entry.stored = packed
 
     def ends_us(self, row: bytes) -> int:
         """Return when the permits of a row run out that are not renewed; 0 if there are none."""
@@ -181,26 +181,26 @@ class PermitRows:
         return [holder for holder in _HOLDER.iter_unpack(stored[1:]) if holder[2] > self._now_us]
 
     def _find(self, row: bytes) -> _Row:
-        found = self._rows.get(row)
-        if found is None:
+        entry = self._rows.get(row)
+        if entry is None:
             stored, own = self._read(row), self._own
             holders = self._holders(stored)
             others = [holder for holder in holders if holder[0] != own.worker]
             held = sum(units for worker, units, until_us in holders if (worker, until_us) == (own.worker, own.until_us))
-            found = self._rows[row] = _Row(others, held, stored)
-        return found
+            entry = self._rows[row] = _Row(others, held, stored)
+        return entry
 
     def _put_back(self, permits: list[Permit]) -> None:
         """Take permits that ran out again, where there is room; tell how many there were."""
         lost = back = 0
         for permit in permits:
-            found, was_lost = self._find(permit.row), permit.lost
-            permit.lost = found.taken + permit.units > permit.amount
+            entry, was_lost = self._find(permit.row), permit.lost
+            permit.lost = entry.taken + permit.units > permit.amount
             self._undo.append(partial(setattr, permit, "lost", was_lost))
             if permit.lost:
                 lost += not was_lost
             else:
-                found.own += permit.units
+                entry.own += permit.units
                 back += 1
         if back or lost:
             self._events.append(permits_lost("lmdb", lost, back))

@@ -160,9 +160,9 @@ class LmdbStore(Store):
 
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
-        known = self._transactions
-        sizes = known.read(lambda transaction: self._env.sizes(transaction.txn))
-        return LmdbStats(*sizes, known.evictions, known.shared_hits)
+        transactions = self._transactions
+        sizes = transactions.read(lambda transaction: self._env.sizes(transaction.txn))
+        return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""
@@ -248,8 +248,8 @@ class LmdbStore(Store):
         if refusal is not None:
             decision: Decision = refusal
         else:
-            found = transaction.find(checks, takes=True)
-            decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
+            places = transaction.find(checks, takes=True)
+            decision = decide(checks, places, transaction.now_us, first_in_line=first_in_line)
             if decision.allowed:
                 return decision if transaction.permits is None else self._take_permits(decision, transaction)
         remember(self._refused, checks, None)
@@ -287,7 +287,7 @@ class LmdbStore(Store):
 
     def _take_permits(self, decision: Decision, transaction: Transaction) -> Decision:
         """Take the permits that a decision has charged, and put them among its charges."""
-        for at, (limit, _, _, row) in enumerate(transaction.asked):
+        for at, (limit, _, _, row) in enumerate(transaction.places):
             if isinstance(limit, Concurrency):
                 _, units = decision.charge[at]
                 taken = transaction.permit_rows().take(row, limit.amount, units) if units else None
@@ -304,14 +304,14 @@ class LmdbStore(Store):
             changed |= transaction.permit_rows().leave(permit)
         spent = Decision(True, decision.reason, decision.now_us, decision.checks)
         spent.charge = [None if isinstance(noted, Permit) else noted for noted in charge]
-        found, now_us = transaction.find(decision.checks, makes=False), transaction.now_us
+        places, now_us = transaction.find(decision.checks, makes=False), transaction.now_us
         latest_us, floor_us = self._transactions.latest_us, transaction.reset_us()
-        changed |= refund_all(spent, found, now_us, latest_us=latest_us, floor_us=floor_us)
+        changed |= refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us)
         if changed:
             transaction.undo.append(partial(decision.charge.extend, charge))
             decision.charge.clear()
         return changed
 
     def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
-        found = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)
-        return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in found])
+        places = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)
+        return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in places])

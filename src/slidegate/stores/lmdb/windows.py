@@ -66,7 +66,7 @@ class Transaction:
         now_us: The store's time.
 
     Attributes:
-        asked: Where the windows of the last demand lie.
+        places: Where the windows of the last demand lie.
         cells: The windows in shared cells that were read or made, by row.
         dbs: The databases.
         events: Events to tell once the transaction is committed.
@@ -89,7 +89,7 @@ class Transaction:
         self.now_us = now_us
         self.windows: dict[bytes, bytes] = {}
         self.cells: dict[bytes, bytes] = {}
-        self.asked: Sequence[Place] = ()
+        self.places: Sequence[Place] = ()
         self.permits: PermitRows | None = None
         self.events: list[Event] = []
         self.undo: list[Callable[[], None]] = []
@@ -97,7 +97,7 @@ class Transaction:
         self.is_swept = False
         self._loaded: list[_Loaded] = []
         self._process = process
-        self._held = -1
+        self._key_count = -1
 
     def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[Place]:
         """Return where the windows of a demand lie.
@@ -107,16 +107,16 @@ class Transaction:
             makes: Whether keys get new windows.
             takes: Whether permits may be taken, for which this process needs a lease.
         """
-        found: list[Place] = []
+        places: list[Place] = []
         for bucket, key, cost in checks:
             for digest, head, limit in self._process.bound.get(bucket) or _bind(bucket, self._process.bound):
                 if bucket.held:
                     windows, row = self.permit_rows().window(_row_of(key, digest), takes)
                 else:
                     windows, row = self._window(key, digest, head, limit, makes)
-                found.append((limit, cost, windows, row))
-        self.asked = found
-        return found
+                places.append((limit, cost, windows, row))
+        self.places = places
+        return places
 
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits in this transaction."""
@@ -179,7 +179,7 @@ class Transaction:
         """
         self._begin_anew()
         first = _first_row_of(key)
-        found = False
+        had_units = False
         with self.txn.cursor(self.dbs.windows) as cursor:
             there = cursor.set_range(first)
             while there and (row := cursor.key()).startswith(first):
@@ -188,23 +188,23 @@ class Transaction:
                 window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
                 if version == ROW_VERSION and window:
                     lasts = _expires_us(stored, self.now_us, self._process.unix_us) > self.now_us
-                    found |= lasts and limit.state(window)[0] > 0
+                    had_units |= lasts and limit.state(window)[0] > 0
                     cursor.put(row, stored[:HEAD_BYTES] + limit.reset(window, self.now_us))
                 there = cursor.next()
-        return found
+        return had_units
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys and what is in cells; return whether there were any."""
         self._begin_anew()
         databases = self.dbs.windows, self.dbs.cells, self.dbs.ends
-        found = any(self.txn.stat(database)["entries"] for database in databases[:2])
+        had_windows = any(self.txn.stat(database)["entries"] for database in databases[:2])
         for database in databases:
             self.txn.drop(database, delete=False)
         with self.txn.cursor(self.dbs.places) as places:
             for row in places.iternext(values=False):
                 self._look_later(PLACE, bytes(row), self.now_us)
         self.txn.put(RESET, _MOMENT.pack(self.now_us), db=self.dbs.meta)
-        return found
+        return had_windows
 
     def reset_us(self) -> int:
         """Return when everything was reset, -1 for never: nothing that was charged up to then is handed back."""
@@ -232,13 +232,13 @@ class Transaction:
         is_new: bool = False,
     ) -> None:
         """Take a window in as it was read, that of a quota in the period of now."""
-        known = window
+        before = window
         if isinstance(limit, Quota):
-            window = limit.enter(known, self.now_us, self._process.unix_us())
-            if is_new or limit.mark(window) == limit.mark(known):
-                known = window  # a later moment of a period is nothing to write
+            window = limit.enter(before, self.now_us, self._process.unix_us())
+            if is_new or limit.mark(window) == limit.mark(before):
+                before = window  # a later moment of a period is nothing to write
         windows[row] = window
-        self._loaded.append((windows, row, head, known, is_new))
+        self._loaded.append((windows, row, head, before, is_new))
 
     def _begin_anew(self) -> None:
         """Write what has changed, and know no window any more."""
@@ -246,15 +246,15 @@ class Transaction:
         self._loaded.clear()
         self.windows.clear()
         self.cells.clear()
-        self._held = -1
+        self._key_count = -1
 
     def _takes_room(self) -> bool:
         """Take room for a window, and return whether there is any."""
-        if self._held < 0:
-            self._held = self.txn.stat(self.dbs.windows)["entries"]
-        if self.fullness or self._held >= self._process.max_keys:
+        if self._key_count < 0:
+            self._key_count = self.txn.stat(self.dbs.windows)["entries"]
+        if self.fullness or self._key_count >= self._process.max_keys:
             return False
-        self._held += 1
+        self._key_count += 1
         return True
 
     def _look_later(self, kind: bytes, row: bytes, due_us: int) -> None:
