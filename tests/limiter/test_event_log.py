@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.events import Event
 from slidegate.limiter import event_log, event_worker
-from slidegate.limiter.events import KINDS
+from slidegate.limiter.events import KINDS, UNLOGGED
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, statuses
+from ..events_page import DETAILS
 from ..test_logs import EVIL
 
 LONG_S = 60.0
@@ -166,7 +167,7 @@ def test_kinds_that_are_logged_anyway_are_not_written_twice() -> None:
         site.limiter.engine.emit(Event(kind, "x"))
         site.flush()
         site.clock.advance("1s")
-    assert [record.kind for record in site.kept.records] == [kind for kind in KINDS if not KINDS[kind].logged]
+    assert [record.kind for record in site.kept.records] == list(UNLOGGED)
     chosen = Site(kinds=["banned"])
     chosen.tell(kind="banned")
     chosen.tell(kind="refused")
@@ -175,8 +176,8 @@ def test_kinds_that_are_logged_anyway_are_not_written_twice() -> None:
 
 def test_no_field_of_a_detail_is_one_of_a_record() -> None:
     own = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "event", "timestamp", "level", "logger"}
-    for kind, known in KINDS.items():
-        assert not known.fields & (own | {"kind", "suppressed", "time_us"}), kind
+    for kind, details in DETAILS.items():
+        assert not details & (own | {"kind", "suppressed", "time_us"}), kind
 
 
 def test_fields_are_numbers_and_bounded_printable_text(site: Site) -> None:

@@ -20,7 +20,7 @@ from ..core.logs import SPEAKER, escaped
 from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
-from .events import KINDS
+from .events import UNLOGGED
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -116,7 +116,7 @@ def log_events(
     engine: Engine, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, max_rate: str, each: str
 ) -> Subscription:
     """Do what `Limiter.log_events` does."""
-    wanted = [kind for kind, known in KINDS.items() if not known.logged] if kinds is None else kinds
+    wanted = UNLOGGED if kinds is None else kinds
     writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, max_rate, each, engine.clock)
     return engine.events.subscribe(writes, wanted, rest=writes.rest)
 

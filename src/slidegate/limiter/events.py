@@ -6,7 +6,7 @@ An event goes to inline observers in the thread in which it happens, and to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from threading import Lock
 from time import monotonic
@@ -28,70 +28,20 @@ LOG_EVERY_S: Final = 10.0
 """An observer that fails with every refusal of a flood writes no more than one traceback in this time."""
 _LOOK_S: Final = 0.005
 
-_REQUEST: Final = "each such request"
-_KEY: Final = "once a key and window"
-_MINUTE: Final = "once a minute for each cause"
-_CHANGE: Final = "each change"
-_FAULT: Final = "each time"
-_WINDOW: Final = "once a window"
-_SECOND: Final = "once a second"
-
-
-class Kind(NamedTuple):
-    """One kind of events.
-
-    Attributes:
-        fields: The names of the details.
-        often: How often such an event can come at most.
-        logged: Whether the package itself also writes such an event to its log.
-    """
-
-    fields: frozenset[str]
-    often: str
-    logged: bool
-
-
-def _kind(fields: str, often: str, *, logged: bool = True) -> Kind:
-    return Kind(frozenset(fields.split()), often, logged)
-
-
-KINDS: Final[Mapping[str, Kind]] = {
-    "refused": _kind("key client rule limit reason by route method retry_after_s status", _REQUEST, logged=False),
-    "near_limit": _kind("key rule limit spent amount", _KEY, logged=False),
-    "shadow_refused": _kind("rule key", _REQUEST, logged=False),
-    "banned": _kind("key by reason ban_level until", _CHANGE),
-    "unbanned": _kind("key by was_by", _CHANGE),
-    "shadow_banned": _kind("policy key ban_level reason", _CHANGE),
-    "bans_capped": _kind("policy key", "once a minute for each policy"),
-    "bans_full": _kind("max_bans key", "once a minute"),
-    "strikes_dropped": _kind("max_bans", "once a minute"),
-    "bans_unread": _kind("error", "once until they can be read again"),
-    "bans_rescued": _kind("bans", "once an opening"),
-    "keys_shared": _kind("max_keys", _WINDOW),
-    "series_full": _kind("max_series", "once", logged=False),
-    "shedding_started": _kind("shed", _SECOND, logged=False),
-    "shedding_ended": _kind("shed", _SECOND, logged=False),
-    "store_failed": _kind("on_error error", _MINUTE),
-    "store_recovered": _kind("failures", "once after each `store_failed`"),
-    "store_reset": _kind("bans", _FAULT),
-    "store_evicts": _kind("server policy", "once a connection"),
-    "store_set_aside": _kind("path damage", "once an opening"),
-    "store_doubtful": _kind("", "once an opening"),
-    "clock_stepped": _kind("server step_us", _FAULT),
-    "permits_lost": _kind("lost back", _FAULT),
-    "map_grown": _kind("bytes", _FAULT),
-    "map_full": _kind("", "once a minute"),
-    "reader_stopped": _kind("pid transactions", "once for each process"),
-    "list_reloaded": _kind("list path count", _CHANGE),
-    "list_rejected": _kind("list path", _CHANGE),
-    "config_reloaded": _kind("path", _CHANGE),
-    "config_rejected": _kind("path", _CHANGE),
-    "windows_restarted": _kind("path", _CHANGE),
-    "pause_ignored": _kind("key pause_us", _FAULT, logged=False),
-    "pause_unshared": _kind("key pause_us", _FAULT, logged=False),
-    "events_dropped": _kind("dropped", _SECOND),
-}
-"""The kinds of events; docs/guides/events.md shows them."""
+UNLOGGED: Final = (
+    *("refused", "near_limit", "shadow_refused", "series_full"),
+    *("shedding_started", "shedding_ended", "pause_ignored", "pause_unshared"),
+)
+"""The kinds of events that the package does not also write to its log."""
+KINDS: Final = (
+    *UNLOGGED,
+    *("banned", "unbanned", "shadow_banned", "bans_capped", "bans_full", "strikes_dropped"),
+    *("bans_unread", "bans_rescued"),
+    *("store_failed", "store_recovered", "store_reset", "store_evicts", "store_set_aside", "store_doubtful"),
+    *("keys_shared", "clock_stepped", "permits_lost", "map_grown", "map_full", "reader_stopped"),
+    *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted", "events_dropped"),
+)
+"""All kinds of events; docs/guides/events.md says when each comes, how often, and with what details."""
 
 
 class EventStats(NamedTuple):

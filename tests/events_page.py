@@ -1,0 +1,14 @@
+"""The table of docs/guides/events.md: what it promises of each kind of events."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "events.md"
+_ROWS = re.findall(r"^\| `(\w+)` \| .+? \| (.*?) \| .+? \| (yes|no) \|$", _PAGE.read_text("utf-8"), re.MULTILINE)
+
+DETAILS = {kind: set(re.findall("`([^`]+)`", details)) for kind, details, _ in _ROWS}
+"""The names of the details of each kind."""
+LOGGED = {kind for kind, _, logged in _ROWS if logged == "yes"}
+"""The kinds that the package also writes to its log."""
