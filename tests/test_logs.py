@@ -27,7 +27,17 @@ from slidegate import (
     strike,
 )
 from slidegate.core.errors import quoted
-from slidegate.core.logs import MAX_CHARS, MAX_LINE_CHARS, MAX_LINES, escaped, logger, trace, written
+from slidegate.core.logs import (
+    MAX_CHARS,
+    MAX_LINE_CHARS,
+    MAX_LINES,
+    MAX_SUBJECTS,
+    Throttle,
+    escaped,
+    logger,
+    trace,
+    written,
+)
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import FakeClock
@@ -314,3 +324,13 @@ def test_a_value_that_cannot_be_written_is_shown_by_its_type() -> None:
     shown = "<Unsayable that cannot be written: LookupError>"
     assert [written(Unsayable()), written(Unsayable(), str), quoted(Unsayable())] == [shown] * 3
     assert [written("a"), written("a", str), quoted("a")] == ["'a'", "a", "'a'"]
+
+
+def test_lines_about_a_subject_come_now_and_then_and_few_subjects_are_remembered() -> None:
+    throttle = Throttle(10)
+    assert [throttle.left_out("a", now) for now in (0, 0, 9, 10, 19)] == [0, None, None, 2, None]
+    for number in range(MAX_SUBJECTS - 1):
+        assert throttle.left_out(number, 19) == 0
+    assert throttle.left_out("a", 19) is None
+    assert throttle.left_out("one more", 19) == 0
+    assert throttle.left_out("a", 19) == 0, "all are forgotten"

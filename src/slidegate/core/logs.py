@@ -23,7 +23,9 @@ MAX_LINE_CHARS: Final = 512
 MAX_LINES: Final = 200
 MAX_FRAMES: Final = 32
 PAUSE_S: Final = 60.0
-"""The time between two lines about one failure."""
+"""The time between two lines about one failure, if nothing else is said."""
+MAX_SUBJECTS: Final = 1_000
+"""How many subjects are known as written about; with one more all are forgotten."""
 
 _CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _CONTEXT: Final = "During handling of the above exception, another exception occurred:"
@@ -103,18 +105,25 @@ def _sayable(value: object) -> object:
 
 
 class Throttle:
-    """Says which lines are written, of those about one failure that every request may repeat: one in `PAUSE_S`."""
+    """Says which lines are written, of those about one subject that may be repeated with every request.
 
-    def __init__(self) -> None:
+    Args:
+        pause: The time between two lines about a subject, in the unit of the moments that `left_out` is given.
+    """
+
+    def __init__(self, pause: float = PAUSE_S) -> None:
+        self._pause = pause
         self._next: dict[object, tuple[float, int]] = {}
 
-    def left_out(self, subject: object, now_s: float) -> int | None:
+    def left_out(self, subject: object, now: float) -> int | None:
         """Return how many lines about a subject were left out since the last one; None where this one is, too."""
-        next_s, left_out = self._next.get(subject, (now_s, 0))
-        if now_s < next_s:
-            self._next[subject] = next_s, left_out + 1
+        next_time, left_out = self._next.get(subject, (now, 0))
+        if now < next_time:
+            self._next[subject] = next_time, left_out + 1
             return None
-        self._next[subject] = now_s + PAUSE_S, 0
+        if len(self._next) >= MAX_SUBJECTS:
+            self._next.clear()
+        self._next[subject] = now + self._pause, 0
         return left_out
 
 

@@ -16,7 +16,7 @@ import anyio
 
 from ..core.arguments import check_takes
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.store import Clock, Event, Observer
 from ..stores.forks import hold_over_fork
 from .aio import on_loop
@@ -72,7 +72,7 @@ class Subscription:
         ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
     """
 
-    __slots__ = ("_leave", "_left_out", "_rest", "_say_again_s", "inline", "kinds", "observer", "over")
+    __slots__ = ("_leave", "_rest", "_throttle", "inline", "kinds", "observer", "over")
 
     def __init__(
         self,
@@ -88,8 +88,7 @@ class Subscription:
         self.over = False
         self._leave = leave
         self._rest = rest
-        self._left_out = 0
-        self._say_again_s = 0.0
+        self._throttle = Throttle(LOG_EVERY_S)
 
     def __repr__(self) -> str:
         return f"<Subscription {self.observer!r}>"
@@ -128,13 +127,10 @@ class Subscription:
 
     def failed(self, error: BaseException) -> None:
         """Log an exception of the observer, now and then."""
-        now_s = monotonic()
-        if now_s < self._say_again_s:
-            self._left_out += 1
-            return
-        more = f", {self._left_out} times more since the last report" if self._left_out else ""
-        self._say_again_s, self._left_out = now_s + LOG_EVERY_S, 0
-        logger.error("observer %r failed%s", self.observer, more, exc_info=error)
+        left_out = self._throttle.left_out(None, monotonic())
+        if left_out is not None:
+            more = f", {left_out} times more since the last report" if left_out else ""
+            logger.error("observer %r failed%s", self.observer, more, exc_info=error)
 
 
 def listed_observers(observers: Iterable[Observer]) -> tuple[Observer, ...]:

@@ -38,7 +38,7 @@ from ..core.charge import let_go
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
-from ..core.logs import logger, written
+from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
@@ -59,7 +59,6 @@ WHOLE: Final = None
 """The part that is the whole store."""
 MIN_RETRY_US: Final = 1_000_000
 SAY_EVERY_US: Final = 60_000_000
-MAX_SAID: Final = 100
 _CHOICES: Final = ("local", "allow", "deny")
 _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
@@ -125,7 +124,7 @@ class Failover:
         self._clock = clock
         self._troubled: dict[Hashable, Breaker] = {}
         self._local = LocalStore(emit, lambda: self._clock())
-        self._say_again_us: dict[Hashable, int] = {}
+        self._throttle = Throttle(SAY_EVERY_US)
         self.failures = 0
 
     @property
@@ -344,11 +343,8 @@ class Failover:
             breaker.failed_us = now_us
             if breaker.failures >= FAILURES_TO_OPEN:
                 breaker.open_until_us = now_us + OPEN_US
-        if now_us < self._say_again_us.get(what, now_us):
+        if self._throttle.left_out(what, now_us) is None:
             return
-        if len(self._say_again_us) >= MAX_SAID:
-            self._say_again_us.clear()
-        self._say_again_us[what] = now_us + SAY_EVERY_US
         if breaker is not None:
             breaker.reported = True
         shown = written(error, str if isinstance(error, StoreTimeout) else repr)

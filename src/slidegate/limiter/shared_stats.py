@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from ..core.errors import ConfigurationError, StoreError
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.statistics.histogram import BUCKETS, ResponseTimes
 from ..core.statistics.series import KEPT
 from ..core.statistics.slices import Slice
@@ -101,7 +101,7 @@ class Publisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = self._writing = False
-        self._log_again_s = 0.0
+        self._throttle = Throttle(LOG_EVERY_S)
         self._pending: set[tuple[int, int]] = set()
         self._shifts: dict[int, int] = {}
         self._misplaced: list[StatsRow] = []
@@ -276,8 +276,7 @@ class Publisher:
                 loop.call_later(self.interval_s, self._next, loop)
 
     def _log(self, message: str, *args: object) -> None:
-        if monotonic() >= self._log_again_s:
-            self._log_again_s = monotonic() + LOG_EVERY_S
+        if self._throttle.left_out(None, monotonic()) is not None:
             logger.warning(message, *args)
 
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from ..decision import BanRefusal, Check
 from ..durations import format_duration
 from ..errors import ConfigurationError
+from ..logs import Throttle
 from ..store import Event
 from .ban import Ban, BanChange, lasts_longer, longest
 from .policy import BanPolicy
@@ -85,16 +86,16 @@ class BanRules:
     Args:
         storage: What the store remembers.
         max_bans: How many bans, and the strikes of how many keys, to hold.
-        next_us: When each event that may go on and on can be told again, where others come after these rules.
+        throttle: Which events that may go on and on are told, where other rules come after these.
 
     Attributes:
         events: The events that the store has not told yet; it takes them from here.
     """
 
-    def __init__(self, storage: BanStorage, max_bans: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
+    def __init__(self, storage: BanStorage, max_bans: int, throttle: Throttle | None = None) -> None:
         self._storage = storage
         self._max_bans = max_bans
-        self._next_us: dict[tuple[str, str], int] = {} if next_us is None else next_us
+        self._throttle = throttle or Throttle(SAY_EVERY_US)
         self.events: list[Event] = []
 
     def judge(
@@ -269,8 +270,7 @@ class BanRules:
 
     def _say(self, event: Event, about: str, now_us: int) -> None:
         """Tell of something that may go on and on, at most once a minute."""
-        if now_us >= self._next_us.get((event.kind, about), 0):
-            self._next_us[event.kind, about] = now_us + SAY_EVERY_US
+        if self._throttle.left_out((event.kind, about), now_us) is not None:
             self.events.append(event)
 
 

@@ -18,10 +18,11 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanChange, BanSubject, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.rules import BanRules, Steady
+from ...core.bans.rules import SAY_EVERY_US, BanRules, Steady
 from ...core.bans.strikes import StoredRecords, StrikeRecord, stored_records
 from ...core.decision import BanRefusal, Check
 from ...core.errors import StoreError
+from ...core.logs import Throttle
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
@@ -61,7 +62,7 @@ class LmdbBans(BanStore):
         self._steady = Steady()
         self._steady_lock = Lock()
         hold_over_fork(self._steady_lock)
-        self._next_us: dict[tuple[str, str], int] = {}
+        self._throttle = Throttle(SAY_EVERY_US)
 
     # -- for the store ------------------------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class LmdbBans(BanStore):
 
     def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
         storage = LmdbBanStorage(transaction)
-        rules = BanRules(storage, self._max_bans, self._next_us)
+        rules = BanRules(storage, self._max_bans, self._throttle)
         answer = do(rules)
         storage.save()
         transaction.events += rules.events
