@@ -172,11 +172,13 @@ class RedisBans(BanStore):
 
         Strikes that workers have not sent yet, those of the last 100 ms, are left out.
         """
-        found = await self._command("strike_records", [bytes_of(key) for key in keys])
-        return found.now_us, [
+        now_us, _ = await self._now_us()
+        names = [bytes_of(key) for key in keys]
+        rows = await self._batcher().ask(b"HMGET", self._names[RECORDS], *names) if names else []
+        return now_us, [
             StoredRecord(policy, key, record, window_us, forgive_us)
-            for key, row in zip(keys, found.answer, strict=True)
-            for policy, record, window_us, forgive_us in unpack_records(row)
+            for key, row in zip(keys, rows, strict=True)
+            for policy, record, window_us, forgive_us in unpack_records(row or b"")
         ]
 
     async def active(self) -> list[Ban]:

@@ -180,15 +180,11 @@ function commands.load()
   end
   renumber()
   while place < #ARGV do
-    local key, name, row = ARGV[place], ARGV[place + 1], ARGV[place + 2]
-    local found = records_of(key)
-    local last_strike = unpack_from("<i8", row, 5)
-    if not found[name] or found[name].last <= last_strike then
-      found[name] = nil
+    local key, name = ARGV[place], ARGV[place + 1]
+    local found, loaded = records_of(key), unpack_records(ARGV[place + 2])[name]
+    if not found[name] or found[name].last <= loaded.last then
+      found[name] = loaded
       keep_records(key, found)
-      local others = redis.call("HGET", KEYS[RECORDS], key) or ""
-      redis.call("HSET", KEYS[RECORDS], key, others .. row)
-      keep_records(key, records_of(key))
     end
     place = place + 3
   end
@@ -202,15 +198,6 @@ function commands.find()
     told[#told + 1], _, at = find_bans(KEYS[LIST], ARGV[3], at, now, wall)
   end
   return told
-end
-
--- keys. Answers with how each stands under each policy, "" where it does not
-function commands.strike_records()
-  local found = {}
-  for place, row in ipairs(ARGV[3] and redis.call("HMGET", KEYS[RECORDS], unpack(ARGV, 3)) or {}) do
-    found[place] = row or ""
-  end
-  return found
 end
 
 -- From now on nothing is handed back that was spent in any window before.
@@ -230,7 +217,7 @@ function commands.clear()
 end
 
 local answer = commands[ARGV[2]]()
-if ARGV[2] ~= "find" and ARGV[2] ~= "strike_records" then
+if ARGV[2] ~= "find" then
   note_meta()
 end
 return { pack("<i8i8i8", now, wall, reset), kinds_of(KEYS[LIST]), state_of(life, number), answer, events }

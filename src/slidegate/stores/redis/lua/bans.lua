@@ -176,10 +176,9 @@ end
 -- the `forgive` of its policy, so that it is known when there is nothing left to remember; both are 0 where it was
 -- loaded and its policy has not struck since.
 
-local function records_of(key)
-  local row = redis.call("HGET", KEYS[RECORDS], key)
+local function unpack_records(row)
   local found, at = {}, 1
-  while row and at <= #row do
+  while at <= #row do
     local s, name, many = { strikes = {} }, nil, nil
     s.level, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HHc0", row, at)
     found[name] = s
@@ -190,6 +189,10 @@ local function records_of(key)
     end
   end
   return found
+end
+
+local function records_of(key)
+  return unpack_records(redis.call("HGET", KEYS[RECORDS], key) or "")
 end
 
 local function level_at(s)
