@@ -26,9 +26,9 @@ OTHERS: Final = {
 }
 """The others by their names in the overview, and the pages about them."""
 QUESTIONS: Final = {
-    "Most requests of one client in any minute": "Most requests of one client in any minute",
+    "Most in any minute": "Most requests of one client in any minute",
     "`Retry-After`; when one is admitted": "`Retry-After`; when the client is really let in",
-    "Twice the limit": "A client that asks twice as often as it may, where 500 are allowed: admitted",
+    "Twice as often": "A client that asks twice as often as it may, where 500 are allowed: admitted",
     "`5/minute` and `50/hour`": "`5/minute` and `50/hour` together allow 50: admitted",
 }
 """Columns of the overview, by how they begin, and what the README calls them."""

@@ -83,13 +83,13 @@ def most(count: int | None) -> str:
 
 
 QUESTIONS = (
-    "Most requests of one client in any minute",
+    "Most in any minute",
     "Most in any second",
     "`Retry-After`; when one is admitted",
-    "All 100 spent at once: all 100 pass at once again after",
-    "Twice the limit, evenly, for five minutes, where 500 are allowed: admitted",
+    "Spent at once: all 100 again after",
+    "Twice as often, of 500: admitted",
 )
-TWO = "`5/minute` and `50/hour`, asked every two seconds for 20 minutes, where 50 are allowed: admitted"
+TWO = "`5/minute` and `50/hour`, of 50: admitted"
 
 
 def answers(make: Make, two: Make | None) -> list[str]:
