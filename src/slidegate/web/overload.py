@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
+from math import inf
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -145,7 +146,7 @@ class LoadSheddingMiddleware(Breakable):
         """Return how important a request is; None where it is never shed, 0 where the user's function fails."""
         if self._methods is not None and scope.get("method", "GET").upper() not in self._methods:
             return None
-        if self._exempt is not None and self._exempt.select(scope).exempt:
+        if self._exempt.select(scope).exempt:
             return None
         if not callable(self._priority):
             return self._priority
@@ -217,15 +218,15 @@ class _Meter:
     """Measures one event loop, as long as requests come.
 
     Args:
-        lag_us: The bound of its lag, or 0.
-        latency_us: The bound of the mean latency, or 0.
+        lag_us: The bound of its lag, or 0 for any.
+        latency_us: The bound of the mean latency, or 0 for any.
         report: Called when shedding starts and ends, each at most once a second.
     """
 
     def __init__(self, lag_us: int, latency_us: int, report: Callable[[bool, str], None]) -> None:
         self.level = Level()
-        self._lag_us = lag_us
-        self._latency_us = latency_us
+        self._max_lag_s = lag_us / 1_000_000 or inf
+        self._max_latency_s = latency_us / 1_000_000 or inf
         self._report = report
         self._latency_s = 0.0
         self._answers = 0
@@ -233,7 +234,7 @@ class _Meter:
         self._awake = False
         self._idle_ticks = 0
         self._sheds = False
-        self._reported_s = float("-inf")
+        self._reported_s = -inf
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure from now on, until no request has come for a while and nothing is shed."""
@@ -253,12 +254,11 @@ class _Meter:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         lag_s = loop.time() - self._due_s
-        lag = lag_s * 1_000_000 / self._lag_us if self._lag_us else 0.0
         if not self._answers:
             self._latency_s *= 1 - _SMOOTHING  # old answers say nothing about now
         self._answers = 0
-        latency = self._latency_s * 1_000_000 / self._latency_us if self._latency_us else 0.0
-        self.level.tick(max(lag, latency), 1 + max(lag_s, 0.0) / TICK_S)
+        load = max(lag_s / self._max_lag_s, self._latency_s / self._max_latency_s)
+        self.level.tick(load, 1 + max(lag_s, 0.0) / TICK_S)
         self._report_change(lag_s, loop.time())
         self._idle_ticks += 1
         if self._idle_ticks > _IDLE_TICKS and not self.level.value and self._latency_s < 1e-6 and not self._sheds:
@@ -295,13 +295,11 @@ def _timed(scope: Scope, send: Send, meter: _Meter, loop: asyncio.AbstractEventL
     return send_timed
 
 
-def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet | None:
+def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet:
     """Return what finds the requests that are never shed: as strictly as a rule with ``exempt=True`` does."""
     paths = exempt if isinstance(exempt, str) or not isinstance(exempt, Iterable) else tuple(exempt)
-    if paths == ():
-        return None
     try:
-        return RuleSet([Rule(paths, exempt=True)], str, app)
+        return RuleSet([] if paths == () else [Rule(paths, exempt=True)], str, app)
     except ConfigurationError as error:
         raise ConfigurationError(f"exempt: {str(error).removeprefix('path: ')}") from None
 
