@@ -155,7 +155,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             "SG110",
             f"slidegate is switched off ({off}): every request passes; where that is not meant, take it out",
         )
-    where = many_workers(os.environ, sys.argv)
+    where = _many_workers()
     if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
@@ -185,7 +185,7 @@ def about_routes(
 
 def _about_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about rules that can never apply."""
-    for earlier, later in hidden_rules(middleware.rules):
+    for earlier, later in _hidden_rules(middleware.rules):
         yield Finding(
             "SG104",
             f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
@@ -239,24 +239,23 @@ def _about_bans(policies: Collection[BanPolicy]) -> Iterator[Finding]:
         )
 
 
-def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+def _many_workers() -> str:
     """Return the setting that starts several processes for the application; empty if there is none."""
     for variable in _VARIABLES:
-        value = environment.get(variable, "")
+        value = os.environ.get(variable, "")
         if value.isascii() and value.isdigit() and int(value) > 1:
             return f"{variable}={value}"
-    from pathlib import Path  # nothing else needs it to serve
-
-    program = Path(arguments[0]) if arguments else Path()
-    shown = shlex.join(arguments[1:]) if {program.stem, program.parent.name} & _SERVERS else ""
-    for where, words in (("GUNICORN_CMD_ARGS", environment.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
+    directory, program = os.path.split(sys.argv[0]) if sys.argv else ("", "")
+    named = {os.path.basename(directory), os.path.splitext(program)[0]}
+    shown = shlex.join(sys.argv[1:]) if named & _SERVERS else ""
+    for where, words in (("GUNICORN_CMD_ARGS", os.environ.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
         counts = re.findall(_WORKERS, words)
         if counts and int(counts[-1]) > 1:
             return f"--workers {counts[-1]} in {where}"
     return ""
 
 
-def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
+def _hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
     ending: PathIndex[int] = PathIndex()
     for place, later in enumerate(rules):

@@ -16,7 +16,6 @@ from starlette.routing import Host, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Scope
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
-from slidegate.web.checks import hidden_rules
 
 from ...asgi import hello, page, scope_of, send_scope, statuses
 from ..gates import checks
@@ -182,19 +181,23 @@ async def test_many_rules_together_charge_what_each_of_them_alone_would_in_many_
         await search(seed * 100 + number, 100)
 
 
+def hidden_in(rules: list[Rule]) -> list[str]:
+    findings = RateLimitMiddleware(hello, rules=rules).findings
+    return [finding.message for finding in findings if finding.code == "SG104"]
+
+
 def test_hidden_rules_are_those_that_a_look_at_every_pair_finds() -> None:
     hidden = 0
-    for seed in range(15):
+    for seed in range(12):
         dice = Random(seed)
-        rules = [random_rule(dice, number) for number in range(30)]
-        pairs = [
-            (next((rule for rule in rules[:place] if list(hidden_rules([rule, later]))), None), later)
+        rules = [random_rule(dice, number) for number in range(14)]
+        expected = [
+            next((found[0] for rule in rules[:place] if (found := hidden_in([rule, later]))), None)
             for place, later in enumerate(rules)
         ]
-        expected = [pair for pair in pairs if pair[0] is not None]
-        assert list(hidden_rules(rules)) == expected, seed
-        hidden += len(expected)
-    assert hidden > 7
+        assert hidden_in(rules) == [message for message in expected if message is not None], seed
+        hidden += len(hidden_in(rules))
+    assert hidden > 2
 
 
 async def test_a_gate_without_arguments_counts_at_endpoints_alone() -> None:

@@ -17,7 +17,6 @@ from slidegate import (
     header,
     path_param,
 )
-from slidegate.web.checks import hidden_rules
 
 from ...asgi import call, hello, statuses
 
@@ -93,5 +92,8 @@ def test_hidden_rules_are_found_path_by_path() -> None:
     hidden = [Rule(["/a", "/files/x/{id}"], "1/s"), Rule(["/u/{other}"], "1/s"), Rule("/files/y", "1/s")]
     hidden += [Rule(["/u/{other:int}", "/a"], "1/s")]
     open_to = [Rule(["/a", "/b"], "1/s", key=everyone), Rule("*", "1/s")]
-    assert [later for _, later in hidden_rules([final, *hidden, *open_to])] == hidden
-    assert [later for _, later in hidden_rules([Rule("*", "1/s", final=True), final])] == [final]
+    for later in hidden + open_to:
+        found = [finding.code for finding in RateLimitMiddleware(hello, rules=[final, later]).findings]
+        assert found == ["SG104"] * (later in hidden)
+    (found,) = RateLimitMiddleware(hello, rules=[Rule("*", "1/s", final=True), final]).findings
+    assert found.code == "SG104"
