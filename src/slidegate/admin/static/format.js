@@ -42,19 +42,16 @@ export function duration(seconds) {
   return parts.join(" ") || "0 s";
 }
 
-const two = (number) => String(number).padStart(2, "0");
+// "2026-01-31 12:00:00", as clocks here have it.
+const local = (at) => new Date(at * 1000).toLocaleString("sv");
 
-export function clock(at, seconds = true) {
-  const date = new Date(at * 1000);
-  return `${two(date.getHours())}:${two(date.getMinutes())}${seconds ? `:${two(date.getSeconds())}` : ""}`;
-}
+export const clock = (at, seconds = true) => local(at).slice(11, seconds ? 19 : 16);
 
 // A moment: the time of today, and the date of other days.
 export function moment(at) {
   if (missing(at)) return "–";
-  const date = new Date(at * 1000);
-  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
-  return date.toDateString() === new Date().toDateString() ? clock(at) : `${day} ${clock(at, false)}`;
+  const [day] = local(now()).split(" ");
+  return local(at).startsWith(day) ? clock(at) : local(at).slice(0, 16);
 }
 
 export const now = () => Date.now() / 1000;
