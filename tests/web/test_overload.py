@@ -24,32 +24,12 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import overload
-from slidegate.web.overload import FALL, HIGHEST, MAX_SHARE, MAX_TICKS, RISE, Level
+from slidegate.web.overload import Level
 
 from ..asgi import call, hello, scope_of, send_scope, statuses
 from .gates import end_of_looks
 
 # -- the level ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_level_moves_in_bounded_steps_and_is_back_within_its_time(seed: int) -> None:
-    draw = random.Random(seed)
-    level = Level()
-    for _ in range(100):
-        level.tick(draw.random())
-        assert not level.sheds(draw.randint(0, HIGHEST)), "without overload nothing is shed"
-    top = HIGHEST
-    for _ in range(300):
-        before = level.value
-        level.sheds(draw.randint(0, 3))
-        ticks = draw.choice([1, 1, 3, 100])
-        level.tick(draw.choice([0.0, 0.9, 1.1, 2.0, 50.0]), ticks)
-        assert -FALL - 1e-9 <= level.value - before <= 3 * RISE * min(ticks, MAX_TICKS) + 1e-9
-        assert 0 <= level.value <= top + MAX_SHARE
-    for _ in range(round((top + 1) / FALL)):
-        level.tick(0.0)
-    assert level.value == 0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -191,11 +191,6 @@ def test_text_of_another_system_is_read_as_well(file: Path) -> None:
     assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
 
-@pytest.mark.parametrize("limits", ['"""2/hour"""', "'''2/hour'''", "[\"\"\"2/hour\"\"\", '''\n9/day''']"])
-async def test_a_text_may_stand_in_three_quotation_marks(limits: str, file: Path) -> None:
-    assert await statuses(from_file(file, f"limits = {limits}\n"), 3) == [200, 200, 429]
-
-
 BANS = "[bans.s]\n"
 RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
 BAD: list[tuple[str | bytes, str]] = [
@@ -420,14 +415,6 @@ async def test_bans_in_code_replace_those_of_the_file(file: Path) -> None:
     app = gate(file, text, bans=BanPolicy(signals={"/wp-login.php": "ban"}))
     assert [(await call(app, path)).status for path in ("/.env", "/wp-login.php", "/")] == [200, 403, 403]
     assert await statuses(gate(file, text, bans=None), 2, "/.env") == [200, 200]
-
-
-def test_how_many_bans_are_held_stands_in_the_address_of_the_store(file: Path) -> None:
-    store = gate(file, 'store = "memory://?max_bans=2"\nlimits = "1/hour"\n').limiter.store
-    assert isinstance(store, MemoryStore)
-    at_once = BanPolicy("1/minute", "10m", jitter=0)
-    made = [store.bans.strike(at_once, f"user:{number}", 2, "") for number in range(4)]
-    assert [ban is not None for ban in made] == [True, True, False, False]
 
 
 def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:

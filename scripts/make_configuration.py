@@ -1,7 +1,7 @@
-"""Writes docs/reference/configuration.md, every key of the configuration file, from its schema.
+"""Writes the JSON Schema of the configuration file, and the page of its keys, from the definitions that validate it.
 
-Run it from anywhere: ``python scripts/make_configuration_page.py``. With ``--check`` it changes nothing, and ends
-with 1 where the page is an old one.
+Run it from anywhere: ``python scripts/make_configuration.py``. With ``--check`` it changes nothing, and ends with 1
+where one of them is old.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 from slidegate.web.config_schema import json_schema
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-TARGET: Final = ROOT / "docs" / "reference" / "configuration.md"
+SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
+PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"
 
 
 class Table(NamedTuple):
@@ -43,7 +44,7 @@ TABLES: Final = {
 }
 INTRODUCTION: Final = """# Every key of the configuration file
 
-This page is made by `scripts/make_configuration_page.py` from the definitions that validate the file, as is
+This page is made by `scripts/make_configuration.py` from the definitions that validate the file, as is
 [slidegate.schema.json](../slidegate.schema.json) for editors. [The configuration file](../guides/configuration.md)
 says how the file is used, and how it is followed while the application runs. A complete file is
 [examples/slidegate.toml](../../examples/slidegate.toml).
@@ -54,17 +55,15 @@ A key that is not here is an error, and so is a value of another type: `"5"` is 
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
-    if arguments == ["--check"]:
-        return int(TARGET.read_text("utf-8") != text())
-    TARGET.write_text(text(), encoding="utf-8")
-    return 0
-
-
-def text() -> str:
-    """Return the text of the page."""
+    """Write the schema and the page, or compare them."""
     schema = json_schema()
-    return "\n".join([INTRODUCTION, *(section(name, schema) for name in TABLES)])
+    page = "\n".join([INTRODUCTION, *(section(name, schema) for name in TABLES)])
+    made = {SCHEMA: json.dumps(schema, indent=2) + "\n", PAGE: page}
+    if arguments == ["--check"]:
+        return int(any(path.read_text("utf-8") != text for path, text in made.items()))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
 
 
 def definition(name: str, schema: dict[str, Any]) -> dict[str, Any]:
