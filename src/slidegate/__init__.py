@@ -18,7 +18,8 @@ from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
 from .web.bans import strike
 from .web.client_ip import client_ip
-from .web.endpoints import RateLimit, charge
+from .web.costs import charge, settle
+from .web.endpoints import RateLimit
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFiles, Networks
@@ -59,6 +60,7 @@ __all__ = [
     "parse_limits",
     "path_param",
     "query",
+    "settle",
     "strike",
     "user",
 ]

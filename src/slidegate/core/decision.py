@@ -57,6 +57,7 @@ class Bucket:
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
         wait_max: How many requests of one key may wait for room here at a time.
+        unit: What is counted, where that is not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `rule`.
 
     Attributes:
@@ -65,7 +66,19 @@ class Bucket:
         dated: Whether one of them is a quota, which goes by the calendar.
     """
 
-    __slots__ = ("count_denied", "dated", "held", "label", "limits", "names", "plain", "rule", "wait_max", "wait_us")
+    __slots__ = (
+        "count_denied",
+        "dated",
+        "held",
+        "label",
+        "limits",
+        "names",
+        "plain",
+        "rule",
+        "unit",
+        "wait_max",
+        "wait_us",
+    )
 
     def __init__(
         self,
@@ -76,9 +89,11 @@ class Bucket:
         count_denied: bool = False,
         wait_us: int = 0,
         wait_max: int = 0,
+        unit: str | None = None,
         label: str | None = None,
     ) -> None:
         self.rule = rule
+        self.unit = unit
         self.label = rule if label is None else label
         self.count_denied = count_denied
         self.wait_us = wait_us
@@ -229,23 +244,35 @@ class Decision:
             cost=cost,
         )
 
-    def take_out(self, place: int) -> Decision:
-        """Split a charged check off, to refund it alone; the rest reads as if the check had cost nothing."""
+    def take_out(self, place: int, units: int | None = None) -> Decision:
+        """Split a charged check off, to refund it alone; the rest reads as if the check had cost so much less.
+
+        Args:
+            place: The place of the check.
+            units: How many of its units; by default all of them.
+        """
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[:place])
-        bucket, _, cost = self.checks[place]
+        bucket, key, cost = self.checks[place]
         own = range(first, first + len(bucket.limits))
         part = Decision(
             self.allowed,
             self.reason,
             self.now_us,
-            self.checks[place : place + 1],
+            [(bucket, key, cost if units is None else units)],
             [self.readings[at] for at in own],
             Charge([self.charge[at] for at in own]),
         )
         readings = list(self.readings)
         for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
-            readings[at] = spent - cost, leaves_us, newest_us, wait_us
+            noted, taken = self.charge[at], cost
             self.charge[at] = None
+            if isinstance(noted, tuple):  # units of a window, and not a permit
+                mark, charged = noted if len(noted) == 2 else (noted[2], cost)
+                taken = charged if units is None else min(units, charged)
+                part.charge[at - first] = mark, taken
+                if taken < charged:
+                    self.charge[at] = mark, charged - taken
+            readings[at] = spent - taken, leaves_us, newest_us, wait_us
         self.readings = readings
         return part
 

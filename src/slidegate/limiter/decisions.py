@@ -76,9 +76,9 @@ class Parted(Decision):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self._shown, self.parts
 
-    def take_out(self, place: int) -> Parted:
-        """Split a charged check off in every store, to refund it alone."""
-        taken = [(store, part.take_out(place)) for store, part in self.parts]
+    def take_out(self, place: int, units: int | None = None) -> Parted:
+        """Split a charged check, or some of its units, off in every store, to refund it alone."""
+        taken = [(store, part.take_out(place, units)) for store, part in self.parts]
         shown = next(own for (_, own), (_, part) in zip(taken, self.parts, strict=True) if part is self._shown)
         self.readings, self.charge = self._shown.readings, self._shown.charge
         return Parted(shown, taken)

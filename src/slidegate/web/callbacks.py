@@ -79,6 +79,7 @@ class UserCallbacks:
             key = found or key
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
+            cost = cost if rule.cost_max is None else min(cost, rule.cost_max)
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.places is None else (*counted, (bound.places, key, 1))
 

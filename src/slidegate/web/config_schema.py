@@ -268,6 +268,8 @@ class RuleTable(_Table):
     """Whom to count, such as { header = "X-API-Key" }."""
     cost: int = Field(default=1, ge=0)
     """Units for one request."""
+    unit: str | None = None
+    """What the limits count where that is not requests, such as "tokens"."""
     count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = None
     """Count only requests whose answer has one of these statuses, such as [401, 403]."""
     count_denied: bool = False

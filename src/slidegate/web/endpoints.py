@@ -18,8 +18,6 @@ from starlette.types import Scope
 
 from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
-from ..core.errors import ConfigurationError, closest
-from ..limiter import check_cost
 from .callbacks import UserCallbacks
 from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
 from .endpoint_refusals import refuse
@@ -65,6 +63,8 @@ class RateLimit:
         concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
+        cost_max: As for `Rule`: the most units that the function may make one request cost.
+        unit: As for `Rule`: what the limits count, for example ``"tokens"``.
         count_if: As for `Rule`: count only requests with such an answer.
         count_denied: Count refused requests as well.
         shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
@@ -93,6 +93,8 @@ class RateLimit:
         concurrency: int | str | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
+        cost_max: int | None = None,
+        unit: str | None = None,
         count_if: CountIf | None = None,
         count_denied: bool = False,
         shadow: bool = False,
@@ -109,6 +111,8 @@ class RateLimit:
             concurrency=concurrency,
             key=None if isinstance(key, Key) else key,
             cost=cost,
+            cost_max=cost_max,
+            unit=unit,
             count_if=count_if,
             count_denied=count_denied,
             shadow=shadow,
@@ -272,46 +276,3 @@ class EndpointBuckets:
 
 def _name_of(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
-    """Charge more units for a request that was let through, during or after its response.
-
-    They are recorded even where they go beyond the limit, and then hold the next requests until enough units have left;
-    a debt lasts at most one window.
-
-    Args:
-        request: The request, or the websocket.
-        units: How many, 0 or more.
-        rule: The name of the rule to charge; needed where several apply.
-
-    Returns:
-        Where the key stands now. Where the rule does not count this request (its client is on the allowlist, its plan
-        is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
-
-    Raises:
-        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
-            whole number.
-    """
-    check_cost(units, "units")
-    record = limits_above(request.scope, "charge")
-    if record is None:
-        return _UNCOUNTED
-    counted = {
-        bucket.rule: (middleware.limiter, (bucket, key, units))
-        for middleware, decision in record.entries
-        for bucket, key, _ in decision.checks
-        if not bucket.held
-    }
-    if rule is None and len(counted) == 1:
-        (rule,) = counted
-    if rule in counted:
-        limiter, check = counted[rule]
-        return await limiter.charge_all((check,))
-    # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
-    names_above = record.names()
-    if rule in names_above or (rule is None and not counted):
-        return _UNCOUNTED
-    names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
-    raise ConfigurationError(f"charge: the rules counted on this request are: {names}; {problem}")

@@ -104,15 +104,19 @@ class HeaderWriter:
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
         """Learn what follows from the buckets of a request alone."""
         buckets = (asked,) if isinstance(asked, Bucket) else asked
-        named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
-        items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
+        named = [
+            (name, limit, bucket.unit)
+            for bucket in buckets
+            for name, limit in zip(bucket.names, bucket.limits, strict=True)
+        ]
+        items = dict.fromkeys([_policy_item(*item) for item in named])
         limits = []
-        for name, limit in named:
+        for name, limit, _ in named:
             timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
             numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
             limits.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
-        return remember(self._known, asked, (policy, limits, [limit.amount for _, limit in named]))
+        return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
 
 
 def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> bytes:
@@ -181,11 +185,10 @@ def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
     return good, bad
 
 
-def _policy_item(name: str, limit: AnyLimit) -> str:
+def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. The window only where it is whole seconds."""
-    item = f"{quote(name)};{AMOUNT}={limit.amount}"
-    if isinstance(limit, Concurrency):
-        return f'{item};{UNIT}="concurrent-requests"'
+    unit = "concurrent-requests" if isinstance(limit, Concurrency) else unit
+    item = f"{quote(name)};{AMOUNT}={limit.amount}" + ("" if unit is None else f";{UNIT}={quote(unit)}")
     return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
 
 

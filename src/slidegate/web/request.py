@@ -137,6 +137,7 @@ class RequestLimits:
         "_asked",
         "_channels",
         "_looked",
+        "_settled",
         "answered",
         "began",
         "counted",
@@ -173,6 +174,7 @@ class RequestLimits:
         self._channels: Sequence[Ahead] = ()
         self._asked: Sequence[tuple[object, str]] = ()
         self._looked: Sequence[str] = ()
+        self._settled: Sequence[Bucket] = ()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -203,6 +205,13 @@ class RequestLimits:
                 others += 1
         self._asked = (*self._asked, (limit, rule))
         return others
+
+    def settles(self, bucket: Bucket) -> bool:
+        """Tell whether units of a bucket have not been settled for this request; they have from now on."""
+        if bucket in self._settled:
+            return False
+        self._settled = (*self._settled, bucket)
+        return True
 
     def has_looked(self, rule: str) -> bool:
         """Tell whether a rule at an endpoint that only looks on has seen this request; it has from now on."""

@@ -418,5 +418,6 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: S
         count_denied=rule.count_denied or rule.action == "track",
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
+        unit=rule.unit,
         label=rule.label,
     )

@@ -19,7 +19,7 @@ from ..core.arguments import check_flag, check_takes, names_checked, signature_o
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .matching import PathMatcher
@@ -51,7 +51,18 @@ class Exclusion(NamedTuple):
     why: str
 
 
-_COUNTING: Final = ("limits", "concurrency", "key", "cost", "count_if", "count_denied", "wait", "shadow", "on_exceeded")
+_COUNTING: Final = (
+    "limits",
+    "concurrency",
+    "key",
+    "cost",
+    "unit",
+    "count_if",
+    "count_denied",
+    "wait",
+    "shadow",
+    "on_exceeded",
+)
 EXCLUSIONS: Final = (
     Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
@@ -62,6 +73,7 @@ EXCLUSIONS: Final = (
 NEEDS: Final = {
     "status": ("block", "block=True"),
     "cost": ("limits", 'limits such as "60/minute"'),
+    "unit": ("limits", 'limits such as "60/minute"'),
     "count_if": ("limits", 'limits such as "60/minute"'),
     "count_denied": ("limits", 'limits such as "60/minute"'),
     "shadow": ("limits", 'limits such as "60/minute"'),
@@ -90,7 +102,11 @@ class Rule:
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
-        cost: Units for one request, or a function of the request, sync or async.
+        cost: Units for one request, or a function of the request, sync or async. It may be an estimate, which
+            `settle` replaces by what was used.
+        cost_max: The most units that the function may make one request cost. Without it a request that costs more than
+            a limit is refused, and can never pass.
+        unit: What the limits count where that is not requests, for example ``"tokens"``; clients are told.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
             reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
@@ -125,6 +141,8 @@ class Rule:
         connection: Connection | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
+        cost_max: int | None = None,
+        unit: str | None = None,
         count_if: CountIf | None = None,
         count_denied: bool = False,
         wait: str | float | timedelta | None = None,
@@ -149,7 +167,14 @@ class Rule:
         self.when = None if when is None else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         options: dict[str, object] = {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if}
-        options |= {"cost": None if cost == 1 else cost, "wait": wait, "on_exceeded": on_exceeded, "status": status}
+        options |= {
+            "cost": None if cost == 1 else cost,
+            "cost_max": cost_max,
+            "unit": unit,
+            "wait": wait,
+            "on_exceeded": on_exceeded,
+            "status": status,
+        }
         options |= flags
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
@@ -158,7 +183,8 @@ class Rule:
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
         self.key = bind(key, self.matchers) if isinstance(key, Key) else checked_function(key)
-        self._read_cost(cost)
+        self._read_cost(cost, cost_max)
+        self.unit = None if unit is None else check_name(unit, "unit")
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = count_denied
@@ -182,16 +208,22 @@ class Rule:
         fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
-    def _read_cost(self, cost: int | CostFunction) -> None:
+    def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
         self.cost = cost
+        self.cost_max = cost_max
         if callable(cost):
             check_takes("cost", cost, "request")
-            return
-        check_cost(cost)
+        else:
+            check_cost(cost)
+        if cost_max is not None:
+            if not callable(cost):
+                raise ConfigurationError("cost_max: it goes with a function as cost; add one, or leave it out")
+            check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
+        name, most = ("cost", cost) if isinstance(cost, int) else ("cost_max", cost_max or 0)
         for limit in self.limits if self.limits_function is None else ():
-            if cost > limit.amount:
+            if most > limit.amount:
                 raise ConfigurationError(
-                    f"cost: {quoted(cost)} is more than {str(limit)!r} allows, so {self._call} could never pass"
+                    f"{name}: {quoted(most)} is more than {str(limit)!r} allows, so {self._call} could never pass"
                 )
 
     def __repr__(self) -> str:

@@ -1,0 +1,285 @@
+"""An estimate is replaced by what was used: once, on every store, whoever cancels or is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    settle,
+)
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+
+from ..asgi import Answer, call
+from ..redis_servers import RedisServer
+from ..remote_stores import RemoteStore
+from ..stores.redis.stores import fresh_prefix, store_at
+from .settling_worker import ESTIMATE, LIMIT, MORE, USED
+
+AMOUNT = 10_000
+WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
+
+
+@asynccontextmanager
+async def limiter_on(kind: str, path: Path, server: RedisServer) -> AsyncIterator[Limiter]:
+    if kind == "redis":
+        async with store_at(server) as store:
+            yield Limiter(store, deadline="30s")
+        return
+    limiter = Limiter(MemoryStore() if kind == "memory" else LmdbStore(path / "store"), deadline="30s")
+    yield limiter
+    await limiter.close()
+
+
+def estimated(request: Request) -> int:
+    return int(request.query_params["estimate"])
+
+
+def tokens(limits: Any = "10000/hour", **options: Any) -> Rule:
+    return Rule("*", limits, cost=estimated, key=everyone, name="tokens", **options)
+
+
+class Model:
+    """An application whose requests use another number of tokens than they estimate.
+
+    Args:
+        limiter: The limiter.
+        rules: Its rules.
+    """
+
+    def __init__(self, limiter: Limiter, *rules: Rule) -> None:
+        self.limiter = limiter
+        self.settled: list[bool] = []
+        gate = Middleware(RateLimitMiddleware, rules=rules or (tokens(),), limiter=limiter)
+        self.app = Starlette(routes=[Route("/", self._complete)], middleware=[gate])
+
+    async def _complete(self, request: Request) -> PlainTextResponse:
+        for used in filter(None, request.query_params["used"].split(",")):
+            self.settled.append(await settle(request, int(used), rule="tokens"))
+        return PlainTextResponse("done")
+
+    async def ask(self, estimate: int, *used: int) -> Answer:
+        query = f"estimate={estimate}&used={','.join(map(str, used))}"
+        return await call(self.app, query_string=query.encode())
+
+    async def spent(self) -> int:
+        """Return the units in the window that has the least room."""
+        answer = await self.ask(0)
+        remaining = answer.headers["ratelimit"].partition(";r=")[2].partition(";")[0]
+        return AMOUNT - int(remaining)
+
+
+@pytest.mark.parametrize("limits", WINDOWS, ids=str)
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
+async def test_what_was_used_is_what_is_counted(
+    kind: str, limits: Any, tmp_path: Path, server: RedisServer, rng: random.Random
+) -> None:
+    async with limiter_on(kind, tmp_path, server) as limiter:
+        model, expected = Model(limiter, tokens(limits)), 0
+        for _ in range(40):
+            estimate, used = rng.randint(0, 120), [rng.randint(0, 150) for _ in range(rng.choice([0, 1, 1, 1, 2]))]
+            assert (await model.ask(estimate, *used)).status == 200
+            expected += used[0] if used else estimate
+            assert await model.spent() == expected
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
+async def test_requests_that_end_at_any_moment_count_their_estimate_or_what_they_used(
+    kind: str, tmp_path: Path, server: RedisServer, rng: random.Random
+) -> None:
+    async with limiter_on(kind, tmp_path, server) as limiter:
+        model, asked = Model(limiter), [(rng.randint(1, 60), rng.randint(1, 90)) for _ in range(60)]
+
+        async def leave_soon(estimate: int, used: int) -> None:
+            request = asyncio.ensure_future(model.ask(estimate, used))
+            for _ in range(rng.randint(0, 12)):
+                await asyncio.sleep(0)
+            request.cancel()
+            with suppress(asyncio.CancelledError):
+                await request
+
+        await asyncio.gather(*(leave_soon(*one) for one in asked))
+        await asyncio.sleep(0.05)
+        # Each counts nothing, its estimate or its use, so the whole is the sum of some of these numbers.
+        reachable = {0}
+        for estimate, used in asked:
+            reachable |= {total + units for total in reachable for units in (estimate, used)}
+        assert await model.spent() in reachable
+
+
+async def test_a_call_that_is_cancelled_is_carried_out() -> None:
+    class Slow(RemoteStore):
+        began, open = asyncio.Event(), asyncio.Event()
+
+        async def _later(self, question: Any, *arguments: Any) -> Any:
+            self.began.set()
+            await self.open.wait()
+            return question(*arguments)
+
+        def answer(self, question: Any, *arguments: Any) -> Any:
+            slow = question in (self.inner.refund, self.inner.charge)
+            return self._later(question, *arguments) if slow else question(*arguments)
+
+    for used in (20, 80):
+        store = Slow(FakeClock())
+        store.began, store.open = asyncio.Event(), asyncio.Event()
+        model = Model(Limiter(store, deadline="30s"))
+        request = asyncio.ensure_future(model.ask(50, used))
+        await store.began.wait()
+        request.cancel()
+        await asyncio.sleep(0)
+        store.open.set()
+        with suppress(asyncio.CancelledError):
+            await request
+        await asyncio.sleep(0.05)  # it goes on without the request
+        assert await model.spent() == used
+
+
+async def test_a_request_is_settled_once() -> None:
+    model = Model(Limiter(MemoryStore(clock=FakeClock())))
+    await model.ask(50, 20, 80, 0)
+    assert model.settled == [True, False, False]
+    assert await model.spent() == 20
+
+
+async def test_what_is_used_beyond_the_limit_holds_the_next_requests() -> None:
+    clock = FakeClock()
+    model = Model(Limiter(MemoryStore(clock=clock)))
+    await model.ask(50, AMOUNT + 1)
+    refused = await model.ask(1)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "3657")
+    clock.advance(us=3_657_000_000)
+    assert (await model.ask(1)).status == 200
+
+
+async def test_an_estimate_above_the_limit_never_passes_unless_it_is_capped() -> None:
+    model = Model(Limiter(MemoryStore(clock=FakeClock())))
+    refused = await model.ask(AMOUNT + 1)
+    assert refused.status == 429
+    assert "retry-after" not in refused.headers
+    capped = Model(Limiter(MemoryStore(clock=FakeClock())), tokens(cost_max=4_000))
+    assert (await capped.ask(AMOUNT + 1)).status == 200
+    assert await capped.spent() == 4_000
+    await capped.ask(AMOUNT + 1, 4_500)
+    assert await capped.spent() == 8_500
+
+
+async def test_the_other_rules_of_a_request_keep_their_units() -> None:
+    clock = FakeClock()
+    model = Model(Limiter(MemoryStore(clock=clock)), tokens(), Rule("*", "5/hour", name="requests"))
+    await model.ask(50, 20)
+    assert (await model.ask(0)).headers["ratelimit"] == '"requests";r=3;t=3600, "tokens";r=9980;t=3657'
+
+
+async def test_a_refund_by_an_outer_refusal_hands_back_what_is_still_charged() -> None:
+    async def page(request: Request) -> PlainTextResponse:
+        await settle(request, 20)
+        await RateLimit("1/hour", name="inner").check(request)
+        return PlainTextResponse("done")
+
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = Starlette(
+        routes=[Route("/", page)],
+        middleware=[Middleware(RateLimitMiddleware, rules=[tokens()], limiter=limiter)],
+    )
+    answers = [await call(app, query_string=b"estimate=50") for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 429, 429]
+    assert '"tokens";r=9980' in answers[2].headers["ratelimit"]
+
+
+async def test_a_request_that_is_not_counted_settles_nothing() -> None:
+    said: list[bool] = []
+
+    async def page(request: Request) -> PlainTextResponse:
+        said.append(await settle(request, 20, rule="tokens"))
+        return PlainTextResponse("done")
+
+    free = Rule("/", exempt=True)
+    app = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, rules=[free, tokens()])])
+    await call(app, query_string=b"estimate=50")
+    assert said == [False]
+
+
+@pytest.mark.parametrize(
+    ("used", "rule", "message"),
+    [
+        (-1, "tokens", "used: expected a whole number, 0 or more, for example 1, not -1"),
+        (1.5, "tokens", "used: expected a whole number, 0 or more, for example 1, not 1.5"),
+        (1, "token", "settle: the rules counted on this request are: 'tokens'; 'token' is no rule here; did you mean"),
+    ],
+)
+async def test_what_cannot_be_settled_is_refused(used: Any, rule: str, message: str) -> None:
+    async def page(request: Request) -> PlainTextResponse:
+        with pytest.raises(ConfigurationError) as caught:
+            await settle(request, used, rule=rule)
+        return PlainTextResponse(str(caught.value))
+
+    app = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, rules=[tokens()])])
+    assert message in (await call(app, query_string=b"estimate=50")).body.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cost": 5, "cost_max": 9}, "cost_max: it goes with a function as cost"),
+        ({"cost": estimated, "cost_max": 0}, "cost_max: expected"),
+        ({"cost": estimated, "cost_max": 20_000}, "cost_max: 20000 is more than '10000/1h' allows"),
+        ({"unit": ""}, "unit: expected 1 to 64 characters"),
+        ({"unit": "a;b"}, "unit: ';' in 'a;b' is not allowed"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Rule("*", "10000/hour", **options)
+    assert message in str(caught.value)
+
+
+async def test_clients_are_told_what_is_counted() -> None:
+    model = Model(Limiter(MemoryStore(clock=FakeClock())), tokens(unit="tokens"), Rule("*", "5/minute", name="calls"))
+    policy = (await model.ask(50)).headers["ratelimit-policy"]
+    assert policy == '"tokens";q=10000;qu="tokens";w=3600, "calls";q=5;w=60'
+
+
+@pytest.mark.skipif(os.name == "nt", reason="LMDB needs POSIX")
+@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+def test_a_killed_worker_leaves_what_was_used_and_at_most_one_estimate(
+    kind: str, tmp_path: Path, server: RedisServer, rng: random.Random
+) -> None:
+    url = f"lmdb://{tmp_path}/store" if kind == "lmdb" else f"{server.url}?prefix={fresh_prefix()}"
+    command = [sys.executable, "-m", "tests.web.settling_worker", url]
+    settled = 0
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            for _ in range(rng.randint(1, 40)):
+                settled += int(worker.stdout.readline())
+            worker.kill()
+            settled += sum(map(int, worker.stdout.read().split()))
+    with Limiter.from_url(url, deadline="30s").sync as limiter:
+        left = limiter.peek(everyone.of(), LIMIT, rule="tokens").remaining
+    assert left is not None
+    spent = 1_000_000 - left
+    assert settled <= spent <= settled + 3 * max(ESTIMATE, USED, MORE)
