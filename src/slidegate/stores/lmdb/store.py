@@ -191,7 +191,7 @@ class LmdbStore(Store):
         """Charge every check or none, in one step, and return the decision."""
         checks = tuple(checks)
         refusal = partial(self._refusal, checks, subjects, first_in_line)
-        if checks in self._refused:
+        if self._refused and checks in self._refused:
             if (refused := refusal()) is not None:
                 return refused
             self._refused.pop(checks, None)
