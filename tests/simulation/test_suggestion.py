@@ -16,7 +16,7 @@ from slidegate.simulation.clients import Clients
 from slidegate.simulation.replay import REFUSED, Replay
 from slidegate.simulation.report import Simulated
 from slidegate.simulation.routes import OTHER, RouteGuesser
-from slidegate.simulation.suggest import BanSurvey, Peaks, RuleFound, Suggestion, Survey, smallest_amount
+from slidegate.simulation.suggest import BanSurvey, Peaks, SuggestedRule, Suggestion, Survey, smallest_amount
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
@@ -35,7 +35,7 @@ def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Sugges
     return survey, suggestion
 
 
-def replayed(rules: list[RuleFound], file: Path) -> Simulated:
+def replayed(rules: list[SuggestedRule], file: Path) -> Simulated:
     """Return a replay through a middleware with these limits."""
     tables = []
     for rule in rules:
@@ -45,7 +45,7 @@ def replayed(rules: list[RuleFound], file: Path) -> Simulated:
     return Simulated(Replay(rules=file), Clients())
 
 
-def touched(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> int:
+def touched(records: list[AccessRecord], rules: list[SuggestedRule], file: Path) -> int:
     """Return how many clients these limits touch when a middleware has them."""
     simulated = replayed(rules, file)
     for record in records:
@@ -53,7 +53,7 @@ def touched(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> 
     return len(simulated.touched())
 
 
-def touch_anybody(records: list[AccessRecord], rules: list[RuleFound], file: Path) -> bool:
+def touch_anybody(records: list[AccessRecord], rules: list[SuggestedRule], file: Path) -> bool:
     """Return whether these limits touch a client; the log is read no further than to the first one."""
     simulated = replayed(rules, file)
     return any(simulated.add(record).outcome == REFUSED for record in records)
@@ -102,7 +102,7 @@ def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested
     failures = BanSurvey(limits, survey)
     for record in records:
         failures.add(record)
-    found = failures.found()
+    found = failures.policy()
     assert found is not None
     rules = tmp_path / "rules.toml"
     replayed(limits, rules)
@@ -133,7 +133,7 @@ def test_a_scanner_that_the_limits_stop_is_not_said_to_be_banned() -> None:
     failures = BanSurvey(suggestion.rules(), survey)
     for record in records:
         failures.add(record)
-    assert failures.found() is None
+    assert failures.policy() is None
 
 
 def test_where_every_client_may_be_touched_no_limit_is_suggested() -> None:

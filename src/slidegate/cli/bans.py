@@ -75,10 +75,10 @@ async def add_ban(
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
-    asked = key_of(key, value)
+    target = key_of(key, value)
     ban_length_us(duration)  # before anything is opened or made
     async with open_limiter(store, writes=True, makes=create) as limiter:
-        return _shown(await limiter.ban(asked, duration, reason=reason, by=by or _user()))
+        return _shown(await limiter.ban(target, duration, reason=reason, by=by or _user()))
 
 
 @bans.command("remove")
@@ -94,13 +94,13 @@ async def remove_ban(out: Reporter, key: str, value: str | None, store: str | No
     \b
     Example: slidegate bans remove 203.0.113.7
     """
-    asked = key_of(key, value)
+    target = key_of(key, value)
     async with open_limiter(store, writes=True) as limiter:
-        if not await limiter.unban(asked, by=by or _user()):
-            found = await limiter.banned(asked)
-            wider = f"; {found.key} is banned, and it lies in that" if found is not None else ""
-            raise NotFound(f"there is no ban of {limiter.key_for(asked)}, and there are no strikes{wider}")
-        return {"removed": limiter.key_for(asked)}
+        if not await limiter.unban(target, by=by or _user()):
+            network = await limiter.banned(target)
+            wider = f"; {network.key} is banned, and it lies in that" if network is not None else ""
+            raise NotFound(f"there is no ban of {limiter.key_for(target)}, and there are no strikes{wider}")
+        return {"removed": limiter.key_for(target)}
 
 
 @bans.command("history")
@@ -113,9 +113,9 @@ async def history(out: Reporter, key: str | None, value: str | None, store: str 
     \b
     Example: slidegate bans history 203.0.113.7
     """
-    asked = key_of(key, value)
+    target = key_of(key, value)
     async with open_limiter(store) as limiter:
-        changes = [change async for change in limiter.history(asked)]
+        changes = [change async for change in limiter.history(target)]
     rows = [{"target": change.ban.key, **views.BanChange.model_validate(change).model_dump()} for change in changes]
     return Table(("at", "kind", "target", "by", "reason"), rows, empty="no bans or unbans are remembered")
 

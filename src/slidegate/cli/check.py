@@ -51,39 +51,41 @@ def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir:
             app = imported(target, factory=factory)
             if rules is not None:
                 app = RateLimitMiddleware.from_file(app, Path(rules))
-            found = asyncio.run(_about_app(app))
+            findings = asyncio.run(_about_app(app))
         elif rules is not None:
             raise ConfigurationError(f'--rules: it goes with an application such as "main:app", not with {target!r}')
         else:
-            found = asyncio.run(_about_file(out, Path(target)))
+            findings = asyncio.run(_about_file(out, Path(target)))
     # Several middlewares may say one thing.
-    found = list(dict.fromkeys(found))
-    table = Table(Finding._fields, [finding._asdict() for finding in found])
-    return Report(table, map(str, found) if found else ["Nothing was found."], table, FINDINGS if found else OK)
+    findings = list(dict.fromkeys(findings))
+    table = Table(Finding._fields, [finding._asdict() for finding in findings])
+    return Report(
+        table, map(str, findings) if findings else ["Nothing was found."], table, FINDINGS if findings else OK
+    )
 
 
 async def _about_app(app: Any) -> list[Finding]:
     async with _started(app):
         middlewares = middlewares_in(app)
-        found = list(about_application(app, middlewares))
+        findings = list(about_application(app, middlewares))
         for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
-            found += [one async for one in about_store(limiter, repr(limiter.store))]
-    return found
+            findings += [one async for one in about_store(limiter, repr(limiter.store))]
+    return findings
 
 
 async def _about_file(out: Reporter, path: Path) -> list[Finding]:
     middleware = middleware_of(path)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     missing = _directory_to_make(path)
     if missing is None:
         middleware = middleware_of(path, store="")
     else:
-        found += about_directory(missing)
+        findings += about_directory(missing)
         out.note(f"{path}: its store is not there yet, and a check makes none")
     try:
         limiter = middleware.limiter
-        found += [*middleware.findings, *about_signals(middleware)]
-        return found + [one async for one in about_store(limiter, repr(limiter.store))]
+        findings += [*middleware.findings, *about_signals(middleware)]
+        return findings + [one async for one in about_store(limiter, repr(limiter.store))]
     finally:
         await middleware.limiter.close()
 
@@ -113,30 +115,30 @@ async def _started(app: ASGIApp) -> AsyncIterator[None]:
     Raises:
         ConfigurationError: The start fails, or takes too long.
     """
-    said: asyncio.Queue[Message] = asyncio.Queue()
-    asked: asyncio.Queue[Message] = asyncio.Queue()
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    received: asyncio.Queue[Message] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
-    running = asyncio.ensure_future(app(scope, asked.get, said.put))
+    running = asyncio.ensure_future(app(scope, received.get, sent.put))
     try:
-        asked.put_nowait({"type": "lifespan.startup"})
-        await _answer(said, running, "start")
+        received.put_nowait({"type": "lifespan.startup"})
+        await _answer(sent, running, "start")
         yield
-        asked.put_nowait({"type": "lifespan.shutdown"})
-        await _answer(said, running, "end")
+        received.put_nowait({"type": "lifespan.shutdown"})
+        await _answer(sent, running, "end")
     finally:
         running.cancel()
         with suppress(BaseException):
             await running
 
 
-async def _answer(said: asyncio.Queue[Message], running: asyncio.Future[None], what: str) -> None:
-    asking = asyncio.ensure_future(said.get())
+async def _answer(sent: asyncio.Queue[Message], running: asyncio.Future[None], phase: str) -> None:
+    asking = asyncio.ensure_future(sent.get())
     await asyncio.wait((asking, running), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     message = asking.result() if asking.done() else None
     asking.cancel()
     if message is None and not running.done():
-        raise ConfigurationError(f"application: its {what} took longer than {START_TIMEOUT_S:g} s")
+        raise ConfigurationError(f"application: its {phase} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
         # Starlette tells a whole traceback, whose frames are indented; behind them stands the exception.
-        told = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
-        raise ConfigurationError(f"application: its {what} failed: {told}")
+        error = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
+        raise ConfigurationError(f"application: its {phase} failed: {error}")

@@ -61,8 +61,8 @@ def _report(error: BaseException) -> int:
         print_error(written(error, str))
         return FINDINGS if isinstance(error, NotFound) else UNREACHABLE if isinstance(error, StoreError) else BAD_INPUT
     if isinstance(error, OSError):
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        print_error(place + (error.strerror or written(error, str)))
+        file = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        print_error(file + (error.strerror or written(error, str)))
         return BAD_INPUT
     if os.environ.get(TRACEBACK_VARIABLE) == "1":
         for line in "".join(traceback.format_exception(error)).splitlines():

@@ -48,21 +48,21 @@ async def show_key(
     \b
     Example: slidegate key show 203.0.113.7 --rule "api=100/10s"
     """
-    asked, limits = key_of(key, value), _named(named)
+    target, limits = key_of(key, value), _named(named)
     async with open_limiter(store) as limiter:
-        ban = await limiter.banned(asked)
-        windows = await _windows(limiter, asked, rules, limits)
-        changes = [change async for change in limiter.history(asked)][-MAX_CHANGES:]
-        known = {
-            "key": limiter.key_for(asked),
+        ban = await limiter.banned(target)
+        windows = await _windows(limiter, target, rules, limits)
+        changes = [change async for change in limiter.history(target)][-MAX_CHANGES:]
+        view = {
+            "key": limiter.key_for(target),
             "ban": None if ban is None else views.Ban.model_validate(ban).model_dump(),
-            "strikes": [one.model_dump() for one in views.Strikes.all_of(await limiter.strikes(asked))],
+            "strikes": [one.model_dump() for one in views.Strikes.all_of(await limiter.strikes(target))],
             "windows": [window.model_dump() for view in windows for window in views.Window.of_key(view)],
             "history": [views.BanChange.model_validate(change).model_dump() for change in changes],
         }
     if not windows:
         out.note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
-    return Report(known, _text(known))
+    return Report(view, _text(view))
 
 
 @key.command("reset")
@@ -77,38 +77,38 @@ async def reset_key(out: Reporter, key: str, value: str | None, store: str | Non
     \b
     Example: slidegate key reset 203.0.113.7
     """
-    asked = key_of(key, value)
+    target = key_of(key, value)
     async with open_limiter(store, writes=True) as limiter:
-        if not await limiter.reset(asked):
-            raise NotFound(f"nothing is counted of {limiter.key_for(asked)}")
-        return {"reset": limiter.key_for(asked)}
+        if not await limiter.reset(target):
+            raise NotFound(f"nothing is counted of {limiter.key_for(target)}")
+        return {"reset": limiter.key_for(target)}
 
 
 def _named(named: Sequence[str]) -> dict[str, str]:
     rules = {}
     for text in named:
-        name, found, limits = text.partition("=")
-        if not found:
+        name, equals, limits = text.partition("=")
+        if not equals:
             raise ConfigurationError(f'--rule: expected a name and limits, for example "api=100/10s", not {text!r}')
         rules[name] = limits
     return rules
 
 
-async def _windows(limiter: Limiter, asked: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
+async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
     windows = []
     if rules is not None:
         middleware = middleware_of(rules)
         limiter.engine.callers.add(middleware)  # it is forgotten with this name
-        windows.append(await limiter.inspect(asked))
+        windows.append(await limiter.inspect(target))
         del middleware
     if limits:
-        windows.append(await limiter.inspect(asked, rules=limits))
+        windows.append(await limiter.inspect(target, rules=limits))
     return windows
 
 
-def _text(known: dict[str, Any]) -> Iterator[str | Table]:
-    ban = known["ban"]
-    yield f"key: {known['key']}"
+def _text(view: dict[str, Any]) -> Iterator[str | Table]:
+    ban = view["ban"]
+    yield f"key: {view['key']}"
     if ban is None:
         yield "ban: none"
     else:
@@ -119,8 +119,8 @@ def _text(known: dict[str, Any]) -> Iterator[str | Table]:
         ("history", ("at", "kind", "by", "reason")),
         ("windows", _WINDOW_COLUMNS),
     ):
-        if known[title]:
-            yield from ("", f"{title}:", Table(columns, known[title]))
-    slices = [{**window, **part} for window in known["windows"] for part in window["slices"] if part["count"]]
+        if view[title]:
+            yield from ("", f"{title}:", Table(columns, view[title]))
+    slices = [{**window, **part} for window in view["windows"] for part in window["slices"] if part["count"]]
     if slices:
         yield from ("", "slices:", Table(_SLICE_COLUMNS, slices))

@@ -190,12 +190,12 @@ def share_of(text: str) -> float:
     Raises:
         ConfigurationError: It is none.
     """
-    found = _SHARE.fullmatch(text.strip())
-    if found is None or float(found[1]) > 100:
+    match = _SHARE.fullmatch(text.strip())
+    if match is None or float(match[1]) > 100:
         raise ConfigurationError(
             f"--touch: expected a share of clients such as 0.1%, not {quoted(text)}{_as_percentage(text)}"
         )
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def _as_percentage(text: str) -> str:

@@ -46,15 +46,15 @@ class Program(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         try:
-            found = getattr(import_module(module, __package__), name)
+            command = getattr(import_module(module, __package__), name)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith(f"{NAME}."):
                 raise
             raise ConfigurationError(
                 f'{cmd_name} needs the package {error.name}: pip install "slidegate[cli]"'
             ) from error
-        assert isinstance(found, click.Command)
-        return found
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -80,8 +80,8 @@ class Program(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
         click.echo(f"{NAME} {sys.modules[__name__.partition('.')[0]].__version__}")
         ctx.exit()
 

@@ -48,7 +48,7 @@ _MAX_AHEAD_US: Final = 2_000_000
 
 def middlewares_in(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares of an application: around it, around its routers and routes, and in mounted ones."""
-    found: list[object] = []
+    found_layers: list[object] = []
     for application in applications(app):
         inner: Any = application.layers[-1]
         if hasattr(inner, "build_middleware_stack") and inner.middleware_stack is None:
@@ -56,8 +56,8 @@ def middlewares_in(app: Any) -> list[RateLimitMiddleware]:
             inner.middleware_stack = inner.build_middleware_stack()
         wrapped = [inner, application.router, *(route for route, _ in application.routes)]
         stacks = [getattr(one, "middleware_stack", None) or getattr(one, "app", None) for one in wrapped]
-        found += [layer for outermost in (app, *application.layers, *stacks) for layer in layers(outermost)]
-    return list(dict.fromkeys(one for one in found if isinstance(one, RateLimitMiddleware)))
+        found_layers += [layer for outermost in (app, *application.layers, *stacks) for layer in layers(outermost)]
+    return list(dict.fromkeys(one for one in found_layers if isinstance(one, RateLimitMiddleware)))
 
 
 def about_application(app: Any, middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
@@ -68,13 +68,13 @@ def about_application(app: Any, middlewares: Sequence[RateLimitMiddleware]) -> I
             "the application has no RateLimitMiddleware, so nothing is limited; write "
             'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
         )
-    places = list(walk(app))
-    limited_endpoints = any(_has_own_limit(place) for place in places)
+    routes = list(walk(app))
+    limited_endpoints = any(_has_own_limit(route) for route in routes)
     for middleware in middlewares:
         yield from middleware.findings
         yield from about_signals(middleware, limited_endpoints=limited_endpoints)
     yield from _about_fields(app)
-    yield from _about_routes(places, middlewares)
+    yield from _about_routes(routes, middlewares)
     yield from _about_inner(middlewares)
     yield from _about_tools(app, middlewares)
 
@@ -122,19 +122,19 @@ def _about_fields(app: object) -> Iterator[Finding]:
                 )
 
 
-def _about_routes(places: Sequence[ResolvedRoute], middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
+def _about_routes(routes: Sequence[ResolvedRoute], middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
     """Yield the findings about routes that some client can ask without end."""
     below: dict[int, list[tuple[RateLimitMiddleware, ResolvedRoute]]] = defaultdict(list)
     for middleware in middlewares:
-        for place in walk(middleware.app):
-            below[id(place.route.endpoint)].append((middleware, place))
-    for place in places if middlewares else ():
+        for resolved in walk(middleware.app):
+            below[id(resolved.route.endpoint)].append((middleware, resolved))
+    for resolved in routes if middlewares else ():
         above = [
             (middleware, seen)
-            for middleware, seen in below[id(place.route.endpoint)]
-            if seen.methods == place.methods and place.template.endswith(seen.template)
+            for middleware, seen in below[id(resolved.route.endpoint)]
+            if seen.methods == resolved.methods and resolved.template.endswith(seen.template)
         ]
-        if _is_documentation(place) or _has_own_limit(place) or any(one.default_limits for one, _ in above):
+        if _is_documentation(resolved) or _has_own_limit(resolved) or any(one.default_limits for one, _ in above):
             continue
         rules = [
             rule
@@ -143,27 +143,29 @@ def _about_routes(places: Sequence[ResolvedRoute], middlewares: Sequence[RateLim
             if any(is_about(rule, path, seen) for path in rule.paths)
         ]
         if not rules:
-            yield Finding("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
+            yield Finding("SG205", f"no rule covers {resolved.label}; write a rule for it, or one with exempt=True")
         elif not any(map(_holds, rules)):
             yield Finding(
                 "SG208",
-                f"a client can ask for {place.label} without end: {_why_endless(rules)}; add a rule by address, such "
-                'as Rule("*", "600/minute")',
+                f"a client can ask for {resolved.label} without end: {_why_endless(rules)}; add a rule by address, "
+                'such as Rule("*", "600/minute")',
             )
 
 
-def _is_documentation(place: ResolvedRoute) -> bool:
+def _is_documentation(resolved: ResolvedRoute) -> bool:
     """Return whether FastAPI made a route by itself: the document of the application, and the pages that show it."""
-    return getattr(place.route.endpoint, "__module__", "") == "fastapi.applications"
+    return getattr(resolved.route.endpoint, "__module__", "") == "fastapi.applications"
 
 
-def _has_own_limit(place: ResolvedRoute) -> bool:
+def _has_own_limit(resolved: ResolvedRoute) -> bool:
     """Return whether a limit stands at the endpoint, or is required by it or by a router above."""
-    methods = place.methods or {"GET"}
-    endpoint = place.route.endpoint
-    if any(True for _ in limits_of(endpoint)) or any(takes_no_defaults(place.route, endpoint, one) for one in methods):
+    methods = resolved.methods or {"GET"}
+    endpoint = resolved.route.endpoint
+    if any(True for _ in limits_of(endpoint)) or any(
+        takes_no_defaults(resolved.route, endpoint, one) for one in methods
+    ):
         return True
-    required = [*(one.dependency for one in place.above), *dependencies(place.route)]
+    required = [*(one.dependency for one in resolved.above), *dependencies(resolved.route)]
     return any(isinstance(call, RateLimit) for call in required)
 
 
@@ -192,7 +194,7 @@ def _about_inner(middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding
     """Yield the findings about middlewares whose limits one further out always reaches first."""
     for outer in middlewares:
         always = [rule for rule in outer.rules if rule.always and _refuses(rule)]
-        below = [layer for found in applications(outer.app) for layer in found.layers]
+        below = [layer for application in applications(outer.app) for layer in application.layers]
         for inner in middlewares:
             rules = [rule for rule in inner.rules if _refuses(rule)]
             if not rules or inner is outer or inner.default_limits or not any(inner is layer for layer in below):
@@ -222,7 +224,7 @@ def _about_tools(app: object, middlewares: Sequence[RateLimitMiddleware]) -> Ite
     """Yield the findings about dashboards and admin APIs whose limiter is that of no middleware above them."""
     limiters = {id(middleware): middleware.limiter for middleware in middlewares}
     for tool in _tools_below(app) if middlewares else ():
-        above = [limiters[id(one)] for one in middlewares if any(tool is found for found in _tools_below(one.app))]
+        above = [limiters[id(one)] for one in middlewares if any(tool is inner for inner in _tools_below(one.app))]
         looked_at = getattr(tool, "limiter", None)
         if looked_at is not None and not any(looked_at is one for one in above or limiters.values()):
             yield Finding(
@@ -233,8 +235,8 @@ def _about_tools(app: object, middlewares: Sequence[RateLimitMiddleware]) -> Ite
 
 
 def _tools_below(app: object) -> list[AdminApp]:
-    ends = [layer for found in applications(app) for layer in found.layers]
-    ends += [layer for place in walk(app) for layer in layers(place.route.endpoint)]
+    ends = [layer for application in applications(app) for layer in application.layers]
+    ends += [layer for resolved in walk(app) for layer in layers(resolved.route.endpoint)]
     return [end for end in ends if isinstance(end, AdminApp)]
 
 

@@ -133,8 +133,8 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
     return {name: escaped(value, _MAX_CELL) if isinstance(value, str) else value for name, value in row.items()}
 
 
-def _counted(what: str, times: str, counts: Counter[str]) -> list[dict[str, Any]]:
-    return [{what: name, times: count} for name, count in counts.most_common(MAX_SHOWN)]
+def _counted(name_column: str, count_column: str, counts: Counter[str]) -> list[dict[str, Any]]:
+    return [{name_column: name, count_column: count} for name, count in counts.most_common(MAX_SHOWN)]
 
 
 def _clients(clients: Iterable[tuple[str, ClientTally]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import tomli_w
 
 from ..core.errors import ConfigurationError
 from ..simulation.clients import Clients
-from ..simulation.suggest import BanFound, BanSurvey, RuleFound, Suggestion, Survey
+from ..simulation.suggest import BanSurvey, SuggestedPolicy, SuggestedRule, Suggestion, Survey
 from .logs import Logs, check_header, header_of, log_options, share_of
 from .report import Report, Reporter, Result, silent_log, with_report
 
@@ -42,7 +42,7 @@ def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) ->
         rules = suggestion.rules()
         failures = BanSurvey(rules, survey)
         reading.read(out, "Counting failures", failures.add)
-    bans, warnings = failures.found(), survey.warnings(share)
+    bans, warnings = failures.policy(), survey.warnings(share)
     value = {
         "requests": clients.requests,
         "clients": len(clients.tallies),
@@ -55,7 +55,7 @@ def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) ->
 
 
 def _toml(
-    clients: Clients, rules: list[RuleFound], bans: BanFound | None, warnings: list[str], touch: str
+    clients: Clients, rules: list[SuggestedRule], bans: SuggestedPolicy | None, warnings: list[str], touch: str
 ) -> Iterator[str]:
     seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
     yield f"# {seen}; limits may touch {touch.strip()} of them."

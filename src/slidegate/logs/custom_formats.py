@@ -79,8 +79,8 @@ def parse_by_format(template: str) -> Parse:
         match = pattern.fullmatch(text)
         if match is None:
             return Skip.FORMAT
-        found = {name: value for name, value in match.groupdict().items() if value is not None}
-        return _record(text_time_us(found["time"].strip("[]")), found)
+        parts = {name: value for name, value in match.groupdict().items() if value is not None}
+        return _record(text_time_us(parts["time"].strip("[]")), parts)
 
     return parse
 
@@ -97,15 +97,15 @@ def _unwrapped(template: str) -> str:
 
 def _pieces(template: str) -> list[_Piece]:
     is_nginx = "$" in template and not re.search(r"%[>{]?[a-z]", template)
-    found, start = [], 0
+    pieces, start = [], 0
     for match in (_NGINX if is_nginx else _APACHE).finditer(template):
         if match.start() > start:
-            found.append(_Piece(template[start : match.start()]))
-        found.append(_nginx_piece(match) if is_nginx else _apache_piece(match))
+            pieces.append(_Piece(template[start : match.start()]))
+        pieces.append(_nginx_piece(match) if is_nginx else _apache_piece(match))
         start = match.end()
     if start < len(template):
-        found.append(_Piece(template[start:]))
-    return found
+        pieces.append(_Piece(template[start:]))
+    return pieces
 
 
 def _nginx_piece(match: re.Match[str]) -> _Piece:
@@ -156,12 +156,12 @@ def _pattern(template: str, pieces: list[_Piece]) -> re.Pattern[str]:
     """Return the pattern of a line, whose groups are parts of a record; the first variable for a part counts."""
     pattern = ""
     groups: set[str] = set()
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         if piece.part is None:
             pattern += re.escape(piece.text)
             continue
-        after = pieces[place + 1] if place + 1 < len(pieces) else _Piece("")
-        before = pieces[place - 1].text if place and pieces[place - 1].part is None else ""
+        after = pieces[index + 1] if index + 1 < len(pieces) else _Piece("")
+        before = pieces[index - 1].text if index and pieces[index - 1].part is None else ""
         shape = _shape(template, piece, before, after)
         group = _group(piece.part)
         pattern += f"(?P<{group}>{shape})" if group and group not in groups else f"(?:{shape})"
@@ -200,28 +200,28 @@ def _shape(template: str, piece: _Piece, before: str, after: _Piece) -> str:
     return r"(?:[^, ]++|, ?+)*" if after.text[0] == " " else f"[^{re.escape(after.text[0])}]*+"
 
 
-def _record(time_us: int | None, found: Mapping[str, str]) -> AccessRecord | Skip:
+def _record(time_us: int | None, parts: Mapping[str, str]) -> AccessRecord | Skip:
     headers = {
         bytes.fromhex(name[7:]).decode(): value
-        for name, value in found.items()
+        for name, value in parts.items()
         if name.startswith("header_") and given(value)
     }
-    client = next((text for text in _clients(found, headers) if given(text)), "")
-    if "request" in found:
-        request = request_of(found["request"])
+    client = next((text for text in _clients(parts, headers) if given(text)), "")
+    if "request" in parts:
+        request = request_of(parts["request"])
     else:
-        path = found.get("path", found.get("uri", ""))
-        query = found.get("query", "").removeprefix("-") or found.get("marked_query", "").removeprefix("?")
-        request = request_of_parts(found["method"], f"{path}?{query}" if "path" not in found and query else path)
+        path = parts.get("path", parts.get("uri", ""))
+        query = parts.get("query", "").removeprefix("-") or parts.get("marked_query", "").removeprefix("?")
+        request = request_of_parts(parts["method"], f"{path}?{query}" if "path" not in parts and query else path)
     agent, asked_host = headers.pop("user-agent", None), headers.pop("host", None)
-    host = found.get("host") or asked_host or found.get("server")
-    return record(time_us, client, request, found["status"], agent, host, tuple(headers.items()))
+    host = parts.get("host") or asked_host or parts.get("server")
+    return record(time_us, client, request, parts["status"], agent, host, tuple(headers.items()))
 
 
-def _clients(found: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[str]:
+def _clients(parts: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[str]:
     """Yield the texts that may name the client, the most trustworthy first."""
     forwarded = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-    yield from (found.get("client", ""), found.get("peer", ""), headers.get("x-real-ip", ""), forwarded)
+    yield from (parts.get("client", ""), parts.get("peer", ""), headers.get("x-real-ip", ""), forwarded)
 
 
 def parse_by_fields(fields: Mapping[str, str]) -> Parse:
@@ -243,18 +243,18 @@ def parse_by_fields(fields: Mapping[str, str]) -> Parse:
         line = json_object(text)
         if line is None:
             return Skip.JSON
-        found = {name: _below(line, path) for name, path in paths.items()}
-        method, path = found.get("method"), found.get("path")
-        if isinstance(found.get("request"), str):
-            request = request_of(found["request"])
+        parts = {name: _below(line, path) for name, path in paths.items()}
+        method, path = parts.get("method"), parts.get("path")
+        if isinstance(parts.get("request"), str):
+            request = request_of(parts["request"])
         elif isinstance(method, str) and isinstance(path, str):
             request = request_of_parts(method, path)
         else:
             return Skip.FORMAT
-        client = found["client"] if isinstance(found["client"], str) else ""
+        client = parts["client"] if isinstance(parts["client"], str) else ""
         sent = headers_of((name, _below(line, path)) for name, path in headers)
-        time_us = any_time_us(found["time"])
-        return record(time_us, client, request, found["status"], found.get("user_agent"), found.get("host"), sent)
+        time_us = any_time_us(parts["time"])
+        return record(time_us, client, request, parts["status"], parts.get("user_agent"), parts.get("host"), sent)
 
     return parse
 
@@ -279,11 +279,11 @@ def _check_fields(fields: Mapping[str, str]) -> None:
 
 
 def _below(line: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    found: Any = line.get(".".join(path))  # some writers put the dots into the names themselves
-    if found is not None:
-        return found
-    found = line
+    value: Any = line.get(".".join(path))  # some writers put the dots into the names themselves
+    if value is not None:
+        return value
+    value = line
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
+        value = value.get(name) if isinstance(value, dict) else None
     # A header field may be a list of its values, as in Caddy's logs.
-    return found[0] if isinstance(found, list) and found else found
+    return value[0] if isinstance(value, list) and value else value

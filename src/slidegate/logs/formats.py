@@ -69,8 +69,8 @@ def parse_line(line: bytes, parse: Parse | None = None) -> AccessRecord | Skip:
     text = line.decode(errors="replace")
     parse = parse or _parse_known
     prefix = _SYSLOG.match(text)
-    found = parse(text[prefix.end() :] if prefix else text)
-    return parse(text) if prefix and found is Skip.FORMAT else found
+    record = parse(text[prefix.end() :] if prefix else text)
+    return parse(text) if prefix and record is Skip.FORMAT else record
 
 
 def _parse_known(text: str) -> AccessRecord | Skip:
@@ -275,10 +275,10 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object with a key twice, because nobody knows which of the values the server meant."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return values
 
 
 def _no_constant(name: str) -> float:

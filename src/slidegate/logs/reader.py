@@ -106,14 +106,14 @@ class AccessLogs:
     def __iter__(self) -> Iterator[AccessRecord]:
         counts = self.counts = LogCounts()
         latest_us = 0
-        for found in heapq.merge(*(self._in_order(file, counts) for file in self._files), key=_time_us):
-            if not isinstance(found, AccessRecord):
+        for record in heapq.merge(*(self._in_order(file, counts) for file in self._files), key=_time_us):
+            if not isinstance(record, AccessRecord):
                 continue
-            if found.time_us < latest_us:
+            if record.time_us < latest_us:
                 counts.late += 1
             else:
-                latest_us = found.time_us
-            yield found
+                latest_us = record.time_us
+            yield record
 
     def _in_order(self, file: _LogFile, counts: LogCounts) -> Iterator[AccessRecord | _Opening]:
         """Yield the records of a file in order, as far as they are not more than `hold` lines late."""
@@ -132,12 +132,12 @@ class AccessLogs:
         parse = self._parse
         for number, line in enumerate(file.lines(), 1):
             counts.lines += 1
-            found = line if isinstance(line, Skip) else parse_line(line, parse)
-            if isinstance(found, AccessRecord):
+            record = line if isinstance(line, Skip) else parse_line(line, parse)
+            if isinstance(record, AccessRecord):
                 counts.records += 1
-                yield found
+                yield record
             else:
-                counts.skip(found, file.name, number, b"" if isinstance(line, Skip) else line)
+                counts.skip(record, file.name, number, b"" if isinstance(line, Skip) else line)
 
     def _first_us(self, file: _LogFile) -> int:
         """Return the time of the first record near the start of a file; 0 where there is none to be seen."""
@@ -145,9 +145,9 @@ class AccessLogs:
             return 0
         with suppress(ConfigurationError):
             for line in file.head():
-                found = line if isinstance(line, Skip) else parse_line(line, self._parse)
-                if isinstance(found, AccessRecord):
-                    return found.time_us
+                record = line if isinstance(line, Skip) else parse_line(line, self._parse)
+                if isinstance(record, AccessRecord):
+                    return record.time_us
         return 0
 
 
@@ -194,9 +194,9 @@ class _LogFile:
     def head(self) -> list[bytes | Skip]:
         """Return the first lines."""
         with closing(self.lines()) as lines:
-            found = list(islice(lines, _HEAD_LINES))
+            first = list(islice(lines, _HEAD_LINES))
         self._taken_bytes = 0
-        return found
+        return first
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
@@ -210,12 +210,12 @@ class _LogFile:
 
     def _size_bytes(self) -> int | None:
         with self._unreadable():
-            found = os.stat(self.name)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.stat(self.name)
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "it is a directory")
             if not os.access(self.name, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            return found.st_size if stat.S_ISREG(found.st_mode) else None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
     def _unreadable(self) -> Iterator[None]:

@@ -44,12 +44,12 @@ svg { display: block; width: 100%; height: auto; } svg text { font: 12px system-
 """
 
 
-def html_report(simulated: Simulated, what: str) -> str:
+def html_report(simulated: Simulated, title: str) -> str:
     """Return the report.
 
     Args:
         simulated: The simulation.
-        what: The limits, or the name of the file with the rules, as the title shows it.
+        title: The limits, or the name of the file with the rules, as the title shows it.
     """
     clients = [
         (name, f"{tally.requests:,}", f"{tally.refused:,}", f"{tally.banned:,}", *tally.look())
@@ -61,8 +61,8 @@ def html_report(simulated: Simulated, what: str) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width">',
-        f"<title>Simulation of {_text(what)}</title><style>{_STYLE}</style></head><body><main>",
-        f"<h1>Simulation of {_text(what)}</h1>",
+        f"<title>Simulation of {_text(title)}</title><style>{_STYLE}</style></head><body><main>",
+        f"<h1>Simulation of {_text(title)}</h1>",
         _figures(simulated),
         "<h2>Requests over time</h2>",
         _over_time(simulated),
@@ -108,11 +108,11 @@ def _table(name: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]])
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{table}</div>'
 
 
-def _chart(said: str, inside: list[str]) -> str:
-    """Write a chart; `said` stands above it, and is what a reader hears who does not see it."""
+def _chart(caption: str, inside: list[str]) -> str:
+    """Write a chart; `caption` stands above it, and is what a reader hears who does not see it."""
     axis = f'<line class="axis" x1="0" x2="{WIDTH}" y1="{HEIGHT}" y2="{HEIGHT}"/>'
-    drawn = f'<svg viewBox="0 -2 {WIDTH} {HEIGHT + 30}" role="img" aria-label="{escape(said)}">'
-    return f"<figure><figcaption>{escape(said)}</figcaption>{drawn}{axis}{''.join(inside)}</svg></figure>"
+    drawn = f'<svg viewBox="0 -2 {WIDTH} {HEIGHT + 30}" role="img" aria-label="{escape(caption)}">'
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{drawn}{axis}{''.join(inside)}</svg></figure>"
 
 
 def _bar(kind: str, x: float, width: float, bottom: float, height: float) -> str:
@@ -129,19 +129,19 @@ def _over_time(simulated: Simulated) -> str:
     if not points:
         return "<p>None.</p>"
     step_us = simulated.timeline.step_us
-    first_us, most = points[0][0], max(requests for _, requests, _ in points)
+    first_us, highest = points[0][0], max(requests for _, requests, _ in points)
     steps = (points[-1][0] - first_us) // step_us + 1
     width = WIDTH / steps
     inside = []
     for start_us, requests, refused in points:
         x = (start_us - first_us) / step_us * width
-        below, above = (requests - refused) / most * HEIGHT, refused / most * HEIGHT
+        below, above = (requests - refused) / highest * HEIGHT, refused / highest * HEIGHT
         inside += [_bar("passed", x, width, HEIGHT, below), _bar("refused", x, width, HEIGHT - below, above)]
     inside.append(_label(0, _BELOW, _time(first_us)))
     inside.append(_label(WIDTH, _BELOW, _time(points[-1][0] + step_us), "end"))
     lost = sum(refused for _, _, refused in points)
     return _chart(
-        f"Requests in steps of {step_us / 1e6:,.0f} s, at most {most:,}. Orange: the {lost:,} of "
+        f"Requests in steps of {step_us / 1e6:,.0f} s, at most {highest:,}. Orange: the {lost:,} of "
         f"{simulated.clients.requests:,} that were refused, banned or blocked.",
         inside,
     )
@@ -153,10 +153,10 @@ def _by_peak(simulated: Simulated) -> str:
     if not classes:
         return "<p>None.</p>"
     count = max(classes) + 2
-    width, most = WIDTH / count, log10(max(classes.values()) + 1)
+    width, highest = WIDTH / count, log10(max(classes.values()) + 1)
     inside = []
-    for place, clients in sorted(classes.items()):
-        inside.append(_bar("passed", place * width, width * 0.9, HEIGHT, log10(clients + 1) / most * HEIGHT))
+    for step, clients in sorted(classes.items()):
+        inside.append(_bar("passed", step * width, width * 0.9, HEIGHT, log10(clients + 1) / highest * HEIGHT))
     inside += [_label(power * 8 * width, _BELOW, f"{10**power:,}") for power in range(count // 8 + 1)]
     for name, per_minute in simulated.limits_a_minute():
         x = log10(max(per_minute, 1)) * 8 * width

@@ -38,10 +38,10 @@ class Timeline:
 
     def add(self, time_us: int, refused: bool) -> None:
         """Count one request."""
-        place = time_us // self.step_us
-        step = self.steps.get(place)
+        number = time_us // self.step_us
+        step = self.steps.get(number)
         if step is None:
-            step = self.steps[place] = [0, 0]
+            step = self.steps[number] = [0, 0]
             while max(self.steps) - min(self.steps) >= STEPS:
                 self._double()
             step = self.steps[time_us // self.step_us]
@@ -51,15 +51,15 @@ class Timeline:
     def _double(self) -> None:
         self.step_us *= 2
         merged: dict[int, list[int]] = {}
-        for place, (requests, refused) in self.steps.items():
-            step = merged.setdefault(place // 2, [0, 0])
+        for number, (requests, refused) in self.steps.items():
+            step = merged.setdefault(number // 2, [0, 0])
             step[0] += requests
             step[1] += refused
         self.steps = merged
 
     def points(self) -> list[tuple[int, int, int]]:
         """Return (start in Unix microseconds, requests, refused) of each step that has requests, in order."""
-        return [(place * self.step_us, *self.steps[place]) for place in sorted(self.steps)]  # type: ignore[misc]
+        return [(number * self.step_us, *self.steps[number]) for number in sorted(self.steps)]  # type: ignore[misc]
 
 
 class Simulated:
@@ -131,17 +131,17 @@ class Simulated:
 
     def limits_a_minute(self) -> list[tuple[str, float]]:
         """Return the limits that clients met, each as text and as requests a minute."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for rule in self._replay.middleware.rules:
             for limit in rule.limits:
                 if isinstance(limit, Limit):
-                    found[str(limit)] = limit.amount * MINUTE_US / limit.window_us
-        return list(found.items())
+                    limits[str(limit)] = limit.amount * MINUTE_US / limit.window_us
+        return list(limits.items())
 
     def touched(self) -> list[tuple[str, ClientTally]]:
         """Return the clients that a limit refused at least once, those with most refusals first."""
-        found = [(name, client) for name, client in self.clients.tallies.items() if client.refused]
-        return sorted(found, key=lambda pair: (-pair[1].refused, pair[0]))
+        touched = [(name, client) for name, client in self.clients.tallies.items() if client.refused]
+        return sorted(touched, key=lambda pair: (-pair[1].refused, pair[0]))
 
     def busiest_routes(self) -> list[tuple[str, Counter[str]]]:
         """Return the routes, those with most requests first."""

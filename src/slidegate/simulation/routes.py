@@ -42,13 +42,13 @@ class RouteGuesser:
         segments = unquote(path).split("/")[1:]
         if not path.startswith("/") or len(segments) > _MAX_SEGMENTS:
             return OTHER
-        found: tuple[str, ...] = ()
+        template: tuple[str, ...] = ()
         for segment in segments:
-            text = self._segment(found, segment, failed)
+            text = self._segment(template, segment, failed)
             if text is None:
                 return OTHER
-            found += (text,)
-        route = "/" + "/".join(found)
+            template += (text,)
+        route = "/" + "/".join(template)
         if route not in self._routes:
             if failed or len(self._routes) >= MAX_ROUTES:
                 return OTHER

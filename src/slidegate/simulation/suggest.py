@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 from ..core.errors import ConfigurationError
@@ -39,6 +40,7 @@ EXACT: Final = DEFAULT_RESOLUTION
 WINDOWS: Final = ("1s", "10s", "1m", "1h")
 MAX_ROUTES: Final = 8
 MIN_REQUESTS: Final = 20
+MAX_WARNINGS: Final = 10
 EVERYTHING: Final = "*"
 SIGNALS: Final = ("404", "4xx")
 BAN_WINDOWS: Final = ("1m", "10m", "1h")
@@ -73,11 +75,11 @@ class Peaks:
     def add(self, now_us: int) -> None:
         """Count a request. Times never step back."""
         times, exact = self._times, self.exact
-        for place, limit in enumerate(self._limits):
-            if exact[place] <= len(times):
+        for index, limit in enumerate(self._limits):
+            if exact[index] <= len(times):
                 recent = len(times) - bisect_right(times, now_us - limit.window_us) + 1
-                if recent > exact[place]:
-                    exact[place] = recent
+                if recent > exact[index]:
+                    exact[index] = recent
         if self._rings:
             self._count(now_us)
         elif len(times) == EXACT:
@@ -90,19 +92,19 @@ class Peaks:
             del times[0]
 
     def _count(self, now_us: int) -> None:
-        for place, limit in enumerate(self._in_slices):
-            self._rings[place], (spent, _, _, _) = limit.spend(self._rings[place], now_us, 1)
-            if spent > self.counted[place]:
-                self.counted[place] = spent
+        for index, limit in enumerate(self._in_slices):
+            self._rings[index], (spent, _, _, _) = limit.spend(self._rings[index], now_us, 1)
+            if spent > self.counted[index]:
+                self.counted[index] = spent
 
-    def touched(self, place: int, amount: int) -> bool:
+    def touched(self, index: int, amount: int) -> bool:
         """Tell whether a limit of this amount would refuse a request of the client.
 
         Args:
-            place: Which of the windows.
+            index: Which of the windows.
             amount: The amount of the limit.
         """
-        return (self.exact if amount <= EXACT else self.counted)[place] > amount
+        return (self.exact if amount <= EXACT else self.counted)[index] > amount
 
 
 @cache
@@ -113,17 +115,17 @@ def _sliced(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     )
 
 
-def smallest_amount(peaks: Iterable[Peaks], place: int) -> int:
+def smallest_amount(peaks: Iterable[Peaks], index: int) -> int:
     """Return the smallest amount of a limit that touches none of some clients; at least 1.
 
     Args:
         peaks: Their peaks.
-        place: Which of the windows.
+        index: Which of the windows.
     """
     exact = counted = 1
     for peak in peaks:
-        exact = max(exact, peak.exact[place])
-        counted = max(counted, peak.counted[place])
+        exact = max(exact, peak.exact[index])
+        counted = max(counted, peak.counted[index])
     return exact if exact <= EXACT else counted
 
 
@@ -151,41 +153,43 @@ class Survey:
         Args:
             count: How many routes.
         """
-        found: list[Rule] = []
+        rules: list[Rule] = []
         for route, requests in sorted(self._routes.items(), key=lambda pair: (-pair[1], pair[0])):
-            if route == OTHER or requests < MIN_REQUESTS or len(found) == count:
+            if route == OTHER or requests < MIN_REQUESTS or len(rules) == count:
                 continue
             try:
-                found.append(Rule(_numbered(route), "1/1s"))
+                rules.append(Rule(_numbered(route), "1/1s"))
             except ConfigurationError:
                 continue  # a path that no rule can name is left to the rule for all requests
-        return [*found, Rule(EVERYTHING, "1/1s")]
+        return [*rules, Rule(EVERYTHING, "1/1s")]
 
     def scanners(self) -> set[str]:
         """Return the clients that look like scanners."""
         return {name for name, client in self.clients.tallies.items() if client.look().kind == SCANNER}
 
     def warnings(self, touch: float) -> list[str]:
-        """Return what speaks against believing the suggestion."""
-        found = []
-        clients = self.clients
-        span_us = clients.last_us - clients.first_us
+        """Return what speaks against believing the suggestion, at most ten sentences."""
+        return list(islice(self._warnings(touch), MAX_WARNINGS))
+
+    def _warnings(self, touch: float) -> Iterator[str]:
+        requests, tallies = self.clients.requests, self.clients.tallies
+        span_us = self.clients.last_us - self.clients.first_us
         if span_us < _DAY_US:
-            found.append(f"the log covers {span_us / 3.6e9:.1f} hours; busier days than this one may come")
-        if touch * len(clients.tallies) < 1:
-            found.append(f"{touch:.4g} of {len(clients.tallies):,} clients is less than one, so no client is touched")
-        for name, client in clients.tallies.items():
-            share = client.requests / clients.requests
-            if client.many_agents and len(found) < 10:
-                found.append(f"{name} is probably a proxy or a NAT: {len(client.agents)} or more agents come from it")
+            yield f"the log covers {span_us / 3.6e9:.1f} hours; busier days than this one may come"
+        if touch * len(tallies) < 1:
+            yield f"{touch:.4g} of {len(tallies):,} clients is less than one, so no client is touched"
+        for name, client in tallies.items():
+            share = client.requests / requests
             if share > _LARGE_SHARE:
                 kind = client.look().kind
-                what = "the crawler" if kind == CRAWLER else f"one {kind},"
-                found.append(f"{what} {name} makes {share:.0%} of all requests; look at it before you believe the rest")
-        return found
+                who = "the crawler" if kind == CRAWLER else f"one {kind},"
+                yield f"{who} {name} makes {share:.0%} of all requests; look at it before you believe the rest"
+        for name, client in tallies.items():
+            if client.many_agents:
+                yield f"{name} is probably a proxy or a NAT: {len(client.agents)} or more agents come from it"
 
 
-class RuleFound(NamedTuple):
+class SuggestedRule(NamedTuple):
     """A suggested rule.
 
     Attributes:
@@ -210,7 +214,7 @@ class RuleFound(NamedTuple):
         return "; ".join(f"{amount}/{window}" for window, amount in self.limits.items())
 
 
-class BanFound(NamedTuple):
+class SuggestedPolicy(NamedTuple):
     """A suggested ban policy.
 
     Attributes:
@@ -262,31 +266,31 @@ class Suggestion:
             return set()
         scores: dict[str, float] = {}
         for clients in self._peaks.values():
-            for place in range(len(WINDOWS)):
-                needs = {name: smallest_amount((peaks,), place) for name, peaks in clients.items()}
+            for index in range(len(WINDOWS)):
+                needs = {name: smallest_amount((peaks,), index) for name, peaks in clients.items()}
                 mean = sum(needs.values()) / max(len(needs), 1)
                 for name, need in needs.items():
                     scores[name] = max(scores.get(name, 0.0), need / mean)
         return set(sorted(scores, key=lambda name: (-scores[name], name))[: self._allowed])
 
-    def rules(self) -> list[RuleFound]:
+    def rules(self) -> list[SuggestedRule]:
         """Return the suggested rules; a limit that a longer one makes needless is left out."""
         spared = self.standing_out()
-        found = []
+        suggested = []
         for path, clients in self._peaks.items():
             others = [peaks for name, peaks in clients.items() if name not in spared]
             if not others:
                 continue  # nobody is left who could say what is usual here
-            amounts = [smallest_amount(others, place) for place in range(len(WINDOWS))]
-            kept = [place for place, amount in enumerate(amounts) if all(amount < it for it in amounts[place + 1 :])]
-            limits = {WINDOWS[place]: amounts[place] for place in kept}
-            touched = sum(any(peaks.touched(place, amounts[place]) for place in kept) for peaks in clients.values())
+            amounts = [smallest_amount(others, index) for index in range(len(WINDOWS))]
+            kept = [index for index, amount in enumerate(amounts) if all(amount < it for it in amounts[index + 1 :])]
+            limits = {WINDOWS[index]: amounts[index] for index in kept}
+            touched = sum(any(peaks.touched(index, amounts[index]) for index in kept) for peaks in clients.values())
             median = {
-                WINDOWS[place]: _median([smallest_amount((peaks,), place) for peaks in clients.values()])
-                for place in kept
+                WINDOWS[index]: _median([smallest_amount((peaks,), index) for peaks in clients.values()])
+                for index in kept
             }
-            found.append(RuleFound(path, limits, self._requests[path], len(clients), touched, median))
-        return found
+            suggested.append(SuggestedRule(path, limits, self._requests[path], len(clients), touched, median))
+        return suggested
 
 
 class BanSurvey:
@@ -297,7 +301,7 @@ class BanSurvey:
         survey: The first reading.
     """
 
-    def __init__(self, rules: Sequence[RuleFound], survey: Survey) -> None:
+    def __init__(self, rules: Sequence[SuggestedRule], survey: Survey) -> None:
         self._clients = survey.clients
         self._scanners = survey.scanners()
         key = None if self._clients.header is None else keys.header(self._clients.header)
@@ -311,17 +315,17 @@ class BanSurvey:
             for signal in SIGNALS if record.status == 404 else ("4xx",):
                 _counted(self._failures[signal], name, _BAN_LIMITS).add(self._replay.now_us)
 
-    def found(self) -> BanFound | None:
+    def policy(self) -> SuggestedPolicy | None:
         """Return the ban policy that catches most scanners and nobody else; None if there is none."""
         scanners = self._scanners
-        best: BanFound | None = None
+        best: SuggestedPolicy | None = None
         for signal, clients in self._failures.items():
-            for place, window in enumerate(BAN_WINDOWS):
-                honest = max((peaks.exact[place] for name, peaks in clients.items() if name not in scanners), default=0)
+            for index, window in enumerate(BAN_WINDOWS):
+                honest = max((peaks.exact[index] for name, peaks in clients.items() if name not in scanners), default=0)
                 after = max(honest + 1, MIN_STRIKES)
-                caught = sum(name in scanners and peaks.exact[place] >= after for name, peaks in clients.items())
+                caught = sum(name in scanners and peaks.exact[index] >= after for name, peaks in clients.items())
                 if after <= EXACT and caught > (0 if best is None else best.caught):
-                    best = BanFound(f"{after}/{window}", signal, caught, len(scanners))
+                    best = SuggestedPolicy(f"{after}/{window}", signal, caught, len(scanners))
         return best
 
 
