@@ -86,22 +86,22 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap an `__init__`: its error about an option that it does not know says what to write."""
-    known = list(signature(init).parameters)[1:]
+    options_known = list(signature(init).parameters)[1:]
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
         for option in options:
-            if option not in known:
+            if option not in options_known:
                 name = init.__qualname__.partition(".")[0]
-                raise ConfigurationError(f"{name}: unknown option {quoted(option)}{_hint(option, known)}")
+                raise ConfigurationError(f"{name}: unknown option {quoted(option)}{_hint(option, options_known)}")
         init(*args, **options)
 
     return checked
 
 
-def _hint(option: str, known: list[str]) -> str:
+def _hint(option: str, options_known: list[str]) -> str:
     here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
-    return closest(option, known) if here is None else f"; {here}"
+    return closest(option, options_known) if here is None else f"; {here}"
 
 
 def check_flag(what: str, value: object) -> bool:
@@ -143,10 +143,10 @@ def check_takes(what: str, function: _F, *given: str) -> _F:
     expected = f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
     if not callable(function):
         raise ConfigurationError(f"{expected}, not {quoted(function)}")
-    found = signature_of(function)
+    parameters = signature_of(function)
     try:
-        if found is not None:
-            found.bind(*given)
+        if parameters is not None:
+            parameters.bind(*given)
     except TypeError:
-        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {found}") from None
+        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {parameters}") from None
     return function

@@ -111,8 +111,8 @@ def closest(word: str, choices: Iterable[str]) -> str:
     # Only a mistake needs this, and it ends the start.
     import difflib
 
-    found = difflib.get_close_matches(word, list(choices), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def quoted(value: object) -> str:

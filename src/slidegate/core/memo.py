@@ -18,20 +18,20 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def remember(memo: dict[_K, _V], asked: _K, answer: _V, max_size: int = MEMO_SIZE) -> _V:
+def remember(memo: dict[_K, _V], question: _K, answer: _V, max_size: int = MEMO_SIZE) -> _V:
     """Put an answer into a memo, which is emptied first when it is full, and return the answer.
 
     Emptying costs nothing for an ordinary load, and no more than working everything out again under a flood.
     """
-    if text_bytes(asked) <= MEMO_BYTES:
+    if text_bytes(question) <= MEMO_BYTES:
         if len(memo) >= max_size:
             memo.clear()
-        memo[asked] = answer
+        memo[question] = answer
     return answer
 
 
-def text_bytes(asked: object) -> int:
+def text_bytes(question: object) -> int:
     """Return what the texts in a question weigh, in bytes of memory."""
-    if isinstance(asked, tuple):
-        return sum(map(text_bytes, asked))
-    return getsizeof(asked) if isinstance(asked, (str, bytes)) else 0
+    if isinstance(question, tuple):
+        return sum(map(text_bytes, question))
+    return getsizeof(question) if isinstance(question, (str, bytes)) else 0

@@ -50,7 +50,7 @@ class Behind(Decision):
     __slots__ = ("check",)
 
     def __init__(self, check: Check, demand: Sequence[Check]) -> None:
-        readings = [(0, 0, 0, OPEN if asked is check else 0) for asked in demand for _ in asked[0].limits]
+        readings = [(0, 0, 0, OPEN if other is check else 0) for other in demand for _ in other[0].limits]
         super().__init__(False, Reason.LIMITED, 0, demand, readings)
         self.check = check
 

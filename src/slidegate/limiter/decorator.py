@@ -77,8 +77,8 @@ class Limited:
         if callable(self._key):
             _check_reachable(self._key, function)
         bucket = self._bucket(_name_of(function))
-        known = BucketCaller(bucket)
-        self._engine.callers.add(known)
+        caller = BucketCaller(bucket)
+        self._engine.callers.add(caller)
         if not _is_async(function):
 
             @wraps(function)
@@ -86,7 +86,7 @@ class Limited:
                 self._take(bucket, self._key_of(args, options))
                 return function(*args, **options)
 
-            vars(limited)[_KNOWN] = known
+            vars(limited)[_KNOWN] = caller
             return limited
         awaited = cast("Callable[P, Awaitable[Any]]", function)
 
@@ -95,7 +95,7 @@ class Limited:
             await self._take_async(bucket, self._key_of(args, options))
             return await awaited(*args, **options)
 
-        vars(limited_async)[_KNOWN] = known
+        vars(limited_async)[_KNOWN] = caller
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
@@ -116,15 +116,15 @@ class Limited:
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
         """Take the units, after a wait in line where they come later."""
-        known, subjects = self._engine.keys.learn(key)
-        decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), subjects))
+        spelled, subjects = self._engine.keys.learn(key)
+        decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
         if may_wait(decision):
             decision = self._without_loop.wait(self._engine.lines.wait(decision, subjects), self._wait_us)
         return _unless_refused(decision)
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:
-        known, subjects = self._engine.keys.learn(key)
-        decision = await self._ask(((bucket, known, self._cost),), subjects)
+        spelled, subjects = self._engine.keys.learn(key)
+        decision = await self._ask(((bucket, spelled, self._cost),), subjects)
         if may_wait(decision):
             decision = await self._engine.lines.wait(decision, subjects)
         return _unless_refused(decision)
@@ -167,24 +167,24 @@ def _checked_key(key: object) -> LimitedKey:
 
 def _check_reachable(key: Callable[..., object], function: Callable[..., object]) -> None:
     """Check that a key function can be called as some call of the function is."""
-    taken, known = signature_of(key), signature_of(function, follow_wrapped=False)
-    parameters = [] if known is None else list(known.parameters.values())
-    if taken is None or known is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
+    key_takes, function_takes = signature_of(key), signature_of(function, follow_wrapped=False)
+    parameters = [] if function_takes is None else list(function_takes.parameters.values())
+    if key_takes is None or function_takes is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
         return
     # Any number of arguments by place, the others by name; those with a default may be left out.
-    for count, wanted in product(range(len(parameters) + 1), ((), taken.parameters)):
+    for count, wanted in product(range(len(parameters) + 1), ((), key_takes.parameters)):
         named = [one for one in parameters[count:] if one.default is one.empty or one.name in wanted]
         if any(one.kind is one.KEYWORD_ONLY for one in parameters[:count]):
             break
         try:
-            taken.bind(*parameters[:count], **{one.name: one for one in named})
+            key_takes.bind(*parameters[:count], **{one.name: one for one in named})
         except TypeError:
             continue
         return
     names = [parameter.name for parameter in parameters]
     raise ConfigurationError(
         f"limited: key: expected a function of {' and '.join(names) or 'nothing'}, for example "
-        f"lambda {', '.join(names)}: ..., not {quoted(key)}, which takes {taken}"
+        f"lambda {', '.join(names)}: ..., not {quoted(key)}, which takes {key_takes}"
     )
 
 
@@ -200,7 +200,7 @@ def _check_function(function: Callable[..., object]) -> None:
             f"limited: expected a function, not {quoted(function)}; write it below @classmethod, and at the methods of "
             "a class"
         )
-    if any(inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found) for found in _called(function)):
+    if any(inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called) for called in _called(function)):
         raise ConfigurationError(
             f"limited: {quoted(function)} is a generator, of which no one moment is the call; write "
             "`with limiter.limited(...)` or `async with` around what it does"

@@ -72,8 +72,8 @@ class LogEvents:
         subject = event.kind, str(event.details.get("rule", ""))
         if not self._may_write(subject):
             with self._lock:
-                known = subject in self._left_out or len(self._left_out) < MAX_SUBJECTS
-                subject = subject if known else (_OTHERS, "")
+                is_apart = subject in self._left_out or len(self._left_out) < MAX_SUBJECTS
+                subject = subject if is_apart else (_OTHERS, "")
                 self._left_out[subject] = self._left_out.get(subject, 0) + 1
             return
         left_out = self._taken(subject)

@@ -309,8 +309,8 @@ class Failover:
 
     def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
         """Return the breakers that a question depends on: that of its part, and that of the whole store."""
-        found = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
-        return [breaker for breaker in found if breaker is not None]
+        breakers = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
+        return [breaker for breaker in breakers if breaker is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
         """Tell whether a question must not be put. The first one after the pause may: it is the probe."""

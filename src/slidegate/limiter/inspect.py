@@ -64,12 +64,14 @@ class Callers:
     def add(self, caller: Caller) -> None:
         """Add a caller; one that is known already is listed once."""
         with self._lock:
-            alive = [known for known in self._known if (other := known()) is not None and other is not caller]
+            alive = [
+                reference for reference in self._known if (other := reference()) is not None and other is not caller
+            ]
             self._known = [*alive, ref(caller)]
 
     def listed(self) -> list[Caller]:
         """Return the callers that are there."""
-        return [caller for known in self._known if (caller := known()) is not None]
+        return [caller for reference in self._known if (caller := reference()) is not None]
 
     def policies(self) -> list[BanPolicy]:
         """Return the ban policies of all callers."""
@@ -77,8 +79,8 @@ class Callers:
 
     def buckets(self, others: Iterable[Bucket]) -> list[Bucket]:
         """Return the buckets of all callers, and others; of those that share all their windows, the last alone."""
-        known = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
-        newest = {(one.rule, *(limit.same_window for limit in one.limits)): one for one in [*known, *others]}
+        of_callers = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
+        newest = {(one.rule, *(limit.same_window for limit in one.limits)): one for one in [*of_callers, *others]}
         return list(newest.values())
 
 
@@ -111,19 +113,19 @@ async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
     Raises:
         StoreError: The store does not answer.
     """
-    asked = buckets[:MAX_BUCKETS]
+    looked_at = buckets[:MAX_BUCKETS]
     views: list[WindowView] = []
     at = 0
     while True:
-        part = asked[at : at + TOGETHER]
+        part = looked_at[at : at + TOGETHER]
         now_us, windows = await within(store.inspect(key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             views.append(view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us))
         at += TOGETHER
-        if at >= len(asked):
-            return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(asked))
+        if at >= len(looked_at):
+            return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))
         await let_others_run()
 
 
@@ -159,18 +161,20 @@ async def strikes_of(
     Raises:
         StoreError: The store does not answer.
     """
-    known: dict[str, BanPolicy] = {}
+    by_name: dict[str, BanPolicy] = {}
     for policy in policies:
-        known[policy.name] = policy
+        by_name[policy.name] = policy
         if policy.prefix is not None:
-            known[policy.prefix.name] = policy.prefix
+            by_name[policy.prefix.name] = policy.prefix
     keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, kept = await within(bans.strike_records(keys))
+    now_us, records = await within(bans.strike_records(keys))
     places = {name: place for place, name in enumerate(keys)}
-    found = [stands for one in kept if (stands := policy_strikes(one, known.get(one.policy), now_us)) is not None]
-    found.sort(key=lambda stands: (places[stands.key], stands.policy))
-    shown = tuple(found[:MAX_POLICIES])
-    return KeyStrikes(key, now_us, time_ns() // 1_000, shown, len(found) - len(shown))
+    strikes = [
+        stands for one in records if (stands := policy_strikes(one, by_name.get(one.policy), now_us)) is not None
+    ]
+    strikes.sort(key=lambda stands: (places[stands.key], stands.policy))
+    shown = tuple(strikes[:MAX_POLICIES])
+    return KeyStrikes(key, now_us, time_ns() // 1_000, shown, len(strikes) - len(shown))
 
 
 def networks_around(key: str, guards: Sequence[BanSubject] = ()) -> list[str]:

@@ -223,19 +223,19 @@ class Publisher:
     def shift(self, step_us: int, store_us: int) -> int:
         """Return how much higher the number of a slice is in the store than here."""
         exactly = (store_us - self._statistics.now_us()) / step_us
-        known = self._shifts.get(step_us)
-        if known is None or abs(exactly - known) > _WRONG:
+        before = self._shifts.get(step_us)
+        if before is None or abs(exactly - before) > _WRONG:
             return round(exactly)
-        return known
+        return before
 
     def _shift_all(self, store_us: int) -> bool:
         """Measure the distance between the clocks; where it has changed, have rows under the old numbers taken back."""
         changed = False
         for step_us in KEPT:
-            known, found = self._shifts.get(step_us), self.shift(step_us, store_us)
-            self._shifts[step_us] = found
-            if known is not None and known != found:
-                last = self._statistics.now_us() // step_us + known
+            before, shift = self._shifts.get(step_us), self.shift(step_us, store_us)
+            self._shifts[step_us] = shift
+            if before is not None and before != shift:
+                last = self._statistics.now_us() // step_us + before
                 numbers = range(max(last - KEPT[step_us], 0), last + 2)
                 self._misplaced += [StatsRow(SHELVES[step_us], number, b"", 0) for number in numbers]
                 changed = True
@@ -302,14 +302,14 @@ class AllWorkers:
     async def sections(self, name: str) -> list[Section]:
         """Return a section of each worker that is alive, this one first."""
         own = self._publisher.section(name)
-        found = [] if own is None else [Section(self._here(), json.loads(own))]
+        sections = [] if own is None else [Section(self._here(), json.loads(own))]
         if self._store is not None:
             self._publisher.start()
             workers = await self._others()
             for _, worker, value in await within(self._store.read(f"s-{name}", 0, 0)):
                 if worker in workers and (read := _read(value)) is not None:
-                    found.append(Section(workers[worker], read))
-        return found
+                    sections.append(Section(workers[worker], read))
+        return sections
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
         """Return the slices of all workers, by their numbers in the store."""
@@ -354,12 +354,12 @@ class AllWorkers:
         if self._store is None:
             return {}
         store_us = await within(self._store.time())
-        found = {}
+        others = {}
         for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
             other = None if worker == self._publisher.worker else _read_worker(worker, value, store_us)
             if other is not None:
-                found[worker] = other
-        return found
+                others[worker] = other
+        return others
 
     def _here(self) -> Worker:
         return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
@@ -379,14 +379,14 @@ def unpack_row(row: bytes) -> list[tuple[SeriesName, Slice]]:
     if row[:1] != bytes((VERSION,)):
         return []
     try:
-        found = []
+        entries = []
         flat = zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES)
         for rules, route, costs, events, rt in json.loads(flat):
             name = tuple(map(str, rules)), str(route), tuple(map(int, costs))
             counts = {str(event): int(times) for event, times in events.items()}
             if len(rules) == len(costs):
-                found.append((name, Slice(counts, _times(*rt))))
-        return found
+                entries.append((name, Slice(counts, _times(*rt))))
+        return entries
     except Exception:  # whatever lies there, it is not ours
         return []
 
@@ -400,16 +400,16 @@ def _times(sum_us: int, min_us: int | None, buckets: Sequence[tuple[int, int]]) 
     return ResponseTimes(int(sum_us), None if min_us is None else int(min_us), counts)
 
 
-def _worker(worker: bytes, known: dict[str, Any], age_s: float, *, here: bool) -> Worker:
-    host, pid = str(known.get("host", ""))[:255], int(known.get("pid", 0))
+def _worker(worker: bytes, row: dict[str, Any], age_s: float, *, here: bool) -> Worker:
+    host, pid = str(row.get("host", ""))[:255], int(row.get("pid", 0))
     return Worker(f"{host}:{pid}:{worker[:4].hex()}", host, pid, age_s, here)
 
 
 def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
     """Return a worker as its row tells of it; None where the row cannot be read."""
     try:
-        known = json.loads(value)
-        return _worker(worker, known, max(store_us - int(known.get("at_us", 0)), 0) / 1_000_000, here=False)
+        row = json.loads(value)
+        return _worker(worker, row, max(store_us - int(row.get("at_us", 0)), 0) / 1_000_000, here=False)
     except Exception:  # whatever lies there, it is not ours
         return None
 

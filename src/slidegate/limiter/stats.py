@@ -335,15 +335,15 @@ class Statistics:
 
     def _new(self, rules: tuple[str, ...], route: str) -> Series:
         with self._lock:
-            wanted = (rules, route) if len(self._series) < MAX_SERIES else ((OTHER,), OTHER)
-            costs = tuple([self.costs.get(rule, 1) for rule in wanted[0]])
-            known = self._series.get(wanted)
-            series = known or Series(*wanted, costs, self.ticks_per_us, self._ahead_us)
-            self._series[wanted] = series
-            following = [] if known else self._following[:]
+            name = (rules, route) if len(self._series) < MAX_SERIES else ((OTHER,), OTHER)
+            costs = tuple([self.costs.get(rule, 1) for rule in name[0]])
+            before = self._series.get(name)
+            series = before or Series(*name, costs, self.ticks_per_us, self._ahead_us)
+            self._series[name] = series
+            following = [] if before else self._following[:]
         for hear in following:
             hear(series)
-        if known is None and wanted[1] is OTHER:
+        if before is None and name[1] is OTHER:
             message = f"{MAX_SERIES} series of rules and routes are recorded; further ones count as {OTHER}"
             self._emit(Event("series_full", message, {"max_series": MAX_SERIES}))
         self.started()

@@ -341,9 +341,9 @@ class _Request:
         if not decision.allowed or not decision.readings:
             return decision
         readings = []
-        for asked, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
-            permits = isinstance(asked.limit, Concurrency)
-            wait_us = 0 if not asked.here else OPEN if permits else max(_later_us(asked, ahead), 1)
+        for part, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
+            permits = isinstance(part.limit, Concurrency)
+            wait_us = 0 if not part.here else OPEN if permits else max(_later_us(part, ahead), 1)
             readings.append((*reading[:3], wait_us))
         return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
 
@@ -359,7 +359,7 @@ class _Request:
         self._bound_us = min([self._bound_us, *(lack.bucket.wait_us for lack in lacks)])
         gone_us = max(round((self._waiter.now_s() - self._began_s) * 1_000_000) - LATE_US, 0)
         left_us = self._bound_us - gone_us
-        waits = [_later_us(asked, ahead) for asked in _asked(decision, self._name)]
+        waits = [_later_us(part, ahead) for part in _asked(decision, self._name)]
         return left_us > 0 and max(waits, default=0) <= left_us
 
 
@@ -393,7 +393,7 @@ def _lacks(decision: Decision) -> list[_Asked] | None:
     """Return what a request lacks; None if it may not wait for it, or something else than limits refuses it."""
     if not decision.allowed and not decision.readings:
         return None
-    lacks = [asked for asked in _asked(decision) if asked.wait_us and not decision.allowed]
+    lacks = [lack for lack in _asked(decision) if lack.wait_us and not decision.allowed]
     for bucket, _, limit, _, wait_us, _ in lacks:
         # Nobody waits for the next day, and who asks for more than there is waits for ever.
         if not bucket.wait_us or isinstance(limit, Quota) or wait_us == NEVER:
@@ -411,10 +411,10 @@ def _place(decision: Decision) -> tuple[Name, int, int]:
     return (bucket.rule, key), bucket.wait_max, bucket.wait_us
 
 
-def _later_us(asked: _Asked, ahead: Counter[Bucket]) -> int:
+def _later_us(lack: _Asked, ahead: Counter[Bucket]) -> int:
     """Return how long a request waits at least under one limit, behind the units of those ahead of it."""
-    _, _, limit, cost, wait_us, here = asked
-    units = ahead[asked.bucket] if here else 0
+    _, _, limit, cost, wait_us, here = lack
+    units = ahead[lack.bucket] if here else 0
     if not units or not isinstance(limit, Limit):
         return max(wait_us, 0)
     wait_us = max(wait_us - GRACE_US, 0)  # the store keeps what is there for those ahead so much longer than they need

@@ -132,8 +132,8 @@ def ban_key(key: object) -> str:
     expected = f"an address, a network or a key, {example}"
     if not isinstance(key, str) or not key or not is_utf8(key):
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
-    known = canonical_key(key)
-    place = network_place(known)
+    spelled = canonical_key(key)
+    place = network_place(spelled)
     if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
         raise InvalidKey(
             f'ban: {quoted(key)} is no address or network; write {example}, and "key:{key}" if it is a key', expected
@@ -142,7 +142,7 @@ def ban_key(key: object) -> str:
         raise InvalidKey(
             f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
         )
-    return known
+    return spelled
 
 
 def network_place(key: str) -> tuple[int, int, bytes] | None:

@@ -214,8 +214,8 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
-        known: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
-        if not _is_signal(known):
+        name: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
+        if not _is_signal(name):
             hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
             raise ConfigurationError(
                 f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path, and not '
@@ -223,7 +223,7 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
             )
         if weight != "ban":
             check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
-        checked[known] = weight
+        checked[name] = weight
     return MappingProxyType(checked)
 
 
@@ -249,11 +249,11 @@ def hand_ban_key(key: object) -> str:
     Raises:
         InvalidKey: `ban_key` refuses it, or it is a network wider than an IPv4 /8 or an IPv6 /19.
     """
-    known = ban_key(key)
+    spelled = ban_key(key)
     try:
-        version, first, last = parse_network(known)
+        version, first, last = parse_network(spelled)
     except ConfigurationError:
-        return known  # an account, an API key
+        return spelled  # an account, an API key
     widest = REGISTRY[version]
     if prefix_length(version, first, last) < widest:
         raise InvalidKey(
@@ -261,7 +261,7 @@ def hand_ban_key(key: object) -> str:
             'ban the networks that you mean, for example "192.0.2.0/24"',
             f'a network no wider than an IPv{version} /{widest}, for example "192.0.2.0/24"',
         )
-    return known
+    return spelled
 
 
 def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> tuple[str, str] | None:

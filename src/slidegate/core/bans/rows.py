@@ -39,11 +39,11 @@ class Bans(NamedTuple):
     strike_records: list[tuple[str, str, StrikeRecord]]
 
 
-def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
+def to_rows(stored: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
     """Write rows at a moment: `now_us` in the store's time, `wall_us` in Unix time."""
     ahead_us = wall_us - now_us
     yield {"slidegate": "bans", "version": _VERSION, "written_us": wall_us}
-    for ban in known.bans:
+    for ban in stored.bans:
         yield {
             "ban": ban.key,
             "reason": ban.reason,
@@ -54,7 +54,7 @@ def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
             "since_us": ban.wall_us,
             "prolong_us": ban.prolong_us,
         }
-    for policy, key, record in known.strike_records:
+    for policy, key, record in stored.strike_records:
         yield {
             "standing": key,
             "policy": policy,
@@ -71,7 +71,7 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
     Raises:
         ConfigurationError: A row cannot be read; the message says which, counted from 1.
     """
-    known = Bans([], [])
+    stored = Bans([], [])
     behind_us = 0
     number = 0
     for number, row in enumerate(rows, start=1):
@@ -81,16 +81,16 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
             elif "ban" in row:
                 ban = _ban(row, behind_us)
                 if not ban.is_over(now_us, wall_us):
-                    known.bans.append(ban)
+                    stored.bans.append(ban)
             else:
-                known.strike_records.append(_strike_record(row, behind_us, now_us))
+                stored.strike_records.append(_strike_record(row, behind_us, now_us))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"bans, row {number}: cannot be read: {escaped(repr(error), MAX_REASON)}"
             ) from None
     if not number:
         raise ConfigurationError("bans: there is nothing to read, not even the row that an export begins with")
-    return known
+    return stored
 
 
 def _written_us(row: Row) -> int:

@@ -139,21 +139,21 @@ class BanRules:
         self.events.append(unbanned(ban, by))
         return True
 
-    def load(self, known: Bans, now_us: int, wall_us: int) -> int:
+    def load(self, stored: Bans, now_us: int, wall_us: int) -> int:
         """Take over bans and strike records, and return how many bans. Of two of a key the longer one stays."""
         self._storage.active_bans.remove_expired(now_us, wall_us, len(self._storage.active_bans))
-        self.check_room(known)
-        self.take_over(known, now_us, wall_us)
-        return len(known.bans)
+        self.check_room(stored)
+        self.take_over(stored, now_us, wall_us)
+        return len(stored.bans)
 
-    def take_over(self, known: Bans, now_us: int, wall_us: int) -> None:
+    def take_over(self, stored: Bans, now_us: int, wall_us: int) -> None:
         """Do what `load` does for some of its bans and strike records, for which there is room."""
         bans = self._storage.active_bans
-        for ban in known.bans:
+        for ban in stored.bans:
             other = bans.get(ban.key)
             if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
                 bans.add(ban)
-        for policy, key, record in known.strike_records:
+        for policy, key, record in stored.strike_records:
             strikes = self._storage.open_state(policy).strikes
             before = strikes.get(key)
             if before is None:
@@ -161,14 +161,14 @@ class BanRules:
             elif before.last_us <= record.last_us:
                 strikes.keep(key, record)
 
-    def check_room(self, known: Bans) -> None:
+    def check_room(self, stored: Bans) -> None:
         """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
 
         Raises:
             ConfigurationError: There is no room.
         """
-        bans = {("", ban.key) for ban in known.bans if ban.level}
-        records = {(policy, key) for policy, key, _ in known.strike_records}
+        bans = {("", ban.key) for ban in stored.bans if ban.level}
+        records = {(policy, key) for policy, key, _ in stored.strike_records}
         have_bans, have_records = len(self._storage.active_bans), self._storage.strike_records()
         for what, new, have in (("bans", bans, have_bans), ("strike records", records, have_records)):
             if len(new) + have > self._max_bans:  # where all fit, there is nothing to look up

@@ -203,13 +203,13 @@ def stored_records(states: Mapping[str, PolicyState], keys: Iterable[str]) -> li
         states: What is remembered under each policy, by its name.
         keys: The keys.
     """
-    asked, found = list(keys), []
+    listed, records = list(keys), []
     for name, state in states.items():
-        for key in asked:
+        for key in listed:
             record = state.strikes.get(key)
             if record is not None:
-                found.append(StoredRecord(name, key, record.copy(), state.window_us, state.forgive_us))
-    return found
+                records.append(StoredRecord(name, key, record.copy(), state.window_us, state.forgive_us))
+    return records
 
 
 def policy_strikes(kept: StoredRecord, policy: BanPolicy | None, now_us: int) -> PolicyStrikes | None:

@@ -109,8 +109,8 @@ class HotKeys:
         with self._lock:
             live = self._live(now_us // self.slice_us)
             room = self._room(live)
-            found = {key: _hits(live, key) for key in self._hot}
-            return {key: hits for key, hits in found.items() if hits > room}
+            hits_by_key = {key: _hits(live, key) for key in self._hot}
+            return {key: hits for key, hits in hits_by_key.items() if hits > room}
 
     def top(self, now_us: int, count: int) -> list[tuple[str, int]]:
         """Return the keys that are counted highest at `now_us`, with the hits that they have had at least.

@@ -102,9 +102,9 @@ class MetricWindow:
         """Return the k slices that end with the running one, oldest first, empty ones included."""
         first = now_us // self.slice_us - self.slice_count + 1
         with self._lock:
-            found = self._ring.read(first, self.slice_count)
+            kept = self._ring.read(first, self.slice_count)
         numbers = range(first, first + self.slice_count)
-        return [found.get(number, Slice()).summary(number * self.slice_us, self.slice_us) for number in numbers]
+        return [kept.get(number, Slice()).summary(number * self.slice_us, self.slice_us) for number in numbers]
 
     def count(self, event: str, now_us: int) -> int:
         """Return how often an event happened in the k slices."""

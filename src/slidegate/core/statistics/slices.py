@@ -136,11 +136,13 @@ class SliceRing:
     def read(self, first: int, slices: int) -> dict[int, Slice]:
         """Return by number the slices, of so many from the first on, that hold anything."""
         oldest, end = max(first, self._newest - self.slices + 1), first + slices
-        found = {number: _unpack(packed) for number, packed in self._packed.items() if oldest <= number < end}
+        slices_by_number = {
+            number: _unpack(packed) for number, packed in self._packed.items() if oldest <= number < end
+        }
         if oldest <= self._number < end:
-            found[self._number] = running = Slice()
+            slices_by_number[self._number] = running = Slice()
             running.add(self._running)
-        return found
+        return slices_by_number
 
     def take_changed(self, *, every: bool = False) -> set[int]:
         """Return the numbers of the slices that were added to since the last call, or of all."""

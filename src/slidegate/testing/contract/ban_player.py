@@ -122,16 +122,16 @@ class BanPlayer:
         subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
         expected = (self.model.peek if peeks else self.model.hit)(address, self.now_us)
         decision = await settle(ask(((self._bucket, key, 0),), subjects))
-        found = await settle(self.store.bans.find((*subjects, key)))
+        found_ban = await settle(self.store.bans.find((*subjects, key)))
         same(decision.allowed, not expected)
         if not expected:
-            same((decision.reason, decision.ban, found), (Reason.OK, None, None))
+            same((decision.reason, decision.ban, found_ban), (Reason.OK, None, None))
             return
         longest = max(expected, key=_end_us)
         left_us = None if longest.ends_us is None else longest.ends_us - self.now_us
         same((decision.reason, decision.retry_after_us), (Reason.BANNED, left_us))
         last = [_shown(ban) for ban in expected if ban.ends_us == longest.ends_us]
-        for ban in (decision.ban, found):
+        for ban in (decision.ban, found_ban):
             assert ban is not None
             assert _shown(ban) in last, f"the store says {ban}, the reference one of {last}"
 
