@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from threading import Lock
@@ -172,7 +173,6 @@ class ActivityRecorder:
         self._shadow = HotKeys(_MAX_SHADOWED, _NEVER_HOT, SHADOW_WINDOW_S, slices=6)
         self._counted_by: dict[str, dict[str, None]] = {}
         self._buckets: dict[str, Bucket] = {}
-        self._names: dict[Bucket, str] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
         self._number = 0
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
@@ -274,11 +274,8 @@ class ActivityRecorder:
                 # Those who come often are learnt again at once.
                 self._counted_by.clear()
                 self._buckets.clear()
-                self._names.clear()
             names = self._counted_by[key] = {}
-        name = self._names.get(bucket)
-        if name is None:
-            name = self._names[bucket] = bucket_name(bucket)
+        name = bucket_name(bucket)
         if name not in names and len(names) < _MAX_BUCKETS:
             names[name] = None
             self._buckets[name] = bucket
@@ -375,6 +372,7 @@ def only_looks(rule: str) -> bool:
     return _ONLY_LOOKS.search(rule) is not None
 
 
+@lru_cache(maxsize=_MAX_KEYS)
 def bucket_name(bucket: Bucket) -> str:
     """Return a name for a bucket that is the same in every worker: its rule and its limits.
 

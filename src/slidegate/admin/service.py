@@ -23,7 +23,6 @@ from ..core.bans.ban import MAX_REASON, Ban, ban_key
 from ..core.bans.policy import hand_ban_key
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, StoreError
-from ..core.limits import parse_duration_us
 from ..core.logs import escaped
 from ..limiter import Limiter
 from ..limiter.stats import Stats
@@ -172,7 +171,7 @@ class AdminService:
         limits = {rule.label: [str(limit) for limit in rule.all_limits] for rule in shadows}
         names = dict.fromkeys([*limits, *(rule for rule, _ in shadowed)])
         return views.Shadow(
-            window_s=_seconds(params.window),
+            window_s=stats.total.seen.span_us / _S,
             clients_window_s=SHADOW_WINDOW_S,
             rules=[_shadow(name, limits.get(name, []), stats, shadowed) for name in names],
         )
@@ -394,10 +393,6 @@ def release() -> str:
     """Return the version of the package, which nobody here imports."""
     version: str = sys.modules["slidegate"].__version__
     return version
-
-
-def _seconds(window: str) -> float:
-    return parse_duration_us(window, "window") / _S
 
 
 def _shadow(name: str, limits: list[str], stats: Stats, shadowed: dict[tuple[str, str], int]) -> views.ShadowRule:
