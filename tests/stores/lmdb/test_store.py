@@ -32,6 +32,7 @@ from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.checking import DATA
+from slidegate.stores.lmdb.opening import PATIENCE_S
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.player import settle
@@ -474,6 +475,10 @@ def test_a_file_that_takes_no_more_changes_goes_on_when_what_is_in_it_has_ended(
             if failed > 50:
                 break
     assert failed
+    store.keep_deadline(0.02)
+    with gate_held(store), pytest.raises(StoreTimeout):
+        fill(store, [1])
+    store.keep_deadline(PATIENCE_S)
     clock.advance("2m")
     for _ in range(40):
         clock.advance("1s")

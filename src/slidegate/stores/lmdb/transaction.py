@@ -115,11 +115,12 @@ class Transactions:
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         env, now_us = self.env, self._now_us()
-        if env.fullness == NO_CHANGES:
-            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
         txn = env.begin()
         if txn is None:
             return None
+        if env.fullness == NO_CHANGES:
+            env.abort(txn)
+            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
         self.latest_us = max(self.latest_us, now_us)
         transaction = Transaction(self, txn, now_us)
         try:
