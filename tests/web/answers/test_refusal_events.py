@@ -27,7 +27,6 @@ from slidegate import (
     header,
 )
 from slidegate.events import Event
-from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
@@ -63,7 +62,6 @@ class House:
     @property
     def refused(self) -> list[dict[str, object]]:
         events = [event for event in self.heard if event.kind == "refused"]
-        assert all(set(event.details) == KINDS["refused"].fields for event in events)
         assert all(event.message.isprintable() and len(event.message) < 1_000 for event in events)
         return [dict(event.details) for event in events]
 
@@ -293,4 +291,3 @@ async def test_a_shadow_tells_of_requests_that_it_would_have_refused() -> None:
     assert await statuses(house.gate, 3) == [200] * 3
     kinds = [event.kind for event in house.heard]
     assert kinds == ["near_limit", "shadow_refused", "shadow_refused"]
-    assert all(set(event.details) == KINDS[event.kind].fields for event in house.heard)
