@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -67,6 +67,7 @@ _SAMPLES: Final[Mapping[type, str]] = {
     UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
 }
 """Values of parameters that nobody writes into a path."""
+_MAY_HOLD_A_SLASH: Final = re.compile(r"\{\w+:(?!(?:str|int|float|uuid)\})")
 _KIND: Final = re.compile(":[a-z]+}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
@@ -340,6 +341,7 @@ class AdminApp:
 
 def _about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about paths that strike, and should not, or never do."""
+    routes = list(walk(router_of(middleware.app))) if middleware.policies else []
     for policy in middleware.policies:
         for path, weight in policy.signals.items():
             if not isinstance(path, str) or not path.startswith("/"):
@@ -352,7 +354,7 @@ def _about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
                     f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it; exempt narrower "
                     "paths, or choose another honeypot",
                 )
-            elif at_once and (label := _served(middleware.app, path)):
+            elif at_once and (label := _served(routes, path)):
                 yield Finding(
                     "SG112",
                     f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}; take it "
@@ -370,13 +372,13 @@ def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
     return None
 
 
-def _served(app: object, path: str) -> str:
+def _served(routes: Iterable[ResolvedRoute], path: str) -> str:
     """Return the label of the route whose own path this is; empty if there is none.
 
     A route that takes any path does not count: it answers scanners with a page that is meant for others.
     """
     own = PathMatcher(path)
-    return next((place.label for place in walk(router_of(app)) if own.exempts(place.template)), "")
+    return next((place.label for place in routes if own.exempts(place.template)), "")
 
 
 def _about_callers(app: object) -> Iterator[Finding]:
@@ -399,13 +401,17 @@ def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     routes = list(top.walk())
     if not routes or any(map(_may_answer_more, (top, *others))):
         return
+    index: PathIndex[ResolvedRoute] = PathIndex()
+    for place in routes:
+        index.add(place.written(), place)
     for rule in middleware.rules:
         if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
             # Only a limit may be written with the root that the application takes away from paths.
-            tails = (path,) if rule.exempt else _without_roots(path)
-            if not any(is_about(rule, tail, place) for tail in tails for place in routes):
+            tails = [path] if rule.exempt else list(_without_roots(path))
+            likely = [(tail, place) for tail in tails for place in index.find(pattern_and_sample(tail)[1])]
+            if not any(is_about(rule, *pair) for pair in chain(likely, product(tails, routes))):
                 near = closest(path, [_KIND.sub("}", _typed(place)) for place in routes])
                 yield Finding(
                     "SG123",
@@ -433,7 +439,12 @@ def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
 
 def _meet(path: str, other: str) -> bool:
     """Return whether two paths have one in common, where those of the other's parameters that differ are narrower."""
-    pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{}")
+    pairs = list(zip_longest(path.split("/"), other.split("/"), fillvalue="{}"))
+    for own, theirs in pairs:
+        if _MAY_HOLD_A_SLASH.search(own + theirs):
+            break
+        if "{" not in own + theirs and own != theirs:
+            return False
     mixed = "/".join(theirs if "{" in own else own for own, theirs in pairs)
     (pattern, _), (others, _), (_, sample) = map(pattern_and_sample, (path, other, mixed))
     return pattern.match(sample) is not None and others.match(sample) is not None
