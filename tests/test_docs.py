@@ -1,10 +1,8 @@
 """What the README, the pages and the examples show is run, so that it cannot go stale.
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
-* ``<!-- file: NAME -->`` before a block puts the block into that file for the page's code to find.
-* A toml block configures a middleware; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
-* A json block is read. Code of other programs is shown.
-* The commands of a bash or console block are run by tests/pages; ``<!-- not run: REASON -->`` before one excuses it.
+* A toml block is a configuration of the middleware, and a json block is read. Code of other programs is shown.
+* The commands of a bash or console block are run by tests/pages, which also says how blocks are marked (blocks.py).
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,6 +32,7 @@ import slidegate.testing
 from slidegate import RateLimitMiddleware
 
 from .pages.anchors import broken, links
+from .pages.blocks import MARKED, SHELL, Block, blocks, missing
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,36 +45,10 @@ WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
 """tests/testing/test_plugin.py saves its files and has pytest run them."""
 RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
-FENCE = re.compile(
-    r"^(?:<!--\s*(?P<mark>file|fragment|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
-    r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
-    re.MULTILINE | re.DOTALL,
-)
-SHELL = {"bash", "console"}
 # Anything else would be shown without being run: "py" and "sh" among others.
 SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript", "lua", "nginx", "ruby", "yaml"}
 LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
 LOCAL = re.compile(r"https?://(127\.0\.0\.1|localhost)(:\d+)?(/|$)")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page."""
-
-    line: int
-    language: str
-    code: str
-    mark: str | None
-    value: str
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page."""
-    for found in FENCE.finditer(text):
-        indent = found["indent"]
-        lines = (line.removeprefix(indent) for line in found["code"].splitlines(keepends=True))
-        line = text.count("\n", 0, found.start("code"))
-        yield Block(line, found["language"].strip(), "".join(lines), found["mark"], found["value"] or "")
 
 
 def misused(block: Block) -> str | None:
@@ -89,6 +61,8 @@ def misused(block: Block) -> str | None:
         return f"line {block.line}: only toml blocks may be fragments, and say whose"
     if block.mark == "not run" and (block.language not in SHELL or not block.value):
         return f"line {block.line}: only shell blocks may be left out, and with a reason"
+    if block.mark == "varies" and missing(block):
+        return f"line {block.line}: {missing(block)} varies, and is not shown"
     return None
 
 
@@ -159,9 +133,7 @@ def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     found = list(blocks(text))
     assert [problem for problem in map(misused, found) if problem] == []
     assert text.count("```") == 2 * len(found), "a fence is not closed, or not at the start of its line"
-    assert len(re.findall(r"<!--\s*(?:file|fragment|not run)\b", text)) == sum(
-        block.mark is not None for block in found
-    )
+    assert len(MARKED.findall(text)) == sum(block.mark is not None for block in found)
 
 
 @pytest.mark.filterwarnings("error")
@@ -278,6 +250,7 @@ def test_every_example_has_a_test() -> None:
         "<!-- fragment: python -->\n```python\n1\n```",
         "<!-- fragment:  -->\n```toml\na = 1\n```",
         "<!-- file: ../a -->\n```text\n1\n```",
+        "<!-- varies: 2 -->\n```text\n1\n```",
     ],
 )
 def test_a_block_that_would_escape_is_found(block: str) -> None:

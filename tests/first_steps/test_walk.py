@@ -16,8 +16,7 @@ from .walk import PageError, Walk, pattern, steps
 pytestmark = pytest.mark.all
 
 SERVER = """
-Save this as `uvicorn`:
-
+<!-- file: uvicorn -->
 ```python
 import http.server, os, sys
 print("Serving", sys.argv[1], flush=True)

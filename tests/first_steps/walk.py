@@ -1,10 +1,9 @@
 """Walks a page as its reader does: saves its files, types its commands into terminals, and compares their output.
 
-* The files are the Python and TOML blocks. The line before each ends with the file's name: "Save this as `main.py`:".
+* A block with the mark ``<!-- file: main.py -->`` is saved.
 * A bash block is typed. Where its last command is `uvicorn`, it is a server: it keeps the first terminal until the next
   server is started there, after Ctrl-C. From the first server on, all other blocks are typed into a second terminal.
-* A text, http or JSON block behind a bash block is the output. A line of `...` stands for any lines. A comment such as
-  ``<!-- varies: 60 | 1.2 s -->`` before the block names the parts of which only the shape has to be the same.
+* A text, http or JSON block behind a bash block is the output. A line of `...` stands for any lines.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..pages.blocks import blocks, varying
+
 PATIENCE_S = 300
 HOST = "127.0.0.1"
 PORT = "8000"
-FENCE = re.compile(
-    r"(?:^(?P<said>(?!<!--)[^\n]+)\n+)?(?:^<!--\s*varies:\s*(?P<varies>[^>]*?)\s*-->\n+)?"
-    r"^```(?P<language>\w+)\n(?P<code>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
-NAMED = re.compile(r"`(?P<name>[\w.]+)`:$")
 KEEP = '{ declare -px; declare -f; printf "cd %q\\n" "$PWD"; } > "$TERMINAL"'
 """A terminal knows its environment, its functions and its directory from one command to the next."""
 
@@ -60,26 +55,20 @@ def steps(text: str) -> Iterator[Step]:
         PageError: A block is neither a file with a name, nor a command, nor the output of the command before it.
     """
     pending: Step | None = None
-    for found in FENCE.finditer(text):
-        line = text.count("\n", 0, found.start("code"))
-        language, code, said = found["language"], found["code"], found["said"] or ""
-        if language in {"text", "http", "json"}:
+    for block in blocks(text):
+        if block.language in {"text", "http", "json"}:
             if pending is None or pending.file or pending.shown is not None:
-                raise PageError(f"line {line}: output of no command")
-            varies = tuple(filter(None, (found["varies"] or "").split(" | ")))
-            if missing := [part for part in varies if part not in code]:
-                raise PageError(f"line {line}: {missing} varies, and is not shown")
-            pending = Step(pending.line, pending.code, shown=code, varies=varies)
+                raise PageError(f"line {block.line}: output of no command")
+            pending = Step(pending.line, pending.code, shown=block.code, varies=varying(block))
             continue
         if pending is not None:
             yield pending
-        name = NAMED.search(said)
-        if language == "bash":
-            pending = Step(line, code)
-        elif language in {"python", "toml"} and name:
-            pending = Step(line, code, file=name["name"])
+        if block.language == "bash":
+            pending = Step(block.line, block.code)
+        elif block.mark == "file":
+            pending = Step(block.line, block.code, file=block.value)
         else:
-            raise PageError(f"line {line}: a {language} block that nobody saves or types")
+            raise PageError(f"line {block.line}: a {block.language} block that nobody saves or types")
     if pending is not None:
         yield pending
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ..test_docs import RUN_HERE, SHELL, Block, blocks, page_name
+from ..test_docs import RUN_HERE, page_name
+from .blocks import SHELL, Block, blocks
 from .page_shell import PageShell
 
 pytestmark = pytest.mark.all

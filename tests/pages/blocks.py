@@ -1,0 +1,51 @@
+"""The fenced blocks of a page, and the comments that say what becomes of one.
+
+* ``<!-- file: NAME -->`` before a block saves it under that name.
+* ``<!-- fragment: WHOSE -->`` before a TOML block says that it is another program's.
+* ``<!-- not run: REASON -->`` before commands excuses them.
+* ``<!-- varies: 60 | 1.2 s -->`` before an output names the parts of which only the shape has to be the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FENCE = re.compile(
+    r"^(?:<!--\s*(?P<mark>file|fragment|not run|varies):\s*(?P<value>[^>]*?)\s*-->\n+)?"
+    r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+MARKED = re.compile(r"<!--\s*(?:file|fragment|not run|varies)\b")
+SHELL = {"bash", "console"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    code: str
+    mark: str | None
+    value: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    for found in FENCE.finditer(text):
+        indent = found["indent"]
+        lines = (line.removeprefix(indent) for line in found["code"].splitlines(keepends=True))
+        line = text.count("\n", 0, found.start("code"))
+        yield Block(line, found["language"].strip(), "".join(lines), found["mark"], found["value"] or "")
+
+
+def varying(block: Block) -> tuple[str, ...]:
+    """Return the parts of an output that vary."""
+    return tuple(filter(None, block.value.split(" | "))) if block.mark == "varies" else ()
+
+
+def missing(block: Block) -> list[str]:
+    """Return the parts that are said to vary, and are not shown."""
+    return [part for part in varying(block) if part not in block.code]
