@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from ..addresses import BITS
 from .ban import Ban, BanSubject, network_place
@@ -25,7 +26,7 @@ class ActiveBans:
     __slots__ = ("_ends", "_networks", "by_key", "prefixes")
 
     def __init__(self) -> None:
-        self.by_key: dict[str, tuple[object, ...]] = {}
+        self.by_key: dict[str, tuple[Any, ...]] = {}
         self.prefixes = 0
         # By version: how many bits of an address to drop, and the networks by the bits that are left. These are packed,
         # because a client can choose integers of one hash: it is modulo 2**61 - 1. Others look while a thread adds, so
@@ -37,12 +38,12 @@ class ActiveBans:
         return len(self.by_key)
 
     def __iter__(self) -> Iterator[Ban]:
-        return map(Ban._make, self.by_key.values())
+        return (Ban(*row) for row in self.by_key.values())
 
     def get(self, key: str) -> Ban | None:
         """Return the ban of exactly this key, whether or not it is over."""
         row = self.by_key.get(key)
-        return None if row is None else Ban._make(row)
+        return None if row is None else Ban(*row)
 
     def add(self, ban: Ban) -> None:
         """Put a ban in force, in the place of one of the same key."""
@@ -65,7 +66,7 @@ class ActiveBans:
         row = self.by_key.pop(key, None)
         if row is None:
             return None
-        ban = Ban._make(row)
+        ban = Ban(*row)
         self.prefixes -= ban.is_prefix
         if (place := network_place(key)) is not None:
             version, prefix, value = place
@@ -99,7 +100,7 @@ class ActiveBans:
             keys += [
                 table.get((value >> shift).to_bytes(16, "big")) for shift, table in self._networks[version].items()
             ]
-        return [Ban._make(self.by_key[key]) for key in keys if key in self.by_key]
+        return [Ban(*self.by_key[key]) for key in keys if key in self.by_key]
 
     def active(self, subjects: Iterable[BanSubject], now_us: int, wall_us: int) -> list[Ban]:
         """Return the bans of `subjects` that are in force, one perhaps more than once. Changes nothing."""

@@ -114,7 +114,11 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
 
 def longest(bans: Iterable[Ban]) -> Ban | None:
     """Return the ban that ends last, the first of several; None if there is none."""
-    return max(bans, key=_end_us, default=None)
+    found: Ban | None = None
+    for ban in bans:
+        if found is None or lasts_longer(ban, found):
+            found = ban
+    return found
 
 
 def _end_us(ban: Ban) -> float:

@@ -104,7 +104,7 @@ class BanRules:
         """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
         bans = [ban for ban in bans if not ban.is_over(now_us, wall_us)]
         if prolong:
-            bans = [self._prolong(ban, now_us) for ban in bans]
+            bans = [self._prolong(ban, now_us) if ban.prolong_us else ban for ban in bans]
         ban = longest(bans)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
