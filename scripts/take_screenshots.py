@@ -25,7 +25,7 @@ from tests.browser.site import TOKEN
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PICTURES: Final = ROOT / "docs" / "images"
-MOST_BYTES: Final = 150_000
+MAX_BYTES: Final = 150_000
 TRAFFIC_S: Final = 75
 SEED: Final = 20_260_303
 SIZE: Final = {"width": 1280, "height": 960}
@@ -56,7 +56,7 @@ def main() -> int:
     simulation()
     if sys.argv[1:] != ["simulation"]:
         dashboard()
-    large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > MOST_BYTES]
+    large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > MAX_BYTES]
     print(f"too large: {', '.join(large)}" if large else f"written to {PICTURES}")
     return 1 if large else 0
 

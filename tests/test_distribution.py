@@ -19,7 +19,7 @@ from slidegate import __version__
 
 pytestmark = pytest.mark.all
 
-PATIENCE_S = 240
+TIMEOUT_S = 240
 """How long a command may take, on a machine with a lot to do."""
 LIMITS_AN_APPLICATION = """
 import asyncio
@@ -183,7 +183,7 @@ def plain() -> dict[str, str]:
 
 def called(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command and return what it said."""
-    return subprocess.run(command, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(command, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def install(python: Path, *what: str) -> subprocess.CompletedProcess[str]:

@@ -21,11 +21,12 @@ from slidegate import ConfigurationError
 from slidegate.asgi import app as factory
 from slidegate.cli import main
 
+from ..redis_servers import free_port, until
 from .stores_at_hand import environment
 
 APP = "tests.cli.guarded_app:app"
 RULES = '[[rules]]\npath = "/items/{id}"\nlimits = "20/hour"\nname = "items"\n'
-PATIENCE_S = 60
+TIMEOUT_S = 60
 TOKEN = "0123456789abcdef0123456789"
 TOKEN_NAME = "SLIDEGATE_DASHBOARD_TOKEN"
 
@@ -35,12 +36,6 @@ def rules(tmp_path: Path) -> Path:
     path = tmp_path / "slidegate.toml"
     path.write_text(RULES, "utf-8")
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -54,33 +49,31 @@ def served(*options: str, log: Path, **more: str) -> Iterator[tuple[str, subproc
         try:
             yield f"http://127.0.0.1:{port}", process
             os.killpg(process.pid, signal.SIGINT)
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def answered(url: str, process: subprocess.Popen[bytes]) -> httpx.Response:
     """Return the first answer of a server that is starting."""
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            return httpx.get(url, timeout=PATIENCE_S)
+            return httpx.get(url, timeout=TIMEOUT_S)
         except httpx.TransportError:
             assert process.poll() is None, "the server has ended"
             assert time.monotonic() < until_s, "the server did not start"
             time.sleep(0.05)
 
 
-def group_is_gone(process: subprocess.Popen[bytes]) -> bool:
-    until_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until_s:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
+def is_gone(process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether no process of a group is left."""
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
@@ -92,18 +85,18 @@ def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(r
     with served(*options, "--dashboard", "/gate", log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
         seen = [answered(f"{url}/items/1", process)]
         # A connection each, so that both workers take some.
-        seen += [httpx.get(f"{url}/items/{number}", timeout=PATIENCE_S) for number in range(39)]
-        assert httpx.get(f"{url}/other", timeout=PATIENCE_S).status_code == 404
+        seen += [httpx.get(f"{url}/items/{number}", timeout=TIMEOUT_S) for number in range(39)]
+        assert httpx.get(f"{url}/other", timeout=TIMEOUT_S).status_code == 404
         (token,) = re.findall(r"not shown again: (\S+)", log.read_text("utf-8"))
         fields = {"authorization": f"Bearer {token}"}
-        asked = [httpx.get(f"{url}/gate/api/now?window=1m", timeout=PATIENCE_S, headers=fields) for _ in range(6)]
+        asked = [httpx.get(f"{url}/gate/api/now?window=1m", timeout=TIMEOUT_S, headers=fields) for _ in range(6)]
     assert sorted(answer.status_code for answer in seen) == [200] * 20 + [429] * 20
     assert {answer.headers["content-type"] for answer in seen if answer.status_code == 429} == {
         "application/problem+json"
     }
     assert {answer.status_code for answer in asked} == {200}
     assert process.returncode in {0, 130}
-    assert group_is_gone(process)
+    until(lambda: is_gone(process), "the workers end")
     assert log.read_text("utf-8").count(token) == 1
     assert "Traceback" not in log.read_text("utf-8")
     assert "per process" not in log.read_text("utf-8")
@@ -118,12 +111,12 @@ def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path
         page = answered(f"{url}/ops/gate/", process)
         assert page.status_code == 200
         assert page.headers["content-type"].startswith("text/html")
-        moved = httpx.get(f"{url}/ops/gate", timeout=PATIENCE_S)
+        moved = httpx.get(f"{url}/ops/gate", timeout=TIMEOUT_S)
         assert (moved.status_code, moved.headers["location"]) == (307, "gate/")
-        assert httpx.get(f"{url}/items/1", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{url}/items/1", timeout=TIMEOUT_S).status_code == 200
         asked = f"{url}/ops/gate/api/now?window=1m"
-        assert httpx.get(asked, timeout=PATIENCE_S).status_code == 401
-        with_token = httpx.get(asked, timeout=PATIENCE_S, headers={"authorization": f"Bearer {TOKEN}"})
+        assert httpx.get(asked, timeout=TIMEOUT_S).status_code == 401
+        with_token = httpx.get(asked, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {TOKEN}"})
         assert with_token.status_code == 200
     assert TOKEN.encode() not in log.read_bytes()
 
@@ -171,7 +164,7 @@ def test_a_port_that_is_taken_is_bad_input(rules: Path) -> None:
             [*command, "--port", str(taken.getsockname()[1])],
             env=environment(),
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
     assert ended.returncode == 2
@@ -193,7 +186,7 @@ def test_what_would_break_every_worker_is_one_sentence_and_no_worker_starts(
         env=environment(**{TOKEN_NAME: "short"}),
         cwd=tmp_path,
         capture_output=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     said = ended.stderr.decode()
