@@ -12,7 +12,7 @@ from ..admin import views
 from ..core.addresses import parse_network
 from ..core.bans.ban import Ban
 from ..core.errors import ConfigurationError
-from .bans_import import Import, ban_length_us
+from .bans_import import BAN_ROW, Import, ban_length_us
 from .exits import NotFound
 from .report import Report, Reporter, Result, Table, with_report
 from .store import key_of, open_limiter, with_key, with_store
@@ -135,11 +135,12 @@ async def export_bans(out: Reporter, store: str | None, form: str) -> Result:
     Example: slidegate bans export > bans.jsonl
     """
     async with open_limiter(store) as limiter:
-        keys = [ban.key async for ban in limiter.bans()]
         if form == "slidegate":
             lines = [line.rstrip("\n") async for line in limiter.export_bans()]
-            out.note(f"bans: {len(keys)} were written")
+            written = sum(line.startswith(BAN_ROW) for line in lines)
+            out.note(f"bans: {written} were written")
         else:
+            keys = [ban.key async for ban in limiter.bans()]
             lines = [key for key in keys if _is_network(key)]
             out.note(f"bans: {len(lines)} were written, {len(keys) - len(lines)} left out that are of no network")
     return Report({}, lines)

@@ -26,6 +26,8 @@ from ..web.network_files import read_entries
 BATCH: Final = 1_000
 MAX_LINE: Final = 65_536
 """Characters of a line: strikes of 65 sources, and room to spare."""
+BAN_ROW: Final = '{"ban"'
+"""How a row of an export begins that is a ban, and not the strikes of a key."""
 _EXPORT: Final = '{"slidegate"'
 _DIGEST: Final = re.compile(r'\{"ban": "[^"]*#[0-9a-f]{32}"')
 
@@ -105,7 +107,7 @@ class Import:
             first += BATCH
             self.done += done
             self.digests += digests
-            self.over += max(sum('"ban"' in row[:8] for row in batch) - done - digests, 0)
+            self.over += max(sum(row.startswith(BAN_ROW) for row in batch) - done - digests, 0)
             yield self.done + self.digests
 
     def _exported(self) -> Iterator[str]:
