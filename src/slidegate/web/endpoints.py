@@ -19,7 +19,8 @@ from starlette.types import Scope
 from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
 from .callbacks import UserCallbacks
-from .decorators import IN_PLACE, Exemption, decorate, is_lifted, unwrapped
+from .decorators import decorate, unwrapped
+from .default_limits import IN_PLACE, Exemption, is_lifted
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import RequestLimits, Reservation, charges, limits_above
