@@ -32,8 +32,7 @@ from .keys import Keys
 from .near_limits import NearLimits
 from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
-from .waiting import WaitingLines
-from .waits import Waits
+from .waiting import WaitingLines, Waits
 
 AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision]
 """A function that charges every check or none, and never has to be awaited."""

@@ -25,7 +25,8 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import anyio
@@ -36,10 +37,11 @@ from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import AnyLimit, Limit
 from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
+from ..core.statistics.histogram import ResponseTimes
+from ..core.store import Clock
 from ..stores.forks import hold_over_fork
 from .aio import on_asyncio, to_the_end
 from .decisions import Behind
-from .waits import PASSED, REFUSED, Wait
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -48,6 +50,12 @@ PAUSE_S: Final = 0.1
 """How long the first of a line waits for a permit before it asks again without having been called."""
 LATE_US: Final = 10_000
 """How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
+
+PASSED: Final = "passed"
+REFUSED: Final = "refused"
+LEFT: Final = "left"
+"""The outcome of a request whose client left, or that was cancelled, before its turn came."""
+OUTCOMES: Final = (PASSED, REFUSED, LEFT)
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
@@ -110,6 +118,58 @@ class Line:
                 return False
             await waiter.wait(left_s)
         return True
+
+
+class Waits:
+    """Counts waiting requests, for all threads.
+
+    Args:
+        clock: Returns microseconds; by default the monotonic clock.
+
+    Attributes:
+        timed: Hears the outcome and the microseconds of each wait that ends; None for nobody. It must not raise.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock: Clock = _monotonic_us if clock is None else clock
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self.timed: Callable[[str, int], None] | None = None
+        self._ever = {outcome: ResponseTimes() for outcome in OUTCOMES}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait now."""
+        return self._waiting
+
+    def ever(self) -> dict[str, ResponseTimes]:
+        """Return how long requests have waited, by their outcome."""
+        with self._lock:
+            return {outcome: ResponseTimes.merged([times]) for outcome, times in self._ever.items()}
+
+    def begin(self) -> int:
+        """Count a request that waits from now on, and return the time."""
+        with self._lock:
+            self._waiting += 1
+        return self._clock()
+
+    def end(self, began_us: int, outcome: str) -> None:
+        """Count it no more, and how long it has waited.
+
+        Args:
+            began_us: What `begin` returned.
+            outcome: One of `OUTCOMES`.
+        """
+        took_us = max(self._clock() - began_us, 0)
+        with self._lock:
+            self._waiting -= 1
+            self._ever[outcome].count_one(took_us)
+        if self.timed is not None:
+            self.timed(outcome, took_us)
+
+
+def _monotonic_us() -> int:
+    return monotonic_ns() // 1_000
 
 
 class WaitingLines:
@@ -252,8 +312,7 @@ class _Request:
         self._last: Decision | None = None if isinstance(refused, Behind) else refused
         self._name, self._max_waiting, self._bound_us = _place(refused)
         self._began_s = self._waiter.now_s()
-        self._counts = ExitStack()
-        self._counted: Wait | None = None
+        self._waits_from_us: int | None = None
         self._charged = any(bucket.count_denied for bucket, _, _ in self._demand)
 
     async def wait(self) -> Decision:
@@ -265,15 +324,18 @@ class _Request:
                 self._last = await self._ask()
         if self._last is not None and (self._last.allowed or not self._has_time(self._last)):
             return await self._end(self._last)
-        with self._counts:
+        outcome = LEFT
+        try:
             decision = await self._stand()
             while decision is None:  # it lacks something else now, for which others stand in another line
                 decision = await self._stand()
-            if self._counted is not None:
-                self._counted.outcome = PASSED if decision.allowed else REFUSED
-                if decision.reason is Reason.OK:
-                    decision.reason = Reason.WAITED
-            return decision
+            outcome = PASSED if decision.allowed else REFUSED
+        finally:
+            if self._waits_from_us is not None:
+                self._engine.waits.end(self._waits_from_us, outcome)
+        if self._waits_from_us is not None and decision.reason is Reason.OK:
+            decision.reason = Reason.WAITED
+        return decision
 
     async def _stand(self) -> Decision | None:
         """Stand in one line; None to go to another one."""
@@ -315,8 +377,8 @@ class _Request:
 
     def _count(self) -> None:
         """Count it as one that waits, now that it does."""
-        if self._counted is None:
-            self._counted = self._counts.enter_context(self._engine.waits.one())
+        if self._waits_from_us is None:
+            self._waits_from_us = self._engine.waits.begin()
 
     async def _ask(self, *, first_in_line: bool = True) -> Decision:
         return await self._lines.ask(self._demand, self._subjects, first_in_line=first_in_line)
