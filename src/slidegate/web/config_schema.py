@@ -7,6 +7,7 @@ those objects in the place of tables. The `ConfigLoader` is the context of the v
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -440,6 +441,7 @@ class _Generator(GenerateJsonSchema):
         return super().default_schema(schema)
 
 
+@cache
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
     schema = Configuration.model_json_schema(schema_generator=_Generator)
