@@ -155,7 +155,7 @@ def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> N
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     refused = answers[2]
     wait_s = refused.headers["retry-after"]
-    assert wait_s in ("3599", "3600")  # the clock is that of the machine
+    assert 3_000 < int(wait_s) <= 3_600  # the clock is that of the machine
     assert refused.headers["cache-control"] == "no-store"
     assert refused.headers["content-type"] == "application/problem+json"
     assert refused.json()["status"] == 429
@@ -211,7 +211,7 @@ async def test_the_third_handshake_is_refused_with_the_whole_answer_or_a_close(w
     with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect("/x/3"):
         pass
     assert denied.value.status_code == 429
-    assert denied.value.headers["retry-after"] in ("3599", "3600")
+    assert 3_000 < int(denied.value.headers["retry-after"]) <= 3_600
     assert denied.value.json()["status"] == 429
     answer = await send_scope(app, scope_of("/x/4", type="websocket", client=("testclient", 50000), extensions={}))
     assert answer.messages == [{"type": "websocket.close", "code": 1008}]

@@ -212,7 +212,7 @@ def test_an_endpoint_refuses_behind_every_server(serve: Serve) -> None:
         answers = [client.get(f"http://{host}/plain") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert answers[0].headers["ratelimit"] == '"GET /plain";r=1;t=3600'
-    assert int(answers[2].headers["retry-after"]) in (3599, 3600)
+    assert 3_000 < int(answers[2].headers["retry-after"]) <= 3_600
     assert answers[2].json()["violated-policies"] == ["GET /plain"]
 
 
@@ -266,7 +266,7 @@ def test_a_client_reads_the_429_of_a_refused_handshake(site: tuple[Site, str]) -
         connect(f"ws://{host}/echo", open_timeout=BOUND_S)
     response = refused.value.response
     assert response.status_code == 429
-    assert response.headers["retry-after"] in ("3599", "3600")
+    assert 3_000 < int(response.headers["retry-after"]) <= 3_600
     assert json.loads(response.body or b"")["violated-policies"] == ["WS /echo"]
 
 
