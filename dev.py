@@ -17,6 +17,7 @@
   lint      check style and types
   docs      build the documentation into site/
   build     build wheel and source distribution into dist/, and check them; nothing is uploaded
+  wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
 
 This needs Python 3.11 and nothing else. The standard venv module and pip bring uv, pinned, into .cache/. uv makes all
@@ -58,6 +59,7 @@ STEPS = {
     "lint": LINT,
     "docs": (SITE,),
     "build": ("python -m scripts.build",),
+    "wheels": ("cibuildwheel --output-dir wheelhouse",),
 }
 """Commands that run programs of the environment, one after the other; arguments go to the last."""
 

@@ -45,7 +45,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Unserved(False, (CHECK,), 9), OF_DECISION),
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
     (counted(), ("resolution", "step_us", "_ring")),
-    (summary(), ("start_us", "span_us", "events", "rt", "first")),
+    (summary(), ("start_us", "span_us", "events", "rt")),
     (Traffic(summary()), ("seen",)),
     (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
