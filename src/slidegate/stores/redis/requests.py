@@ -171,7 +171,7 @@ class Demand(Request):
     @property
     def subjects(self) -> tuple[BanSubject, ...]:
         """See `Request`."""
-        return () if self.what == CHARGE else guards_of(self.checks, self._subjects)
+        return () if self.what == CHARGE else subjects_of(self.checks, self._subjects)
 
     def refused(self, told: bytes) -> BanRefusal | None:
         """See `Request`."""
@@ -182,6 +182,6 @@ class Demand(Request):
         return self._shared.refusals.banned(self.checks, self.subjects, stale=True)
 
 
-def guards_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:
+def subjects_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:
     """Return the keys and addresses whose bans refuse a demand."""
     return *subjects, *(key for _, key, _ in checks)

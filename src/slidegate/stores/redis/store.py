@@ -38,7 +38,7 @@ from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
-from .requests import Command, Demand, guards_of
+from .requests import Command, Demand, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
@@ -166,7 +166,7 @@ class RedisStore(Store):
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         refusals = self._shared.refusals
-        if refusals.bans and (refusal := refusals.banned(checks, guards_of(checks, subjects))) is not None:
+        if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
         if refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
             return refused
