@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from copy import copy
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate.core.decision import Bucket, Decision
+from slidegate.core.decision import Bucket
 from slidegate.core.limits import parse_limits
 from slidegate.core.quotas import Quota
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program, programs
 
@@ -64,23 +62,6 @@ def test_bans_in_little_room_are_those_of_the_memory_store(server: RedisServer) 
             runner.run(play(rolled))
 
         check()
-
-
-async def test_a_refund_takes_nothing_from_others(server: RedisServer) -> None:
-    """A charge is handed back a second time, and another whose window was reset meanwhile."""
-    async with store_at(server, clock=FakeClock(YEAR_2100_US)) as store:
-
-        async def hit(key: str, cost: int) -> Decision:
-            return await settle(store.hit(((bucket("40/9s @5"), key, cost),)))
-
-        charged, others, forgotten = await hit("ann", 3), await hit("ann", 1), await hit("bob", 2)
-        again = copy(charged)
-        again.charge = [*charged.charge]
-        assert [await settle(store.refund(decision)) for decision in (charged, again)] == [True, False]
-        assert (await hit("ann", 0)).remaining == others.remaining + 3
-        assert await store.reset("bob")
-        await hit("bob", 2)
-        assert await settle(store.refund(forgotten)) is False
 
 
 async def test_a_quota_beside_a_window_keeps_nothing_for_those_who_wait(server: RedisServer) -> None:

@@ -65,7 +65,6 @@ RETRY_S: Final = 0.25
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
 CLOSED: Final = "redis: the store is closed"
-NOT_IN_USE: Final = "redis: not in use"
 
 
 @dataclass
@@ -120,12 +119,9 @@ class Shared:
             StoreError: That failed.
         """
         connection = await self._open(settings, name, address)
-        try:
+        with connection.closed_on_error():
             loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
             await asyncio.gather(*loads, self.eviction.look(connection))
-        except BaseException:
-            connection.close(StoreUnavailable(NOT_IN_USE))
-            raise
         return connection
 
     async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
@@ -526,15 +522,12 @@ class ServerBatcher(Batcher):
 
     async def _get_ready(self) -> None:
         connection = await self._connect()
-        try:
+        with connection.closed_on_error():
             # Close it when the loop ends, which cancels tasks also before they began.
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
             connection.lost.add_done_callback(self._lost)
             await self._check_there(connection.ask)
-        except BaseException:
-            connection.close(StoreUnavailable(NOT_IN_USE))
-            raise
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:

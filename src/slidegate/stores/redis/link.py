@@ -180,10 +180,20 @@ class Connection(asyncio.Protocol):
         why = f": {error}" if error else ""
         self.close(StoreUnavailable(f"redis: {self.name} closed the connection{why}"))
 
-    def close(self, error: StoreError) -> None:
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the connection where something fails that has to be done before it is used."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, error: StoreError | None = None) -> None:
         """Close the connection. Tasks that still wait for an answer get the error."""
         if not self.open:
             return
+        error = error or StoreUnavailable(f"redis: {self.name}: not in use")
         self.open = False
         if not self.lost.done():
             self.lost.set_result(None)
@@ -235,7 +245,7 @@ async def open_connection(
             connection.keep_alive(settings)
             await asyncio.gather(*(connection.ask(*command) for command in await _greeting(settings)))
     except BaseException as error:
-        connection.close(StoreUnavailable(f"redis: {name}: not in use"))
+        connection.close()
         if isinstance(error, TimeoutError):
             raise StoreTimeout(f"redis: {name} could not be reached within {timeout_s:g} s") from error
         if isinstance(error, (OSError, RedisError)):  # the latter of a provider of credentials
@@ -333,19 +343,16 @@ async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server:
         try:
             row = await connection.ask(b"SENTINEL", b"MASTER", name)
         finally:
-            connection.close(StoreUnavailable("redis: not in use"))
+            connection.close()
         host, port = _address(connection.name, row, manager.min_other_sentinels)
         connection = await to_server(pool.make_connection(), f"{name} ({host}:{port})", (host, port))
-        try:
+        with connection.closed_on_error():
             await _check_role(connection)
-        except BaseException:
-            connection.close(StoreUnavailable("redis: not in use"))
-            raise
         return connection
 
     try:
         tries = [partial(through, sentinel) for sentinel in manager.sentinels]
-        return await first_of(tries, timeout_s / SENTINELS_AT_ONCE, "there are no sentinels", _close)
+        return await first_of(tries, timeout_s / SENTINELS_AT_ONCE, "there are no sentinels", Connection.close)
     except StoreError as error:
         told = str(error).removeprefix("redis: ")
         raise type(error)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from error
@@ -384,11 +391,6 @@ async def _check_role(connection: Connection) -> None:
         raise
     if not isinstance(role, list) or role[:1] != [b"master"]:
         raise StoreUnavailable(f"redis: {connection.name} is no master by now")
-
-
-def _close(connection: Connection) -> None:
-    """Close a connection that came too late."""
-    connection.close(StoreUnavailable("redis: not in use"))
 
 
 KEEPS: Final = "noeviction"
