@@ -125,6 +125,41 @@ def test_max_bans_is_how_many_automatic_bans_are_in_force(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_prefixes_are_a_tenth_of_all_bans_at_most(kind: str, tmp_path: Path) -> None:
+    clock, heard = FakeClock(10**15), RecordingObserver()
+
+    def opened(name: str) -> Any:
+        if kind == "memory":
+            return MemoryStore(max_bans=100, clock=clock)
+        return LmdbStore(tmp_path / name, max_bans=100, clock=clock)
+
+    policy = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s", prefix_after="2/1h")
+
+    def strike(bans: Any, *numbers: int) -> list[str]:
+        """Strike two addresses of each network, and return the networks that are banned."""
+        for number in numbers:
+            for last in rng.sample(range(256), 2):
+                bans.strike(policy, f"10.0.{number}.{last}", 1, "why", f"10.0.{number}.0/24")
+        return [ban.key for ban in bans.active() if "/" in ban.key]
+
+    rng, store, after = random.Random(1), opened("store"), opened("after")
+    store.observe(heard)
+    assert strike(store.bans, *range(15)) == [f"10.0.{number}.0/24" for number in range(10)]
+    (full,) = [event for event in heard.events if event.kind == "bans_full"]
+    assert full.details["key"] == "10.0.10.0/24"
+    assert full.message.startswith("no room for prefixes (one in 10) is left among 100 bans")
+    after.bans.load(store.bans.dump())
+    assert len(strike(after.bans, 99)) == 10
+    assert after.bans.unban("10.0.3.0/24", "eve")
+    after.bans.ban("10.0.4.0/24", 3_600 * SECOND_US, "", "eve")  # no longer the policy's own
+    assert len(strike(after.bans, 99, 98, 97)) == 11
+    clock.advance("2h")
+    assert len(strike(after.bans, *range(50, 65))) == 10
+    store.close()
+    after.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
 def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies(kind: str, tmp_path: Path) -> None:
     clock, heard = FakeClock(10**15), RecordingObserver()
     store: Any = MemoryStore(max_bans=10, clock=clock)

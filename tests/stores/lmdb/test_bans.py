@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter
+from slidegate import ConfigurationError, Limiter
 from slidegate.core import Bucket, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network
 from slidegate.core.bans.ban import BanSubject
@@ -91,22 +91,6 @@ def test_without_an_event_loop_the_banned_wait_for_nobody_either(store: LmdbStor
     store.bans.ban("user:eve", None, "why", "me")
     with gate_held(store):
         assert hit(store, "user:eve").reason is Reason.BANNED
-
-
-def test_the_share_of_prefixes_that_policies_ban_is_theirs_alone_and_comes_free(
-    store: LmdbStore, clock: FakeClock
-) -> None:
-    policy = BanPolicy("1/minute", "10s", jitter=0, max_rate="1000000/s", name="login", prefix_after="2/minute")
-    assert policy.prefix is not None
-    for turn in range(2):
-        for number in range(60):
-            for host in range(policy.prefix.after.amount):
-                key, prefix = f"10.{turn}.{number}.{host}", f"10.{turn}.{number}.0/24"
-                assert store.bans.strike(policy, key, 1, "why", prefix)
-        prefixes = [ban.key for ban in store.bans.active() if ban.by == policy.prefix.name]
-        assert len(prefixes) == 50, "one in ten of max_bans"
-        assert all(key.startswith(f"10.{turn}.") for key in prefixes)
-        clock.advance("2h")
 
 
 def export(bans: int) -> list[str]:

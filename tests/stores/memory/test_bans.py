@@ -242,29 +242,6 @@ def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     assert scene.strike("other", scan) == 1  # of the policy with the fewest
 
 
-def test_prefixes_are_a_tenth_of_all_bans_at_most() -> None:
-    scene = Scene(100)
-    policy = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s", prefix_after="2/1h")
-    for number in range(15):
-        for last in (7, 8):
-            scene.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
-    assert sum("/" in key for key in scene.active()) == 10
-    (full,) = [event for event in scene.heard.events if event.kind == "bans_full"]
-    assert full.details["key"] == "10.0.10.0/24"
-    assert full.message.startswith("no room for prefixes (one in 10) is left among 100 bans")
-    after = Scene(100)
-    after.bans.load(scene.rows())
-    for last in (7, 8):
-        after.strike(f"10.0.99.{last}", policy, 1, "10.0.99.0/24")
-    assert sum("/" in key for key in after.active()) == 10
-    assert after.bans.unban("10.0.3.0/24", "eve")
-    after.bans.ban("10.0.4.0/24", HOUR_US, "", "eve")  # no longer the policy's own
-    for number in (99, 98, 97):
-        for last in (9, 10):
-            after.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
-    assert sum("/" in key for key in after.active()) == 11
-
-
 def test_an_import_that_has_no_room_changes_nothing() -> None:
     scene = Scene()
     for number in range(11):
