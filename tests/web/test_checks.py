@@ -291,6 +291,7 @@ EXEMPTIONS: list[tuple[str, list[Rule], bool]] = [
     ("/.env", [Rule("*", "9/s", final=True)], False),
     ("/.env", [Rule("/{path}", "9/s", final=True), Rule("/.env", exempt=True)], False),
     ("/.env", [Rule("/.env", exempt=True, methods=["POST"])], False),
+    ("/.env", [Rule("/{rest:path}", block=True), Rule("/.env", exempt=True)], False),
     ("/.env", [Rule("/static/{rest:path}", exempt=True)], False),
 ]
 

@@ -364,12 +364,9 @@ def _about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
 
 def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
     """Return the rule that exempts requests that get a path."""
-    for rule in rules:
-        about = rule.connection != "websocket" and "GET" in (rule.methods or {"GET"})
-        meets = not rule.matchers or any(matcher.exempts(path) for matcher in rule.matchers)
-        if rule.final and not rule.conditional and about and meets:
-            return rule if rule.exempt else None
-    return None
+    asked = Rule(path, "1/s", methods=["GET"], connection="http")
+    first = next((earlier for earlier, later in _hidden_rules([*rules, asked]) if later is asked), None)
+    return first if first is not None and first.exempt else None
 
 
 def _served(routes: Iterable[ResolvedRoute], path: str) -> str:
