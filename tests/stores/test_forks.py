@@ -1,4 +1,4 @@
-"""Locks over a fork: a child finds none in the hands of a thread that it does not have."""
+"""A child of fork finds no lock in the hands of a thread that it does not have, and begins anew where it has to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from slidegate.stores import forks
-from slidegate.stores.forks import hold_over_fork
+from slidegate.stores.forks import begin_anew_in_child, hold_over_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -59,3 +59,23 @@ def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(m
     assert os.waitstatus_to_exitcode(status) == 0
     assert not lock.locked()
     assert not other.locked()
+
+
+def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:
+    class Owner:
+        """Something of the parent's."""
+
+        def __init__(self) -> None:
+            self.begun = 0
+            begin_anew_in_child(self.begin_anew)
+
+        def begin_anew(self) -> None:
+            self.begun += 1
+
+    kept, gone = Owner(), Owner()
+    del gone
+    child = os.fork()
+    if not child:
+        os._exit(kept.begun)
+    _, status = os.waitpid(child, 0)
+    assert (os.waitstatus_to_exitcode(status), kept.begun) == (1, 0)

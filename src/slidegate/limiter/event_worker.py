@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Condition, Thread, current_thread
@@ -20,6 +19,7 @@ from weakref import WeakSet
 
 from ..core.logs import logger
 from ..core.store import Event
+from ..stores.forks import begin_anew_in_child
 
 MAX_QUEUED: Final = 4_096
 """About a kilobyte each: a few megabytes while observers lag behind."""
@@ -51,6 +51,7 @@ class EventWorker:
         self._report = report
         self.rest: Final = rest
         self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
         _workers.add(self)
 
     def begin_anew(self) -> None:
@@ -135,11 +136,6 @@ class EventWorker:
 _workers: Final[WeakSet[EventWorker]] = WeakSet()
 
 
-def _begin_anew() -> None:
-    for worker in list(_workers):
-        worker.begin_anew()
-
-
 def _flush_all() -> None:
     ends_s = monotonic() + END_S
     for worker in list(_workers):
@@ -147,6 +143,4 @@ def _flush_all() -> None:
         worker.rest(True)
 
 
-if hasattr(os, "register_at_fork"):  # Windows has none
-    os.register_at_fork(after_in_child=_begin_anew)
 atexit.register(_flush_all)

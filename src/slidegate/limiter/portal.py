@@ -8,7 +8,6 @@ it is closed, or with the interpreter, which it does not hold up. `fork` copies 
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
@@ -20,6 +19,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from ..core.errors import StoreTimeout, StoreUnavailable
+from ..stores.forks import begin_anew_in_child
 
 T = TypeVar("T")
 
@@ -140,6 +140,5 @@ class _Running:
 PORTAL: Final = SharedPortal()
 """The one of this process."""
 
-if hasattr(os, "register_at_fork"):  # Windows has none
-    os.register_at_fork(after_in_child=PORTAL.forget)
+begin_anew_in_child(PORTAL.forget)
 atexit.register(PORTAL.end)

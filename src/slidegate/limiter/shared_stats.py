@@ -40,6 +40,7 @@ from ..core.statistics.histogram import BUCKETS, ResponseTimes
 from ..core.statistics.series import KEPT
 from ..core.statistics.slices import Slice
 from ..core.store import SharedStats, StatsRow
+from ..stores.forks import begin_anew_in_child
 from .aio import let_others_run, within
 from .stats import Parts, RecentStats, SeriesName, Span, Statistics, Worker
 
@@ -96,25 +97,26 @@ class Publisher:
         self._store = store
         self._statistics = statistics
         self._sections: dict[str, Callable[[], Any]] = {}
+        self._closed = False
+        self._throttle = Throttle(LOG_EVERY_S)
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
+        statistics.started = self.start
+
+    def begin_anew(self) -> None:
+        """Be another worker, as in a child of `fork`."""
         self._worker = b""
-        self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._closed = self._writing = False
-        self._throttle = Throttle(LOG_EVERY_S)
+        self._writing = False
         self._pending: set[tuple[int, int]] = set()
         self._shifts: dict[int, int] = {}
         self._misplaced: list[StatsRow] = []
-        statistics.started = self.start
 
     @property
     def worker(self) -> bytes:
-        """The name of this worker, made anew after `fork`."""
-        if self._process != os.getpid():
-            self._process, self._worker = os.getpid(), os.urandom(WORKER_BYTES)
-            self._loop = self._task = None
-            self._writing = False
-            self._pending, self._shifts, self._misplaced = set(), {}, []
+        """The name of this worker, from when it is asked for."""
+        self._worker = self._worker or os.urandom(WORKER_BYTES)
         return self._worker
 
     def whoami(self) -> dict[str, Any]:
@@ -177,7 +179,7 @@ class Publisher:
 
     async def publish_last(self) -> None:
         """Publish the last stats, before the process ends, and say that this worker is gone."""
-        if self._store is None or self._closed or self._process != os.getpid():
+        if self._store is None or self._closed or not self._worker:
             return  # it has counted nothing, or its parent has
         problem: object = "the store takes too long"
         with anyio.move_on_after(LAST_S):
@@ -260,7 +262,7 @@ class Publisher:
         return pack_row(entries)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._closed and self._loop is loop and self._process == os.getpid():
+        if not self._closed and self._loop is loop:
             self._task = loop.create_task(self._publish_and_go_on(loop))
 
     async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:

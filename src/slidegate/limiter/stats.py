@@ -9,19 +9,18 @@ several processes fit each other, and no step of the system's clock moves one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import Final, NamedTuple, TypeAlias
-from weakref import WeakSet
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
 from ..core.statistics.series import KEPT, Series
 from ..core.statistics.slices import MetricSummary, Slice
 from ..core.store import Clock, Event
+from ..stores.forks import begin_anew_in_child
 
 MAX_SERIES: Final = 200
 """A series that is always busy takes 50 KB for its buffer and 160 KB for its slices, or 430 KB where every bucket of
@@ -287,7 +286,7 @@ class Statistics:
         self._lock = Lock()
         self._series: dict[tuple[tuple[str, ...], str], Series] = {}
         self._following: list[Callable[[Series], None]] = []
-        _all.add(self)
+        begin_anew_in_child(self.forget)
 
     def series(self, rules: tuple[str, ...], route: str) -> Series:
         """Return the series of some rules and a route; beyond `MAX_SERIES` series, the one for all the others."""
@@ -352,15 +351,3 @@ class Statistics:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-_all: WeakSet[Statistics] = WeakSet()
-
-
-def _forked() -> None:
-    for statistics in list(_all):
-        statistics.forget()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has none
-    os.register_at_fork(after_in_child=_forked)

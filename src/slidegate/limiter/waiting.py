@@ -20,7 +20,6 @@ each window takes N; and r units wait at least as long as fewer, which is what t
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 from collections import Counter, deque
@@ -39,7 +38,7 @@ from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..core.statistics.histogram import ResponseTimes
 from ..core.store import Clock
-from ..stores.forks import hold_over_fork
+from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
 from .decisions import Behind
 
@@ -186,8 +185,8 @@ class WaitingLines:
         self._engine = engine
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
-        self._process = os.getpid()
         self.lines: dict[Name, Line] = {}
+        begin_anew_in_child(self.forget)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Charge every check or none, unless others wait in line before a request: then nothing is asked yet.
@@ -200,6 +199,10 @@ class WaitingLines:
             if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
                 return Behind(check, checks)
         return self._engine.decide(checks, subjects)
+
+    def forget(self) -> None:
+        """Forget who waits, as in a child of `fork`: those who wait in its parent never come to their turn there."""
+        self.lines.clear()
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Call those who wait for what some checks had charged: it was handed back."""
@@ -227,9 +230,6 @@ class WaitingLines:
             The line, None if it is full, and the units of those ahead by their bucket.
         """
         with self._lock:
-            if self._process != os.getpid():  # those who waited in the parent never come to their turn in a child
-                self._process = os.getpid()
-                self.lines.clear()
             line = self.lines.get(name)
             if line is None:
                 line = self.lines[name] = Line()
