@@ -220,7 +220,7 @@ class RouteIndex:
         candidates = self.candidates(scope)
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
-        return self._tables[id(scope["router"])].of_request(candidates, scope)
+        return self.current(scope["router"]).of_request(candidates, scope)
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
