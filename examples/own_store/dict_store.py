@@ -68,7 +68,7 @@ class DictStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
     ) -> Decision:
         """Charge every check or none."""
-        refusal = self.bans.judge(checks, subjects, prolong=True)
+        refusal = self.bans.decide(checks, subjects, prolong=True)
         if refusal is not None:
             return refusal
         with self._lock:
@@ -77,7 +77,7 @@ class DictStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""
-        refusal = self.bans.judge(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects, prolong=False)
         if refusal is not None:
             return refusal
         with self._lock:

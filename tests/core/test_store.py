@@ -28,11 +28,11 @@ class Smallest(Store):
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
     ) -> Decision:
-        refusal = self.bans.judge(checks, subjects, prolong=True)
+        refusal = self.bans.decide(checks, subjects, prolong=True)
         return self.inner.hit(checks, first_in_line=first_in_line) if refusal is None else refusal
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        refusal = self.bans.judge(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects, prolong=False)
         return self.inner.peek(checks) if refusal is None else refusal
 
     def charge(self, checks: Sequence[Check]) -> Decision:

@@ -98,7 +98,7 @@ class BanRules:
         self._throttle = throttle or Throttle(SAY_EVERY_US)
         self.events: list[Event] = []
 
-    def judge(
+    def decide(
         self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
     ) -> BanRefusal | None:
         """Return the refusal of a demand by those of `bans` that are in force, None if none is."""

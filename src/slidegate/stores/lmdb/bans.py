@@ -66,7 +66,7 @@ class LmdbBans(BanStore):
 
     # -- for the store ------------------------------------------------------------------------------------------------
 
-    def judge(
+    def decide(
         self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> tuple[BanRefusal | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
@@ -75,14 +75,14 @@ class LmdbBans(BanStore):
             return None, False
         moments = self._moments()
         rules = BanRules(LmdbBanStorage(transaction), self._max_bans)
-        refusal = rules.judge(bans, checks, *moments, prolong=False)
+        refusal = rules.decide(bans, checks, *moments, prolong=False)
         return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
     def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
         bans = bans_of(transaction, refusal.checks, subjects)
         moments = self._moments()
-        prolonged = self._work(lambda rules: rules.judge(bans, refusal.checks, *moments, prolong=True), transaction)
+        prolonged = self._work(lambda rules: rules.decide(bans, refusal.checks, *moments, prolong=True), transaction)
         return refusal if prolonged is None else prolonged
 
     def sweep(self, transaction: Transaction, max_count: int) -> bool:

@@ -242,7 +242,7 @@ class LmdbStore(Store):
     def _hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool, transaction: Transaction
     ) -> Decision:
-        refusal, prolongs = self.bans.judge(transaction, checks, subjects)
+        refusal, prolongs = self.bans.decide(transaction, checks, subjects)
         if refusal is not None and prolongs:
             return self.bans.prolong(refusal, subjects, transaction)
         if refusal is not None:
@@ -263,7 +263,7 @@ class LmdbStore(Store):
         """
 
         def look(transaction: Transaction) -> Decision | None:
-            refusal, prolongs = self.bans.judge(transaction, checks, subjects)
+            refusal, prolongs = self.bans.decide(transaction, checks, subjects)
             if refusal is not None:
                 return None if prolongs else refusal
             decision = decide(checks, transaction.find(checks), transaction.now_us, first_in_line=first_in_line)
@@ -274,7 +274,7 @@ class LmdbStore(Store):
         return None
 
     def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
-        refusal, _ = self.bans.judge(transaction, checks, subjects)
+        refusal, _ = self.bans.decide(transaction, checks, subjects)
         if refusal is not None:
             return refusal
         decision = decide(checks, transaction.find(checks), transaction.now_us)

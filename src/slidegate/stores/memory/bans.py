@@ -115,7 +115,7 @@ class MemoryBanStorage:
 class MemoryBans(BanStore):
     """Bans in the memory of this process, for `MemoryStore` and for stores that keep none of their own.
 
-    Such a store asks `judge` before it looks at its windows.
+    Such a store asks `decide` before it looks at its windows.
 
     Args:
         clock: The store's clock; by default the monotonic one.
@@ -141,7 +141,7 @@ class MemoryBans(BanStore):
         self._storage = MemoryBanStorage()
         self._rules = BanRules(self._storage, max_bans)
         self.active_bans = self._storage.active_bans
-        self._judged = 0
+        self._decided = 0
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
@@ -152,7 +152,7 @@ class MemoryBans(BanStore):
         """Return whether there are bans; some may have ended."""
         return bool(self.active_bans.by_key)
 
-    def judge(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
+    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
         """Return the refusal of a demand by a ban, if there is one.
 
         Args:
@@ -161,8 +161,8 @@ class MemoryBans(BanStore):
             prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
         """
         if prolong:  # a look changes nothing
-            self._judged += 1
-            if not self._judged % _LET_GO_EVERY:
+            self._decided += 1
+            if not self._decided % _LET_GO_EVERY:
                 with self._lock:
                     self.active_bans.remove_expired(*self._moments(), max_count=_LET_GO_EVERY)
         by_key = self.active_bans.by_key
@@ -174,7 +174,7 @@ class MemoryBans(BanStore):
                 return None  # most requests end here, and take no lock
         with self._lock:
             bans = self.active_bans.matching((*subjects, *[key for _, key, _ in checks]))
-            return self._rules.judge(bans, checks, *self._moments(), prolong=prolong) if bans else None
+            return self._rules.decide(bans, checks, *self._moments(), prolong=prolong) if bans else None
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""

@@ -147,7 +147,7 @@ class MemoryStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
     ) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
-        if self._banned and (refusal := self.bans.judge(checks, subjects, True)) is not None:
+        if self._banned and (refusal := self.bans.decide(checks, subjects, True)) is not None:
             return refusal
         if len(checks) == 1:
             lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
@@ -165,7 +165,7 @@ class MemoryStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        refusal = self.bans.judge(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects, prolong=False)
         if refusal is not None:
             return refusal
         now_us, places = self._imagined(checks)
