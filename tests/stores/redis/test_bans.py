@@ -174,6 +174,23 @@ async def test_max_bans_is_how_many_bans_are_in_force(server: RedisServer) -> No
 
 
 @needs_redis
+async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked(server: RedisServer) -> None:
+    clock, heard = FakeClock(10**15), RecordingObserver(without=["banned"])
+    async with workers_at(server, 1, clock=clock) as (one,):
+        one.observe(heard)
+        for number in range(40):
+            await one.bans.ban(f"198.51.100.{number}", 1_000_000, "", "ann")
+            await one.bans.ban(f"198.51.{number}.0/24", 1_000_000, "", "ann")
+        assert one.bans.count() == 80
+        clock.advance("2s")
+        assert await one.bans.find((address("198.51.100.7"),)) is None
+        assert await one.bans.active() == []
+        assert one.bans.count() == 0
+        assert await hit(one, "user:ann", address("198.51.100.7"))
+        assert heard.kinds == [], "nothing was lost"
+
+
+@needs_redis
 async def test_the_strikes_of_a_key_count_once_for_each_policy(server: RedisServer) -> None:
     heard = RecordingObserver(without=["banned"])
     policies = [BanPolicy("2/minute", "10m", jitter=0, name=name) for name in ("one", "two")]

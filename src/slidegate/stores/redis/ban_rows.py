@@ -159,6 +159,10 @@ class Kinds:
             packed = remember(self._known, asked, self._pack(subjects))
         return packed
 
+    def covers(self, other: Kinds) -> bool:
+        """Tell whether bans of other kinds are found by the same keys."""
+        return set(other.text.split()) <= set(self.text.split())
+
     def _pack(self, subjects: Sequence[BanSubject]) -> bytes:
         keys: list[str] = []
         for guard in subjects:

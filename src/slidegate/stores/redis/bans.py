@@ -293,7 +293,7 @@ class RedisBans(BanStore):
             found = (await self._run(batcher, "find", [b"".join(map(kinds.keys_of, asked))])).answer
             if len(found) != len(asked):
                 raise ValueError(f"expected {len(asked)} answers, not {len(found)}")
-            if not asked or self.kinds.text == kinds.text:
+            if not asked or kinds.covers(self.kinds):
                 return list(found)
         raise StoreUnavailable("redis: the kinds of bans change with every answer")
 
