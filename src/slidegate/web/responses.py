@@ -86,8 +86,10 @@ class RefusalResponses:
 
     def answer(self, decision: Decision, scope: Scope) -> Rendered:
         """Return the answer to a refused request."""
+        if decision.reason is Reason.BANNED:
+            return self._to_banned(decision, scope)
         if not decision.readings:
-            return self._to_client(decision, scope)
+            return _to_client(decision)
         checks = decision.checks
         waits = [reading[3] for reading in decision.readings]
         wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
@@ -99,19 +101,6 @@ class RefusalResponses:
             violated = [(state.name, state.limit) for state in decision.violated]
             rendered = remember(self._limited, asked, _written(_quota_problem(violated, too_large=too_large)))
         return rendered if wait_us < 0 else _later(rendered, wait_us)
-
-    def _to_client(self, decision: Decision, scope: Scope) -> Rendered:
-        """Return the answer to a client that is refused as such, by a list, a ban or a rule."""
-        match decision.reason:
-            case Reason.BANNED:
-                return self._to_banned(decision, scope)
-            case Reason.UNAVAILABLE:
-                return reduced_capacity("cannot count requests now", decision.retry_after_us or 0)
-            case Reason.NOBODY:
-                return _for_nobody(decision.by)
-        if isinstance(decision, RuleRefusal):
-            return _blocked(decision.status, decision.by)
-        return _listed()
 
     def _policy_of(self, decision: Decision) -> BanPolicy | None:
         """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
@@ -173,6 +162,18 @@ class RefusalResponses:
             error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
             self._calls.report("on_refused", rule, error, "the field is left out")
         return {**message, "headers": good}
+
+
+def _to_client(decision: Decision) -> Rendered:
+    """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
+    match decision.reason:
+        case Reason.UNAVAILABLE:
+            return reduced_capacity("cannot count requests now", decision.retry_after_us or 0)
+        case Reason.NOBODY:
+            return _for_nobody(decision.by)
+    if isinstance(decision, RuleRefusal):
+        return _blocked(decision.status, decision.by)
+    return _listed()
 
 
 class RefusalEvents:

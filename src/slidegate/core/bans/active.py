@@ -90,20 +90,23 @@ class ActiveBans:
         return False
 
     def matching(self, subjects: Iterable[BanSubject]) -> list[Ban]:
-        """Return the bans of `subjects`, also those that are over, one perhaps more than once. Changes nothing."""
-        keys: list[str | None] = []
+        """Return the bans of `subjects`, also those that are over, each once. Changes nothing."""
+        found: dict[str, Ban] = {}
         for subject in subjects:
+            keys: list[str | None] = []
             if isinstance(subject, str):
                 keys.append(subject)
-                continue
-            version, value = subject
-            keys += [
-                table.get((value >> shift).to_bytes(16, "big")) for shift, table in self._networks[version].items()
-            ]
-        return [Ban(*self.by_key[key]) for key in keys if key in self.by_key]
+            else:
+                version, value = subject
+                for shift, table in self._networks[version].items():
+                    keys.append(table.get((value >> shift).to_bytes(16, "big")))
+            for key in keys:
+                if key is not None and key not in found and (row := self.by_key.get(key)) is not None:
+                    found[key] = Ban(*row)
+        return list(found.values())
 
     def active(self, subjects: Iterable[BanSubject], now_us: int, wall_us: int) -> list[Ban]:
-        """Return the bans of `subjects` that are in force, one perhaps more than once. Changes nothing."""
+        """Return the bans of `subjects` that are in force, each once. Changes nothing."""
         return [ban for ban in self.matching(subjects) if not ban.is_over(now_us, wall_us)]
 
     def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:

@@ -18,7 +18,7 @@ from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..logs import Throttle
 from ..store import Event
-from .ban import Ban, BanChange, lasts_longer, longest
+from .ban import Ban, BanChange, lasts_longer
 from .policy import BanPolicy
 from .rows import Bans
 from .strikes import PolicyState, StrikeRecord
@@ -102,11 +102,13 @@ class BanRules:
         self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
     ) -> BanRefusal | None:
         """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
-        bans = [ban for ban in bans if not ban.is_over(now_us, wall_us)]
-        if prolong:
-            bans = [self._prolong(ban, now_us) if ban.prolong_us else ban for ban in bans]
-        ban = longest(bans)
-        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
+        found: Ban | None = None
+        for ban in bans:
+            if not ban.is_over(now_us, wall_us):
+                lasting = self._prolong(ban, now_us) if prolong and ban.prolong_us else ban
+                if found is None or lasts_longer(lasting, found):
+                    found = lasting
+        return None if found is None else BanRefusal(found.by, found, now_us, checks)
 
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str, now_us: int, wall_us: int
