@@ -346,7 +346,7 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
     """Yield the buckets of all middlewares, one that several share as often as they do."""
     for middleware in middlewares_of(limiter).values():
         for bound in middleware.bound():
-            for bucket in (bound.bucket, bound.places):
+            for bucket in (bound.bucket, bound.permits):
                 if bucket is not None:
                     yield bound.rule, bucket
 

@@ -68,7 +68,7 @@ class UserCallbacks:
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
-            if bucket is None and bound.places is None:
+            if bucket is None and bound.permits is None:
                 return ()
         if bound.key_function is not None:
             found: str | None = await self.ask(
@@ -81,7 +81,7 @@ class UserCallbacks:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
             cost = cost if rule.cost_max is None else min(cost, rule.cost_max)
         counted = () if bucket is None else ((bucket, key, cost),)
-        return counted if bound.places is None else (*counted, (bound.places, key, 1))
+        return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
 
     async def evaluated(self, selection: Selection, scope: Scope) -> Selection:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.

@@ -85,23 +85,25 @@ def needed_by(dependant: object) -> Iterator[Any]:
             waiting.append(needed)
 
 
-def check_places(app: object) -> None:
+def check_decorator_order(app: object) -> None:
     """Check that no limit stands above a route decorator, which has then registered the function without it.
 
     Raises:
         ConfigurationError: One does.
     """
-    places = list(walk(app))
-    used = {id(function) for place in places for function in unwrapped(place.route.endpoint)}
-    for place in places:
+    routes = list(walk(app))
+    used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
+    for resolved in routes:
         # A limited function may be there for others to call.
-        used |= {id(named) for call in (place.route.endpoint, *dependencies(place.route)) for named in _named_in(call)}
-    for place in places:
-        endpoint = place.route.endpoint
+        used |= {
+            id(named) for call in (resolved.route.endpoint, *dependencies(resolved.route)) for named in _named_in(call)
+        }
+    for resolved in routes:
+        endpoint = resolved.route.endpoint
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
-                f"RateLimit: it stands above the decorator that makes the route {place.label!r}, so it would never "
+                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
                 f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
 
@@ -121,8 +123,8 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     and neither the function nor its limit runs.
     """
     calls = set()
-    for place in walk(app):
-        for call in (place.route.endpoint, *dependencies(place.route)):
+    for resolved in walk(app):
+        for call in (resolved.route.endpoint, *dependencies(resolved.route)):
             core = _core(call)
             if inspect.isfunction(core) and not inspect.iscoroutinefunction(core):
                 named = [function for function in _named_in(core) if _was_plain(function)]

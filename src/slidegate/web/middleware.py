@@ -31,7 +31,7 @@ from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
-from .decorators import check_places
+from .decorators import check_decorator_order
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
 from .endpoints import EndpointBuckets
@@ -396,7 +396,7 @@ class RateLimitMiddleware(Breakable):
 
     def _look_at_routes(self, app: ASGIApp) -> None:
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
-        check_places(app)
+        check_decorator_order(app)
         self._checks.say(about_routes(self, app, self._rules.select))
 
     def _enlist(self) -> None:

@@ -46,18 +46,18 @@ class BoundRule:
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        places: The owner of its permits, where the rule has a concurrency limit beside its limits.
+        permits: The owner of its permits, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no permit is held.
     """
 
-    def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
+    def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
         self.rule = rule
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
-        self.places = places
+        self.permits = permits
         functions = (self.key_function, self.cost_function, rule.limits_function)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
@@ -78,7 +78,7 @@ class BoundRule:
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets of the rule, those of limits that its function has returned lately included."""
-        own = [self.bucket] if self.places is None else [self.bucket, self.places]
+        own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._plans.values(), *apart]
 
@@ -90,8 +90,8 @@ class BoundRule:
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
         if self._preflights is None:
-            places = None if self.places is None else _apart(self.places)
-            self._preflights = BoundRule(self.rule, _apart(self.bucket), places)
+            permits = None if self.permits is None else _apart(self.permits)
+            self._preflights = BoundRule(self.rule, _apart(self.bucket), permits)
         return self._preflights
 
     def plan(self, limits: Limits) -> Bucket | None:
@@ -385,7 +385,7 @@ def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequen
 
 
 def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Bucket]:
-    """Make the bucket of a rule's limits and that of its places, those of them that it has.
+    """Make the bucket of a rule's limits and that of its permits, those of them that it has.
 
     Args:
         rule: The rule.
@@ -396,9 +396,10 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
     if rule.limits or rule.limits_function is not None:
         buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
     if rule.concurrency is not None:
-        places = (rule.concurrency,)
         wait_us, wait_max = rule.wait_us, rule.wait_max
-        buckets.append(Bucket(identity, places, names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label))
+        buckets.append(
+            Bucket(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
+        )
     return buckets
 
 
