@@ -273,11 +273,3 @@ late: TestClient
 
 def test_such_a_gate_counts_by_the_time_of_the_system_again() -> None:
     assert statuses(late, "/", 3) == [200, 200, 429]
-
-
-def test_two_clocks_are_one_too_many(slidegate_clock: FakeClock) -> None:
-    from slidegate import ConfigurationError
-    from slidegate_pytest.app_time import APP_TIME
-
-    with pytest.raises(ConfigurationError, match="a clock is in use already"), APP_TIME.by(FakeClock()):
-        pass
