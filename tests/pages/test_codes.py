@@ -11,7 +11,7 @@ import slidegate.core
 import slidegate.httpx
 from slidegate import Reason, Rule
 from slidegate.cli import exits
-from slidegate.cli.questions import CODES as SUBJECTS
+from slidegate.cli.app_checks import CODES as SUBJECTS
 from slidegate.web.checks import CODES
 
 from .anchors import ROOT, leads_somewhere

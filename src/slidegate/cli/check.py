@@ -22,8 +22,8 @@ from ..limiter.open_store import open_store
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
+from .app_checks import about_application, about_directory, about_signals, about_store, middlewares_in
 from .exits import FINDINGS, OK
-from .questions import about_application, about_directory, about_signals, about_store, middlewares_in
 from .report import Report, Reporter, Result, Table, silent_log, with_report
 from .store import middleware_of
 
