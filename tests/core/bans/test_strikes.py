@@ -150,7 +150,7 @@ def test_clean_time_runs_from_the_last_strike() -> None:
 
 def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
     policy, record = BanPolicy("2/minute", "10m", jitter=0, forgive="1h"), StrikeRecord()
-    state: Any = PolicyState({})  # type: ignore[arg-type]
+    state: Any = PolicyState("abuse", {})  # type: ignore[arg-type]
     assert not state.is_over(record, 0), "of an unknown policy nobody can say"
     state.follow(policy)
     assert state.is_over(record, 0)

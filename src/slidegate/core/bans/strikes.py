@@ -21,7 +21,7 @@ Rules of the state machine (`StrikeRecord`, one for each key and policy):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ..limits import Identity
@@ -131,6 +131,7 @@ class PolicyState:
     """What is remembered under one policy.
 
     Attributes:
+        name: The name of the policy.
         strikes: The strike records of its keys.
         window_us: The window in which strikes ban; 0 until the first strike, where strike records were loaded.
         forgive_us: The clean time that takes a level, likewise.
@@ -138,7 +139,8 @@ class PolicyState:
         made: That window, see `core.ring`.
     """
 
-    def __init__(self, strikes: StrikeQueue) -> None:
+    def __init__(self, name: str, strikes: StrikeQueue) -> None:
+        self.name = name
         self.strikes = strikes
         self.window_us = self.forgive_us = 0
         self.max_rate: Identity = 0, 0
@@ -196,19 +198,19 @@ class PolicyStrikes(NamedTuple):
     """When clean time will have taken the last level; None where there is none, or the policy is not known."""
 
 
-def stored_records(states: Mapping[str, PolicyState], keys: Iterable[str]) -> list[StoredRecord]:
+def stored_records(states: Iterable[PolicyState], keys: Iterable[str]) -> list[StoredRecord]:
     """Return the strike records of some keys under each policy.
 
     Args:
-        states: What is remembered under each policy, by its name.
+        states: What is remembered under each policy.
         keys: The keys.
     """
     listed, records = list(keys), []
-    for name, state in states.items():
+    for state in states:
         for key in listed:
             record = state.strikes.get(key)
             if record is not None:
-                records.append(StoredRecord(name, key, record.copy(), state.window_us, state.forgive_us))
+                records.append(StoredRecord(state.name, key, record.copy(), state.window_us, state.forgive_us))
     return records
 
 

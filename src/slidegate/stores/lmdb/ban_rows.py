@@ -213,7 +213,7 @@ class PolicyStateRow(PolicyState):
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
         values = (0, 0, (0, 0), 0, "") if row is None else json.loads(row)
         window_us, forgive_us, max_rate, count, made = values
-        super().__init__(StrikeQueueRows(txn, dbs, name, count))
+        super().__init__(name, StrikeQueueRows(txn, dbs, name, count))
         self.window_us, self.forgive_us = window_us, forgive_us
         self.max_rate, self.made = tuple(max_rate), bytes.fromhex(made)
         self.row = row
@@ -252,13 +252,9 @@ class LmdbBanStorage:
 
     def states(self) -> list[PolicyStateRow]:
         """Return the states of all policies."""
-        return list(self.by_name().values())
-
-    def by_name(self) -> dict[str, PolicyStateRow]:
-        """Return the state of each policy, by its name."""
         with self._txn.cursor(self._dbs.policies) as cursor:
             names = {text_of(row) for row in cursor.iternext(values=False)}
-        return {name: self.open_state(name) for name in sorted(names.union(self._states))}
+        return [self.open_state(name) for name in sorted(names.union(self._states))]
 
     def strike_records(self) -> int:
         """Return how many strike records there are under all policies."""

@@ -136,8 +136,7 @@ class LmdbBans(BanStore):
         """Return how each of some keys stands under each policy. This changes nothing."""
 
         def look(transaction: Transaction) -> StoredRecords:
-            states = LmdbBanStorage(transaction).by_name()
-            return self._moments()[0], stored_records(states, keys)
+            return self._moments()[0], stored_records(LmdbBanStorage(transaction).states(), keys)
 
         return self._transactions.read(look)
 

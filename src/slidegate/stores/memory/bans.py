@@ -74,33 +74,33 @@ class MemoryBanStorage:
 
     def __init__(self) -> None:
         self.active_bans = ActiveBans()
-        self.by_policy: dict[str, PolicyState] = {}
+        self._states: dict[str, PolicyState] = {}
         self._history: deque[tuple[Any, ...]] = deque(maxlen=MAX_HISTORY)
 
     def state(self, policy: str) -> PolicyState | None:
         """Return the state of a policy, None if there is none."""
-        return self.by_policy.get(policy)
+        return self._states.get(policy)
 
     def open_state(self, policy: str) -> PolicyState:
         """Return the state of a policy, a new one if there is none."""
-        state = self.by_policy.get(policy)
+        state = self._states.get(policy)
         if state is None:
-            state = self.by_policy[policy] = PolicyState(MemoryStrikeQueue())
+            state = self._states[policy] = PolicyState(policy, MemoryStrikeQueue())
         return state
 
     def states(self) -> Collection[PolicyState]:
         """Return the states of all policies."""
-        return self.by_policy.values()
+        return self._states.values()
 
     def strike_records(self) -> int:
         """Return how many strike records there are under all policies."""
-        return sum(len(state.strikes) for state in self.by_policy.values())
+        return sum(len(state.strikes) for state in self._states.values())
 
     def forget_all(self) -> None:
         """Forget all bans, strike records and changes."""
         for key in list(self.active_bans.by_key):
             self.active_bans.remove(key)
-        self.by_policy.clear()
+        self._states.clear()
         self._history.clear()
 
     def remember(self, change: BanChange) -> None:
@@ -198,7 +198,7 @@ class MemoryBans(BanStore):
     def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. Changes nothing."""
         with self._lock:
-            return self._moments()[0], stored_records(self._storage.by_policy, keys)
+            return self._moments()[0], stored_records(self._storage.states(), keys)
 
     def active(self) -> Iterator[Ban]:
         """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
@@ -222,8 +222,8 @@ class MemoryBans(BanStore):
         with self._lock:
             now_us, wall_us = self._moments()
             strike_records = [
-                (name, key, record)
-                for name, state in self._storage.by_policy.items()
+                (state.name, key, record)
+                for state in self._storage.states()
                 for key, record in state.strikes.items()
                 if not state.is_over(record, now_us)
             ]
