@@ -29,7 +29,7 @@ _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
 """The characters that an address begins with."""
 
 
-def parse_address(text: str) -> Address | None:
+def parse_address(text: object) -> Address | None:
     """Read an address as a peer or a header gives it; None if it is not one.
 
     Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
@@ -37,7 +37,7 @@ def parse_address(text: str) -> Address | None:
     Raises:
         ConfigurationError: It is no text.
     """
-    if not isinstance(text, str):
+    if not isinstance(text, str):  # compiled, an argument of the type `str` would be a TypeError before this
         raise ConfigurationError(f'address: expected text such as "192.0.2.7", not {quoted(text)}')
     if text[:1] not in _FIRST:
         return None  # most keys are names: asking the system about them takes a microsecond
