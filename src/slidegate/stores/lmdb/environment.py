@@ -139,10 +139,11 @@ class Environment:
         try:
             self._commits += 1
             looks = looks or not self._commits % _LOOK_EVERY
+            used = self._used() if looks else 0
             if looks:
-                self.fullness = self._measure(txn)
+                self.fullness = self._measure(txn, used)
             txn.commit()
-            if looks and self.held < self._most and self.held - self._used() < self._spare():
+            if looks and self.held < self._most and self.held - used < self._spare():
                 with suppress(lmdb.Error):
                     self._grow()
         finally:
@@ -259,11 +260,11 @@ class Environment:
         """Return the number of windows, and how many bytes of the file have been used and are held."""
         return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
-    def _measure(self, txn: Any) -> int:
-        """Return how full the file is. What was used and is free again counts only while others may still read it."""
+    def _measure(self, txn: Any, used: int) -> int:
+        """Return how full a file is of which so many bytes were used; those that are free again do not count."""
         most = self.held if self.stuck else self._most
         room = min(self.options.max_map_size, most - self._spare())
-        if self._used() < room:
+        if used < room:
             return 0
         stats = [txn.stat(getattr(self.dbs, name)) for name in NAMES]
         pages = sum(stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"] for stat in stats)
