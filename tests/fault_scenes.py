@@ -33,6 +33,8 @@ AFTER_S: Final = 3.0
 LATE_S: Final = 0.012
 STOPPED_S: Final = 1.5
 TICK_S: Final = 0.001
+QUIET_S: Final = 0.3
+"""A busy machine keeps a hit from its deadline now and then; so long without one, and the worker is back."""
 
 
 @dataclass
@@ -55,8 +57,13 @@ class Record:
 
     @property
     def back_s(self) -> float:
-        """How long after the fault a hit was undecided last."""
-        return max(max(self.undecided_s, default=0.0) - self.ended_s, 0.0)
+        """How long after the fault hits were undecided, until all of them were decided for a while."""
+        back_s = self.ended_s
+        for undecided_s in self.undecided_s:
+            if undecided_s > back_s + QUIET_S:
+                break
+            back_s = max(back_s, undecided_s)
+        return back_s - self.ended_s
 
 
 Fault: TypeAlias = Callable[[], Awaitable[object]]
