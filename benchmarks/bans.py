@@ -18,10 +18,7 @@ from benchmarks.report.tables import Cell, Table
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.addresses import format_network, parse_address
-from slidegate.core.bans.rows import from_rows
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.ban_rows import bytes_of, pack_ban
 from slidegate.web.bans import Signal
 
 HITS = 20_000
@@ -131,9 +128,6 @@ def collection_ms() -> float:
 def collections(folder: str) -> dict[str, float]:
     """Return how much longer a full run of the garbage collector takes beside a worker's bans, by store, in ms."""
     rows = with_bans(BANS).bans.dump()
-    found = from_rows(rows, 0, time.time_ns() // 1000).bans
-    packed = [part for ban in found for part in (bytes_of(ban.key), pack_ban(ban))]
-    del found
 
     def memory() -> object:
         store = with_bans(BANS)
@@ -146,13 +140,8 @@ def collections(folder: str) -> dict[str, float]:
         store.bans.load(rows)
         return store
 
-    def redis() -> object:
-        held = RedisStore("redis://127.0.0.1").bans  # asks nobody
-        held._apply(held.list, packed)
-        return held
-
     longer_ms = {}
-    for name, make in (("memory", memory), ("LMDB", lmdb), ("Redis, as a worker holds them", redis)):
+    for name, make in (("memory", memory), ("LMDB", lmdb)):
         before_ms = collection_ms()
         kept = make()
         longer_ms[name] = collection_ms() - before_ms

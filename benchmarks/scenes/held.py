@@ -63,5 +63,5 @@ async def bans(scale: float) -> Seen:
     count = strikers * (STRIKES + 2)
     path = "/shops/mine/400/7"
     seen = await play(app, starlette(), lambda count: visits(strikers, count), count, begin=end, path=path)
-    seen.facts = {"MiB of the bans": bans_mib, "bans held after": len(store.bans.list)}
+    seen.facts = {"MiB of the bans": bans_mib, "bans held after": store.bans.count()}
     return seen
