@@ -111,11 +111,12 @@ async def measure(hit: Hit, tasks: int, hits: int) -> dict[str, float]:
     watching = asyncio.create_task(watch())
     await asyncio.gather(*map(work, range(tasks)))
     watching.cancel()
-    return {"began": began_s, "ended": ended_s, "wait": percentile(waits_s), "turn": percentile(turns_s or [0.0])}
+    return {"began": began_s, "ended": ended_s, "wait": percentile(waits_s), "turn": percentile(turns_s)}
 
 
 def percentile(spans_s: list[float]) -> float:
-    return sorted(spans_s)[int(len(spans_s) * 0.99)]
+    """Return the 99th; 0 of none, as where there are fewer hits than tasks."""
+    return sorted(spans_s)[int(len(spans_s) * 0.99)] if spans_s else 0.0
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def one_by_one() -> Call:
 
 
 def buffered() -> Call:
-    window, what = Series(), Outcome("pass", "success", "2xx", rt=True, first=True)
+    window, what = Series(), Outcome("pass", "success", "2xx", rt=True)
     return lambda now_us: window.note(what, now_us - now_us % 10_007, now_us)
 
 
@@ -74,8 +74,8 @@ def buffered_block() -> Call:
 
 
 def fold() -> Call:
-    window, what = Series(), Outcome("pass", "success", "2xx", rt=True, first=True)
-    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MAX_NOTED)]
+    window, what = Series(), Outcome("pass", "success", "2xx", rt=True)
+    full = [(what, at, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MAX_NOTED)]
 
     def call(now_us: int) -> None:
         window.noted[:] = full
