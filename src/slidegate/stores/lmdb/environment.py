@@ -146,6 +146,9 @@ class Environment:
             if looks and self.held < self._most and self.held - used < self._spare():
                 with suppress(lmdb.Error):
                     self._grow()
+        except BaseException:
+            txn.abort()  # a look may have failed before the commit; behind one it does nothing
+            raise
         finally:
             self._leave_gate()
 
