@@ -393,7 +393,7 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
         rest = server.stdout.read()
         assert server.wait() == 0
         server.stdout.close()
-    assert rest.endswith("10 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
+    assert rest.endswith("8 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     check_refusal(limited[-1])
     assert [answer.status_code for answer in blocked] == [403]
@@ -405,7 +405,7 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
 def check_refusal(answer: httpx.Response) -> None:
     wait_s = int(answer.headers["Retry-After"])
     assert 1 <= wait_s <= 60
-    assert answer.headers["RateLimit"] == f'"login-60";r=0;t={wait_s}'
+    assert answer.headers["RateLimit"].partition(",")[0] == f'"login-60";r=0;t={wait_s}'
     assert answer.headers["RateLimit-Policy"] == (
         '"service";q=2000;w=1, "login-60";q=5;w=60, "login-3600";q=20;w=3600, '
         '"login-network";q=60;w=3600, "visitor-5";q=60;w=5, "visitor-60";q=240;w=60'

@@ -89,6 +89,20 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     store.close()
 
 
+def test_all_bans_of_a_large_damaged_file_are_rescued(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "lmdb")
+    keys = {f"user:{number}" for number in range(5_000)}
+    for key in keys:
+        store.bans.ban(key, HOUR_US, "r" * 200, "manual")
+    store.close()
+    data = tmp_path / "lmdb" / "data.mdb"
+    assert data.stat().st_size > 2 << 20
+    second_page_damaged(data)
+    store = LmdbStore(tmp_path / "lmdb")
+    assert {ban.key for ban in store.bans.active()} == keys
+    store.close()
+
+
 @pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000), None])
 def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -> None:
     data = place / "data.mdb"

@@ -21,7 +21,6 @@ Numbers go up with every change, so the newest record of a key says whether it i
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -45,6 +44,10 @@ STEP: Final = 200
 
 _MARK: Final = b"\xb5SG2"
 _RECORD: Final = Struct("=4sHI")
+_LONGEST: Final = _RECORD.size + 0xFFFF
+"""The most bytes of a record."""
+_BLOCK: Final = 1 << 20
+"""How much of a damaged file is read at a time."""
 _NUMBER: Final = Struct(">Q")
 _COUNTED: Final = Struct(">BBI")
 _OTHER_KEYS: Final = 0, 0
@@ -304,17 +307,17 @@ def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], byt
 def salvage(path: Path) -> list[Ban]:
     """Return the bans whose records can be found in a damaged file, except those that were lifted since."""
     newest: dict[str, tuple[int, BanChange]] = {}
+    window = b""
     with path.open("rb") as file:
-        if not path.stat().st_size:
-            return []
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-            at = pages.find(_MARK)
+        while block := file.read(_BLOCK):
+            window = window[-_LONGEST:] + block  # a record may lie in two blocks
+            at = window.find(_MARK)
             while at >= 0:
-                record = _read_record(pages[at : at + _RECORD.size + 0xFFFF])
+                record = _read_record(window[at : at + _LONGEST])
                 if record is not None:
                     key = record[1].ban.key
                     newest[key] = max(newest.get(key, record), record, key=lambda one: one[0])
-                at = pages.find(_MARK, at + 1)
+                at = window.find(_MARK, at + 1)
     return [change.ban for _, change in newest.values() if change.kind == "banned"]
 
 
