@@ -18,6 +18,7 @@ _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 class _Counted(NamedTuple):
     """A check of a request, in the decision that charged it."""
 
+    record: RequestLimits
     limiter: Limiter
     decision: Decision
     place: int
@@ -43,8 +44,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
             whole number.
     """
     check_cost(units, "units")
-    record = limits_above(request.scope, "charge")
-    counted = None if record is None else _find(record, rule, "charge")
+    counted = _find(request, rule, "charge")
     if counted is None:
         return _UNCOUNTED
     bucket, key, _ = counted.decision.checks[counted.place]
@@ -72,11 +72,10 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
             whole number.
     """
     check_cost(used, "used")
-    record = limits_above(request.scope, "settle")
-    counted = None if record is None else _find(record, rule, "settle")
-    if record is None or counted is None or not counted.decision.charge:
+    counted = _find(request, rule, "settle")
+    if counted is None or not counted.decision.charge:
         return False
-    limiter, decision, place = counted
+    record, limiter, decision, place = counted
     bucket, key, estimate = decision.checks[place]
     if not record.settles(bucket):
         return False
@@ -87,14 +86,17 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     return True
 
 
-def _find(record: RequestLimits, rule: str | None, what: str) -> _Counted | None:
+def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | None:
     """Return what a rule has counted of a request; None where it does not count this one.
 
     Raises:
-        ConfigurationError: There is no such rule, or it has to be named.
+        ConfigurationError: No middleware stands above, there is no such rule, or it has to be named.
     """
+    record = limits_above(request.scope, what)
+    if record is None:
+        return None
     counted = {
-        bucket.rule: _Counted(middleware.limiter, decision, place)
+        bucket.rule: _Counted(record, middleware.limiter, decision, place)
         for middleware, decision in record.entries
         for place, (bucket, _, _) in enumerate(decision.checks)
         if not bucket.held
