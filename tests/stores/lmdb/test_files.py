@@ -89,6 +89,19 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     store.close()
 
 
+def test_half_a_record_of_a_ban_with_zeros_behind_it_is_no_ban(place: Path) -> None:
+    data = place / "data.mdb"
+    content = bytearray(data.read_bytes())
+    mark = re.search(rb"....(?=.{6}\[\d+,\"banned\")", content, re.DOTALL)
+    assert mark is not None
+    content[-4_096:] = mark[0] + bytes(4_092)
+    data.write_bytes(content)
+    second_page_damaged(data)
+    store, _ = opened(place)
+    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
+    store.close()
+
+
 def test_all_bans_of_a_large_damaged_file_are_rescued(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "lmdb")
     keys = {f"user:{number}" for number in range(5_000)}

@@ -332,8 +332,8 @@ def _read_record(packed: bytes) -> tuple[int, BanChange] | None:
         return None
     mark, length, checksum = _RECORD.unpack_from(packed)
     body = packed[_RECORD.size : _RECORD.size + length]
-    if mark != _MARK or len(body) < length or crc32(body) != checksum:
-        return None
+    if mark != _MARK or not length or len(body) < length or crc32(body) != checksum:
+        return None  # of nothing the checksum is 0, as zeros behind half a record say
     number, kind, fields, wall_us, by = json.loads(body)
     return number, BanChange(kind, Ban(*fields), wall_us, by)
 
