@@ -205,9 +205,9 @@ class LimiterMetrics:
         """Requests that wait for their turn now."""
         return {(): self._engine.waits.waiting}
 
-    @metric("active_places", "gauge", "{place}")
+    @metric("active_permits", "gauge", "{permit}")
     def _permits(self) -> Mapping[Labels, Value]:
-        """Places of concurrency limits that requests hold now."""
+        """Permits of concurrency limits that requests hold now."""
         held = self._limiter.store.permits_held()
         return {} if held is None else {(): held}
 
