@@ -103,6 +103,16 @@ def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(r
     assert not (tmp_path / "of_the_file").exists()
 
 
+def test_a_store_that_is_away_is_told_of_at_the_start_and_the_server_starts(rules: Path, tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    log = tmp_path / "log"
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    with served(APP, "--rules", str(rules), "--store", away, log=log) as (url, process):
+        until(lambda: b"does not answer" in log.read_bytes(), "it is told before a request comes")
+        assert answered(f"{url}/items/1", process).status_code == 200
+    assert log.read_text("utf-8").count("does not answer, so on_error='local' decides until it does: ") == 1
+
+
 def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path) -> None:
     pytest.importorskip("itsdangerous")
     options = (APP, "--rules", str(rules), "--dashboard", "/ops/gate/")

@@ -13,9 +13,13 @@ from uvicorn.main import main as uvicorn_command
 
 from ..asgi import TOKEN_VARIABLE, Settings, check_dashboard_path, nothing
 from ..core.errors import ConfigurationError, StoreError
+from ..limiter import Limiter
+from ..limiter.aio import within
 from .exits import BAD_INPUT, print_error
 from .report import silent_log
 
+LOOK_S: Final = 5.0
+"""How long the store may take to answer before the server starts."""
 _OURS: Final = [
     click.Argument(["app"], metavar="MODULE:APP"),
     click.Option(
@@ -74,7 +78,20 @@ def _check(settings: Settings, *, reloads: bool) -> None:
             _, limiter = settings.build(nothing if reloads else None)
         except StoreError as error:
             raise ConfigurationError(str(error)) from error
-        asyncio.run(limiter.close())
+        asyncio.run(_say_if_away(limiter))
+
+
+async def _say_if_away(limiter: Limiter) -> None:
+    """Say that the store does not answer, and close the limiter; the server starts, and goes by `on_error`."""
+    stats, failover = limiter.store.shared_stats, limiter.engine.failover
+    decides = "on_error" if failover is None else f"on_error={failover.on_error!r}"
+    try:
+        if stats is not None:
+            await within(stats.time(), LOOK_S)
+    except StoreError as error:
+        print_error(f"{limiter.store!r} does not answer, so {decides} decides until it does: {error}")
+    finally:
+        await limiter.close()
 
 
 run: Final = click.Command(
