@@ -30,5 +30,5 @@ def test_a_digest_is_that_of_every_limiter_with_the_same_secret(key: str) -> Non
     ids=["without a secret", "with a secret"],
 )
 def test_a_digest_is_16_bytes_of_blake2b_over_kind_and_value(secret: bytes | None, how: dict[str, bytes]) -> None:
-    expected = blake2b(b"header:X-API-Key\0k123", digest_size=16, **how).hexdigest()  # type: ignore[arg-type]
-    assert Limiter(secret=secret).key_for(API_KEY) == f"header:X-API-Key#{expected}"
+    expected = blake2b(b"header:x-api-key\0k123", digest_size=16, **how).hexdigest()  # type: ignore[arg-type]
+    assert Limiter(secret=secret).key_for(API_KEY) == f"header:x-api-key#{expected}"

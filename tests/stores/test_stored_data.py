@@ -66,8 +66,8 @@ async def test_exported_bans_are_imported_with_levels_and_strikes(name: str) -> 
             assert await limiter.banned(key), key
         for key in ("192.0.2.6", "2001:db8:1:3::9", "2001:db8:ffff::8", "user:43"):
             assert not await limiter.banned(key), key
-        # A digest means the same under the same secret alone.
-        assert bool(await limiter.banned(API_KEY)) is (SECRETS[name] is not None)
+        # It was made of the name of the field as it was written, which is one key in any case now.
+        assert not await limiter.banned(API_KEY)
         await remembers_strikes(limiter)
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_this_version_writes_has_digests_that_are_bans_like_all_othe
 ) -> None:
     first, second, file = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second", tmp_path / "bans.jsonl"
     assert main(["bans", "import", str(DATA / "bans.jsonl"), "--store", first, "--create"]) == 0
-    assert "1 more are of digests such as header:X-API-Key#1f3a..." in capsys.readouterr().err
+    assert "1 more are of digests such as header:x-api-key#1f3a..." in capsys.readouterr().err
     assert main(["bans", "export", "--store", first]) == 0
     file.write_text(capsys.readouterr().out)
     rows = [json.loads(line) for line in file.read_text().splitlines()]

@@ -81,8 +81,14 @@ async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() 
     )
     assert first == again != other
     assert "secret" not in first
-    assert first.startswith("header:X-API-Key#")
+    assert first.startswith("header:x-api-key#")
     assert max(map(len, (first, other, huge))) <= 64
+
+
+async def test_the_name_of_a_header_has_no_case() -> None:
+    limiter = Limiter()
+    made = [header(name) for name in ("X-API-Key", "x-api-key", "X-Api-Key")]
+    assert len({limiter.key_for(key.of("k123")) for key in made}) == len({key.identity for key in made}) == 1
 
 
 async def test_a_missing_or_empty_header_is_no_way_past_the_gate() -> None:

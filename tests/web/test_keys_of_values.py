@@ -126,7 +126,7 @@ async def test_a_sync_limiter_takes_them_as_well() -> None:
             limiter.charge(made, "5/minute", 3)
             assert limiter.reset_all() is True
             assert limiter.peek(made, "5/minute").remaining == 4
-            assert limiter.ban(made, "1h").key.startswith("header:X-API-Key#")
+            assert limiter.ban(made, "1h").key.startswith("header:x-api-key#")
             assert limiter.banned(made) is not None
             assert limiter.unban(made) is True
 

@@ -148,7 +148,7 @@ async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:
     idle, other = Connection(**{"X-API-Key": "bad"}), Connection(**{"X-API-Key": "good"})
     async with asyncio.timeout(BOUND_S):
         ends, stays = await opened(gate, idle, other)
-        await limiter.ban(limiter.digest("header:X-API-Key", b"bad"), "1h")
+        await limiter.ban(limiter.digest("header:x-api-key", b"bad"), "1h")
         await ends
         assert idle.codes == [1008]
         assert not stays.done()

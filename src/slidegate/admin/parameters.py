@@ -45,7 +45,7 @@ Cursor: TypeAlias = Annotated[
 AnyKey: TypeAlias = Annotated[
     Text,
     Field(
-        description="A key as stores hold it (`user:42`, `header:X-API-Key#1f3a…`), an address, or a network.",
+        description="A key as stores hold it (`user:42`, `header:x-api-key#1f3a…`), an address, or a network.",
         examples=["203.0.113.7"],
     ),
 ]

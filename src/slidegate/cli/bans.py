@@ -183,7 +183,7 @@ async def import_bans(
             raise
     if work.digests:
         out.note(
-            f"{work.digests} more are of digests such as header:X-API-Key#1f3a..., which hold under the same secret= "
+            f"{work.digests} more are of digests such as header:x-api-key#1f3a..., which hold under the same secret= "
             "alone. Made without secret=, they mean nobody any more: ban these keys anew by their values"
         )
     return {"imported": work.done, "over": work.over, "digests": work.digests}

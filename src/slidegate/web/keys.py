@@ -89,14 +89,13 @@ class Value:
     """
 
     def __init__(self, kind: str, fallback: Key | None, read: Callable[[Scope], bytes]) -> None:
-        source, _, name = kind.partition(":")
         if fallback is not None and not isinstance(fallback, Key):
+            source, _, _ = kind.partition(":")
             raise ConfigurationError(f"{source}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
         self._kind = kind
         self._read = read
         self.fallback = fallback
-        own = f"header:{name.lower()}" if source == "header" else kind
-        self.identity = own if fallback is None else f"{own}|{fallback.identity}"
+        self.identity = kind if fallback is None else f"{kind}|{fallback.identity}"
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
@@ -199,15 +198,16 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     also what `request.headers[name]` returns. A missing or empty header falls back to the client's address.
 
     Args:
-        name: The header's name, in any case.
+        name: The header's name. It has no case: ``"X-API-Key"`` and ``"x-api-key"`` are one key, shown as the latter.
         fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
 
     Raises:
         ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
     """
-    wire = check_header_name(name).lower().encode()
+    wire = check_header_name(name).lower()
+    field = wire.encode()
     return _Header(
-        f"header:{name}", fallback, lambda scope: next((value for key, value in scope["headers"] if key == wire), b"")
+        f"header:{wire}", fallback, lambda scope: next((value for key, value in scope["headers"] if key == field), b"")
     )
 
 

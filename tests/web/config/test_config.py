@@ -455,7 +455,7 @@ async def test_the_secret_for_digests_comes_from_the_environment(
     path = tmp_path / "slidegate.toml"
     path.write_text('[[rules]]\npath = "*"\nlimits = "9/hour"\nkey = { header = "X-API-Key" }\n', "utf-8")
     monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
-    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:X-API-Key", b"k") for _ in range(2)}
+    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
     assert len(digests) == 1
     monkeypatch.setenv("SLIDEGATE_SECRET", "short")
     with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
