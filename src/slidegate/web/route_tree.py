@@ -109,6 +109,7 @@ class ResolvedRoute:
         connection: ``"http"`` or ``"websocket"``.
         methods: The methods of the route; None for all, and for a websocket.
         label: A name for people to read: ``GET /items/{id}``.
+        paths: The mounts on the way, without the hosts.
     """
 
     mounts: Mounts
@@ -118,11 +119,7 @@ class ResolvedRoute:
     connection: str
     methods: frozenset[str] | None
     label: str
-
-    @property
-    def paths(self) -> list[Mount]:
-        """The mounts on the way, without the hosts."""
-        return [mount for mount in self.mounts if isinstance(mount, Mount)]
+    paths: list[Mount]
 
     def takes(self, path: str) -> bool:
         """Return whether a path leads here; it is the one that the outermost router sees."""
@@ -149,7 +146,9 @@ def _resolved(mounts: Mounts, route: Any, above: tuple[Required, ...], template:
     methods = getattr(route, "methods", None)
     connection = "http" if hasattr(route, "methods") else "websocket"
     label = f"{methods_of(route)} {template}"
-    return ResolvedRoute(mounts, route, above, template, connection, frozenset(methods) if methods else None, label)
+    paths = [mount for mount in mounts if isinstance(mount, Mount)]
+    methods = frozenset(methods) if methods else None
+    return ResolvedRoute(mounts, route, above, template, connection, methods, label, paths)
 
 
 class Application:

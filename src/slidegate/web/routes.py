@@ -11,7 +11,7 @@ where a path ends in a newline. The application below it then reads another part
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,7 @@ from .route_tree import ALL_BELOW, DEPTH, Application, Mounts, ResolvedRoute, ap
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
-_MAX_HIDDEN: Final = 4_096
+_MAX_UNLISTED: Final = 4_096
 _MAX_ROUTERS: Final = 64
 _versions: Final = count(1)
 
@@ -73,6 +73,7 @@ class Routes:
         self._holder: Any = None
         self._lists: Sequence[Sized] = ()
         self._size = -1
+        self._unlisted: set[int] = set()
         self._rooted = self._mounts_drop_slash = False
         self.version = 0
         self.by_path = True
@@ -107,6 +108,63 @@ class Routes:
         self._mounts_drop_slash = any(app.drops_slash for app in others)
         self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
+        for table in ("by_endpoint", "_by_text"):
+            self.__dict__.pop(table, None)
+
+    @cached_property
+    def by_endpoint(self) -> Mapping[int, list[ResolvedRoute]]:
+        """The routes of each endpoint, by its id; none of an endpoint that a request has reached by no route of these.
+
+        Frontends have no endpoint, and are those of `_FRONTEND`.
+        """
+        routes: dict[int, list[ResolvedRoute]] = {endpoint_id: [] for endpoint_id in self._unlisted}
+        for resolved in self.walk():
+            endpoint = resolved.route.endpoint
+            routes.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
+        return routes
+
+    @cached_property
+    def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
+        index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
+        routed = [resolved for resolved in self.walk() if resolved.route.endpoint is not None]
+        for place, resolved in enumerate(routed):
+            index.add(resolved.written(), (place, resolved))
+        return index
+
+    def of_endpoint(self, endpoint_id: int) -> list[ResolvedRoute]:
+        """Return the routes of an endpoint that a request has reached."""
+        self.current()
+        if endpoint_id not in self.by_endpoint:
+            # A function that has a route already may get another one, also in a router that is included.
+            if len(self._unlisted) >= _MAX_UNLISTED:
+                self._unlisted.clear()
+            self._unlisted.add(endpoint_id)
+            self._learn()
+        return self.by_endpoint[endpoint_id]
+
+    def of_request(self, candidates: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
+        """Return the one of several routes to an endpoint by which a request came."""
+        root = scope.get("app_root_path", scope.get("root_path", ""))
+        reached = self.reach({**scope, "root_path": root})
+        if reached is None:
+            return None
+        # One application on two hosts is one route.
+        paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
+        return next((one for one in candidates if one.route is reached.route and one.paths == paths), None)
+
+    def of_path(self, kind: str, method: str, path: str) -> ResolvedRoute | None:
+        """Return the route where a request leads: else one with other methods, as for a 405."""
+        self.current()
+        candidates = self._by_text.find(path)
+        if len(candidates) > 1:
+            candidates.sort()
+        other = None
+        for _, resolved in candidates:
+            if resolved.connection == kind and resolved.takes(path):
+                if resolved.methods is None or method in resolved.methods:
+                    return resolved
+                other = other or resolved
+        return other
 
     def walk(self) -> Iterator[ResolvedRoute]:
         """Yield every route."""
@@ -149,61 +207,6 @@ class Routes:
         return self._mounts_drop_slash and any(app.drops_slash for _, app in _entered(self._top, scope, root))
 
 
-class RouteTable:
-    """The routes below a router as they were when it was made: by their endpoints, and by their paths.
-
-    It holds the router, or its id could be another's.
-
-    Args:
-        router: The router, or an application.
-        hidden: The ids of endpoints that were asked for and are not among the routes: something hides theirs.
-    """
-
-    def __init__(self, router: object, hidden: Iterable[int] = ()) -> None:
-        self._router = router
-        self._routes = Routes(router)
-        self._version = self._routes.current()
-        self.by_endpoint: dict[int, list[ResolvedRoute]] = {at: [] for at in hidden}
-        for resolved in self._routes.walk():
-            endpoint = resolved.route.endpoint
-            self.by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
-
-    def is_current(self) -> bool:
-        """Return whether the router has the same routes still."""
-        return self._routes.current() == self._version
-
-    def of_request(self, candidates: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
-        """Return the one of several routes to an endpoint by which a request came."""
-        root = scope.get("app_root_path", scope.get("root_path", ""))
-        reached = self._routes.reach({**scope, "root_path": root})
-        if reached is None:
-            return None
-        # One application on two hosts is one route.
-        paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
-        return next((one for one in candidates if one.route is reached.route and one.paths == paths), None)
-
-    def of_path(self, kind: str, method: str, path: str) -> ResolvedRoute | None:
-        """Return the route where a router leads a request: else one with other methods, as for a 405."""
-        candidates = self._by_text.find(path)
-        if len(candidates) > 1:
-            candidates.sort()
-        other = None
-        for _, resolved in candidates:
-            if resolved.connection == kind and resolved.takes(path):
-                if resolved.methods is None or method in resolved.methods:
-                    return resolved
-                other = other or resolved
-        return other
-
-    @cached_property
-    def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
-        index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
-        routed = [resolved for resolved in self._routes.walk() if resolved.route.endpoint is not None]
-        for place, resolved in enumerate(routed):
-            index.add(resolved.written(), (place, resolved))
-        return index
-
-
 class RouteIndex:
     """Finds the routes of requests: of those that an endpoint has seen, and of those that were refused before.
 
@@ -213,14 +216,14 @@ class RouteIndex:
 
     def __init__(self, app: object = None) -> None:
         self._app = app
-        self._tables: dict[int, RouteTable] = {}
+        self._routes: dict[int, Routes] = {}
 
     def find(self, scope: Scope) -> ResolvedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
         candidates = self.candidates(scope)
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
-        return self.current(scope["router"]).of_request(candidates, scope)
+        return self._below(scope["router"]).of_request(candidates, scope)
 
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
@@ -228,17 +231,15 @@ class RouteIndex:
         endpoint_id = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
         if router is None or (endpoint is None and endpoint_id != _FRONTEND):
             return []
-        table = self.current(router)
-        # A function that has a route already may get another one, also in a router that is included.
-        if endpoint_id not in table.by_endpoint:
-            hidden = [other for other, routes in table.by_endpoint.items() if not routes]
-            table = self._learn(router, [*hidden[:_MAX_HIDDEN], endpoint_id])
-        return table.by_endpoint[endpoint_id]
+        return self._below(router).of_endpoint(endpoint_id)
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
         """Return the routes below the router or application that requires `dependency`."""
-        every = [route for routes in self.current(scope["router"]).by_endpoint.values() for route in routes]
-        return [route for route in every if any(required.dependency is dependency for required in route.above)]
+        return [
+            route
+            for route in self._below(scope["router"]).walk()
+            if any(required.dependency is dependency for required in route.above)
+        ]
 
     def label_of(self, scope: Scope) -> str:
         """Return the label of the route that a refused request would have gone to: no router has seen it.
@@ -249,18 +250,14 @@ class RouteIndex:
         root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
         path = below(root, scope["path"]) if root else scope["path"]
         try:
-            route = self.current(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
+            route = self._below(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
         except Exception:
             return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
         return UNROUTED if route is None else route.label
 
-    def current(self, router: object) -> RouteTable:
-        """Return the routes below a router as they are now."""
-        table = self._tables.get(id(router))
-        return table if table is not None and table.is_current() else self._learn(router)
-
-    def _learn(self, router: object, hidden: Sequence[int] = ()) -> RouteTable:
-        return remember(self._tables, id(router), RouteTable(router, hidden), _MAX_ROUTERS)
+    def _below(self, router: object) -> Routes:
+        """Return the routes below a router. They hold it, or its id could be another's."""
+        return self._routes.get(id(router)) or remember(self._routes, id(router), Routes(router), _MAX_ROUTERS)
 
 
 def _entered(top: Application, scope: Scope, root: str) -> Iterator[tuple[str, Application]]:
