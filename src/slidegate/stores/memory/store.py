@@ -37,8 +37,6 @@ from ..system_clock import system_us
 from .bans import DEFAULT_MAX_BANS, MemoryBans
 from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of, keys_shared
 
-_NO_LOCKS: Final = Locks(())
-
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each this is 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 SHARD_KEYS: Final = 8_192
@@ -152,7 +150,7 @@ class MemoryStore(Store):
         if len(checks) == 1:
             lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
-            lock = self._locks_of(checks) if checks else _NO_LOCKS
+            lock = self._lock_of(checks)
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
@@ -180,7 +178,7 @@ class MemoryStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost in one step, whatever the limits, and say what is left."""
-        with self._locks_of(checks):
+        with self._lock_of(checks):
             now_us = self._now_us()
             decision = charge_all(checks, self._places(checks, now_us), now_us)
         self._tidy(now_us)
@@ -188,7 +186,7 @@ class MemoryStore(Store):
 
     def refund(self, decision: Decision) -> bool:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
-        with self._locks_of(decision.checks):
+        with self._lock_of(decision.checks):
             if not decision.charge:
                 return False
             now_us = self._now_us()
@@ -248,8 +246,12 @@ class MemoryStore(Store):
     def _shard_of(self, key: str) -> int:
         return hash(key) >> HASH_BITS & self._mask
 
-    def _locks_of(self, checks: Sequence[Check]) -> Locks:
-        return Locks([self._locks[at] for at in sorted({self._shard_of(key) for _, key, _ in checks})])
+    def _lock_of(self, checks: Sequence[Check]) -> Lock | Locks:
+        """Return the lock of the shards of some checks; several rules mostly ask about one client."""
+        shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
+        if len(shards) == 1:
+            return self._locks[shards.pop()]
+        return Locks([self._locks[at] for at in sorted(shards)])
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
