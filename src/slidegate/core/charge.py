@@ -46,7 +46,7 @@ class Permit:
         self.ended = self.lost = False
 
 
-def let_go(charge: Iterable[object]) -> None:
+def end_permits(charge: Iterable[object]) -> None:
     """Record that a request has ended, with each permit among its charges."""
     for note in charge:
         if isinstance(note, Permit):

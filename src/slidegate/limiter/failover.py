@@ -34,7 +34,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.charge import let_go
+from ..core.charge import end_permits
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
@@ -216,7 +216,7 @@ class Failover:
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back to each store that charged them; False if a store does not answer."""
         if not isinstance(decision, Parted):
-            let_go(decision.charge)  # a store behind an open breaker hears nothing of it
+            end_permits(decision.charge)  # a store behind an open breaker hears nothing of it
             return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
         changed = False
         for store, part in decision.parts:

@@ -77,7 +77,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
         return False
     record, limiter, decision, place = counted
     bucket, key, estimate = decision.checks[place]
-    if not record.settles(bucket):
+    if not record.is_first("settled", bucket):
         return False
     if used > estimate:
         await to_the_end(limiter.charge_all(((bucket, key, used - estimate),)))

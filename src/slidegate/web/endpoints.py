@@ -168,7 +168,7 @@ class RateLimit:
         bound = middleware.endpoints.find(self, scope, endpoint)
         if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
             bound = middleware.endpoints.find(self, scope, endpoint, turn)
-        if bound is None or (rule.action != "limit" and request.has_looked(bound.bucket.rule)):
+        if bound is None or (rule.action != "limit" and not request.is_first("looked", bound.bucket.rule)):
             return
         for entry in request.entries:
             if entry[1].reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):

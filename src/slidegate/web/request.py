@@ -136,8 +136,7 @@ class RequestLimits:
     __slots__ = (
         "_asked",
         "_channels",
-        "_looked",
-        "_settled",
+        "_done",
         "answered",
         "began",
         "counted",
@@ -173,8 +172,7 @@ class RequestLimits:
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()
         self._asked: Sequence[tuple[object, str]] = ()
-        self._looked: Sequence[str] = ()
-        self._settled: Sequence[Bucket] = ()
+        self._done: Sequence[tuple[str, object]] = ()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -206,19 +204,12 @@ class RequestLimits:
         self._asked = (*self._asked, (limit, rule))
         return others
 
-    def settles(self, bucket: Bucket) -> bool:
-        """Tell whether units of a bucket have not been settled for this request; they have from now on."""
-        if bucket in self._settled:
+    def is_first(self, what: str, of: object) -> bool:
+        """Tell whether something has not been done yet for this request; it has from now on."""
+        if (what, of) in self._done:
             return False
-        self._settled = (*self._settled, bucket)
+        self._done = (*self._done, (what, of))
         return True
-
-    def has_looked(self, rule: str) -> bool:
-        """Tell whether a rule at an endpoint that only looks on has seen this request; it has from now on."""
-        if rule in self._looked:
-            return True
-        self._looked = (*self._looked, rule)
-        return False
 
     def reserve(self, reservation: Reservation) -> None:
         """Note units that the start of the answer settles."""

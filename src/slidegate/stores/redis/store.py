@@ -21,7 +21,7 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.ban import BanSubject
-from ...core.charge import let_go
+from ...core.charge import end_permits
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
@@ -190,7 +190,7 @@ class RedisStore(Store):
         charged = list(decision.charge)
         if not charged:
             return False
-        let_go(charged)
+        end_permits(charged)
         decision.charge.clear()
         if self._is_multi_slot(decision.checks):
             return self._hand_back_all(parts_of(decision, charged))
@@ -285,7 +285,7 @@ class RedisStore(Store):
     def _hand_back_unheard(self, decision: Decision) -> None:
         """Hand a part of a demand back; if Redis does not take that, it stays charged."""
         charged, decision.charge = decision.charge, ()
-        let_go(charged)
+        end_permits(charged)
         with suppress(StoreError):  # the store has been closed meanwhile
             self._hand_back(decision, charged).add_done_callback(_look_at)
 
