@@ -129,21 +129,6 @@ def test_a_function_that_names_itself_is_found_too() -> None:
     assert "it would never run" in complaint(app)
 
 
-def test_a_route_that_is_free_may_have_a_limited_version_for_others_to_call() -> None:
-    async def search(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-    limited = RateLimit("1/hour")(search)
-
-    async def both(request: Any) -> PlainTextResponse:
-        return await limited(request)  # type: ignore[no-any-return]
-
-    app = Starlette(routes=[Route("/search", search), Route("/both", both)], middleware=[GATE])
-    with TestClient(app) as client:
-        assert [client.get("/search").status_code for _ in range(3)] == [200] * 3
-        assert [client.get("/both").status_code for _ in range(2)] == [200, 429]
-
-
 async def named(request: Any) -> PlainTextResponse:
     return PlainTextResponse("hi")
 

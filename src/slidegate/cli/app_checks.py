@@ -21,7 +21,7 @@ from ..core.errors import StoreError
 from ..core.limits import Limit
 from ..core.logs import written
 from ..limiter import Limiter
-from ..web.checks import CLIENT_CHOOSES, AdminApp, Finding, is_about
+from ..web.checks import CLIENT_CHOOSES, AdminApp, Finding, RoutesByPath
 from ..web.decorators import dependencies, limits_of
 from ..web.default_limits import takes_no_defaults
 from ..web.endpoints import RateLimit
@@ -125,24 +125,19 @@ def _about_fields(app: object) -> Iterator[Finding]:
 
 def _about_routes(routes: Sequence[ResolvedRoute], middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
     """Yield the findings about routes that some client can ask without end."""
-    below: dict[int, list[tuple[RateLimitMiddleware, ResolvedRoute]]] = defaultdict(list)
+    below: dict[int, list[tuple[ResolvedRoute, RateLimitMiddleware, Sequence[Rule]]]] = defaultdict(list)
     for middleware in middlewares:
-        for resolved in walk(middleware.app):
-            below[id(resolved.route.endpoint)].append((middleware, resolved))
+        for seen, rules in _rules_of_routes(middleware).items():
+            below[id(seen.route.endpoint)].append((seen, middleware, rules))
     for resolved in routes if middlewares else ():
         above = [
-            (middleware, seen)
-            for middleware, seen in below[id(resolved.route.endpoint)]
+            (middleware, rules)
+            for seen, middleware, rules in below[id(resolved.route.endpoint)]
             if seen.methods == resolved.methods and resolved.template.endswith(seen.template)
         ]
         if _is_documentation(resolved) or _has_own_limit(resolved) or any(one.default_limits for one, _ in above):
             continue
-        rules = [
-            rule
-            for middleware, seen in above
-            for rule in middleware.rules
-            if any(is_about(rule, path, seen) for path in rule.paths)
-        ]
+        rules = [rule for _, those in above for rule in those]
         if not rules:
             yield Finding("SG205", f"no rule covers {resolved.label}; write a rule for it, or one with exempt=True")
         elif not any(map(_holds, rules)):
@@ -151,6 +146,17 @@ def _about_routes(routes: Sequence[ResolvedRoute], middlewares: Sequence[RateLim
                 f"a client can ask for {resolved.label} without end: {_why_endless(rules)}; add a rule by address, "
                 'such as Rule("*", "600/minute")',
             )
+
+
+def _rules_of_routes(middleware: RateLimitMiddleware) -> dict[ResolvedRoute, list[Rule]]:
+    """Return each route below a middleware with the rules that are about it."""
+    routes = list(walk(middleware.app))
+    by_path = RoutesByPath(routes)
+    rules: dict[ResolvedRoute, list[Rule]] = {resolved: [] for resolved in routes}
+    for rule in middleware.rules:
+        for resolved in {resolved for path in rule.paths for resolved in by_path.met_by(rule, path)}:
+            rules[resolved].append(rule)
+    return rules
 
 
 def _is_documentation(resolved: ResolvedRoute) -> bool:

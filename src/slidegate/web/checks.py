@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, product, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -24,7 +24,6 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from .decorators import unawaited
 from .keys import is_known
 from .matching import PathIndex, PathMatcher
 from .route_tree import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
@@ -42,11 +41,10 @@ CODES: Final = {
     "SG107": "browsers will not see the 429",
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
-    "SG112": "a honeypot does not work",
+    "SG112": "a honeypot bans visitors",
     "SG113": "a banned client can come back under another value",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
-    "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
     "SG123": "no route meets a rule",
 }
@@ -68,6 +66,12 @@ _SAMPLES: Final[Mapping[type, str]] = {
 }
 """Values of parameters that nobody writes into a path."""
 _MAY_HOLD_A_SLASH: Final = re.compile(r"\{\w+:(?!(?:str|int|float|uuid)\})")
+_ANY: Final = "{}"
+"""Stands for a segment with a parameter."""
+_REST: Final = "{:path}"
+"""Stands for all segments from one on that may hold a slash."""
+_WIDTHS: Final = {":uuid": 0, ":int": 1, ":float": 2, ":str": 3, "": 3}
+"""The kinds of parameters, by how much they take; other kinds take more."""
 _KIND: Final = re.compile(":[a-z]+}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
@@ -179,7 +183,6 @@ def about_routes(
         app: The application that it belongs to.
         select: Returns the rules of the middleware that a request meets.
     """
-    yield from _about_callers(app)
     yield from _about_unmet_rules(middleware)
     yield from _about_admin_apps(app if router_of(middleware.app) is None else middleware.app, select)
 
@@ -340,33 +343,18 @@ class AdminApp:
 
 
 def _about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield the findings about paths that strike, and should not, or never do."""
+    """Yield the findings about paths that ban whoever asks for them, and that the application serves."""
     routes = list(walk(router_of(middleware.app))) if middleware.policies else []
     for policy in middleware.policies:
         for path, weight in policy.signals.items():
             if not isinstance(path, str) or not path.startswith("/"):
                 continue
-            exempt = _exempting(middleware.rules, path)
-            at_once = weight == "ban" or weight >= policy.after.amount
-            if exempt is not None:
-                yield Finding(
-                    "SG112",
-                    f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it; exempt narrower "
-                    "paths, or choose another honeypot",
-                )
-            elif at_once and (label := _served(routes, path)):
+            if (weight == "ban" or weight >= policy.after.amount) and (label := _served(routes, path)):
                 yield Finding(
                     "SG112",
                     f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}; take it "
                     "out, or give it a weight below the amount of after=",
                 )
-
-
-def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
-    """Return the rule that exempts requests that get a path."""
-    asked = Rule(path, "1/s", methods=["GET"], connection="http")
-    first = next((earlier for earlier, later in _hidden_rules([*rules, asked]) if later is asked), None)
-    return first if first is not None and first.exempt else None
 
 
 def _served(routes: Iterable[ResolvedRoute], path: str) -> str:
@@ -376,16 +364,6 @@ def _served(routes: Iterable[ResolvedRoute], path: str) -> str:
     """
     own = PathMatcher(path)
     return next((place.label for place in routes if own.exempts(place.template)), "")
-
-
-def _about_callers(app: object) -> Iterator[Finding]:
-    """Yield the findings about functions that call a limited one and cannot await it."""
-    for caller, name in unawaited(app):
-        yield Finding(
-            "SG121",
-            f"{caller!r} calls {name!r}, which @RateLimit made a coroutine function, so neither it nor its limit runs; "
-            "write `async def` for both, and await it, or put limiter.limited(...) in the place of RateLimit",
-        )
 
 
 def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
@@ -398,17 +376,14 @@ def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     routes = list(top.walk())
     if not routes or any(map(_may_answer_more, (top, *others))):
         return
-    index: PathIndex[ResolvedRoute] = PathIndex()
-    for place in routes:
-        index.add(place.written(), place)
+    by_path = RoutesByPath(routes)
     for rule in middleware.rules:
         if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
             continue
         for path in rule.paths:
             # Only a limit may be written with the root that the application takes away from paths.
             tails = [path] if rule.exempt else list(_without_roots(path))
-            likely = [(tail, place) for tail in tails for place in index.find(pattern_and_sample(tail)[1])]
-            if not any(is_about(rule, *pair) for pair in chain(likely, product(tails, routes))):
+            if not any(by_path.met_by(rule, tail) for tail in tails):
                 near = closest(path, [_KIND.sub("}", _typed(place)) for place in routes])
                 yield Finding(
                     "SG123",
@@ -424,27 +399,90 @@ def _may_answer_more(app: Application) -> bool:
     return any(id(route) not in app.inner and not hasattr(route, "endpoint") for route, _ in app.routes)
 
 
-def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
-    """Return whether some request by a route is one that a path of a rule is about."""
+class RoutesByPath:
+    """Finds the routes that a path of a rule is about, however many there are; both may have parameters.
+
+    The paths of the routes lie in a tree by their segments. A segment with a parameter may be any other one; a
+    parameter that may hold a slash stands for all segments that follow.
+
+    Args:
+        routes: The routes.
+    """
+
+    def __init__(self, routes: Iterable[ResolvedRoute]) -> None:
+        self._routes = list(routes)
+        self._top = _Segment()
+        for place in self._routes:
+            path = _typed(place)
+            self._top.add(_segments(path), (path, place))
+
+    def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
+        """Return the routes by which some request comes that a path of a rule is about."""
+        found = self._routes
+        if path != "*":
+            pairs = self._top.find(_segments(path))
+            found = [place for own, place in pairs if _meet(path, own) or _meet(own, path)]
+        return [place for place in found if _is_for(rule, place)]
+
+
+class _Segment:
+    """What begins with the same segments."""
+
+    def __init__(self) -> None:
+        self._here: list[tuple[str, ResolvedRoute]] = []
+        self._below: dict[str, _Segment] = {}
+
+    def add(self, segments: Sequence[str], owner: tuple[str, ResolvedRoute]) -> None:
+        if segments:
+            self._below.setdefault(segments[0], _Segment()).add(segments[1:], owner)
+        else:
+            self._here.append(owner)
+
+    def find(self, segments: Sequence[str]) -> Iterator[tuple[str, ResolvedRoute]]:
+        if not segments:
+            yield from self._here
+            return
+        first = segments[0]
+        for other in self._below if first in (_ANY, _REST) else self._below.keys() & {first, _ANY, _REST}:
+            below = self._below[other]
+            yield from below._all() if _REST in (first, other) else below.find(segments[1:])
+
+    def _all(self) -> Iterator[tuple[str, ResolvedRoute]]:
+        yield from self._here
+        for below in self._below.values():
+            yield from below._all()
+
+
+def _segments(path: str) -> list[str]:
+    """Return the segments of a path, to the first that may hold a slash."""
+    segments: list[str] = []
+    for segment in path.split("/"):
+        if _MAY_HOLD_A_SLASH.search(segment):
+            return [*segments, _REST]
+        segments.append(_ANY if "{" in segment else segment)
+    return segments
+
+
+def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
     if rule.connection is not None and rule.connection != place.connection:
         return False
-    if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
-        return False
-    own = _typed(place)
-    return path == "*" or _meet(path, own) or _meet(own, path)
+    return rule.methods is None or place.methods is None or not rule.methods.isdisjoint(place.methods)
 
 
 def _meet(path: str, other: str) -> bool:
-    """Return whether two paths have one in common, where those of the other's parameters that differ are narrower."""
-    pairs = list(zip_longest(path.split("/"), other.split("/"), fillvalue="{}"))
-    for own, theirs in pairs:
-        if _MAY_HOLD_A_SLASH.search(own + theirs):
-            break
-        if "{" not in own + theirs and own != theirs:
-            return False
-    mixed = "/".join(theirs if "{" in own else own for own, theirs in pairs)
-    (pattern, _), (others, _), (_, sample) = map(pattern_and_sample, (path, other, mixed))
+    """Return whether two paths, which are alike by their segments, have one in common."""
+    if any(one.count("/") >= len(_segments(one)) for one in (path, other)):
+        return True  # what stands behind a slash that a parameter holds may be anywhere
+    pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{rest:path}")
+    narrow = "/".join(min(pair, key=_width) for pair in pairs)
+    (pattern, _), (others, _), (_, sample) = map(pattern_and_sample, (path, other, narrow))
     return pattern.match(sample) is not None and others.match(sample) is not None
+
+
+def _width(segment: str) -> tuple[int, int]:
+    """Tell how much a segment takes: text takes least, and of parameters of one kind that with more text beside it."""
+    kinds = [kind for _, kind in PARAM_REGEX.findall(segment)]
+    return max((_WIDTHS.get(kind, len(_WIDTHS)) for kind in kinds), default=-1), -len(PARAM_REGEX.sub("", segment))
 
 
 def _without_roots(path: str) -> Iterator[str]:

@@ -94,11 +94,6 @@ def check_decorator_order(app: object) -> None:
     routes = list(walk(app))
     used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
     for resolved in routes:
-        # A limited function may be there for others to call.
-        used |= {
-            id(named) for call in (resolved.route.endpoint, *dependencies(resolved.route)) for named in _named_in(call)
-        }
-    for resolved in routes:
         endpoint = resolved.route.endpoint
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
@@ -116,50 +111,12 @@ def _is_named(endpoint: Any) -> bool:
     return named is endpoint
 
 
-def unawaited(app: object) -> list[tuple[str, str]]:
-    """Return (caller, name) of each decorated function that an endpoint or a dependency names that cannot await it.
-
-    A decorated function is a coroutine function, also where it was none. A caller that is not async gets a coroutine,
-    and neither the function nor its limit runs.
-    """
-    calls = set()
-    for resolved in walk(app):
-        for call in (resolved.route.endpoint, *dependencies(resolved.route)):
-            core = _core(call)
-            if inspect.isfunction(core) and not inspect.iscoroutinefunction(core):
-                named = [function for function in _named_in(core) if _was_plain(function)]
-                calls |= {(core.__qualname__, function.__qualname__) for function in named}
-    return sorted(calls)
-
-
-def _core(call: Any) -> Any:
-    """Return the innermost function of an endpoint; None for a frontend, which has none."""
-    return deque(unwrapped(call), maxlen=1).pop() if call is not None else None
-
-
-def _named_in(call: Any) -> list[Any]:
-    """Return the functions that the text of an endpoint names, but for itself."""
-    core = _core(call)
-    if not inspect.isfunction(core):
-        return []
-    try:
-        variables = inspect.getclosurevars(core)
-    except ValueError:  # a variable of an enclosing function that has no value yet
-        return []
-    named = (*variables.nonlocals.values(), *variables.globals.values())
-    return [function for function in named if inspect.isfunction(function) and _core(function) is not core]
-
-
-def _was_plain(function: Any) -> bool:
-    return LIMIT in vars(function) and not is_async_callable(vars(function)["__wrapped__"])
-
-
 def _is_function_or_class(endpoint: object) -> bool:
     return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
 
 
 def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    core = _core(endpoint)
+    *_, core = unwrapped(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
             f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
