@@ -1,10 +1,8 @@
-"""A network of which nothing is real: an event loop whose time is a fake clock, and servers behind delays."""
+"""A network of which nothing is real: servers behind delays, in the time of a fake clock."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import pairwise
 from random import Random
@@ -17,40 +15,19 @@ from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..remote_stores import RemoteStore
+from ..virtual_time import VirtualTime
 
 T = TypeVar("T")
 
 
-class _Skipping(selectors.SelectSelector):
-    """Moves a clock to the next timer instead of waiting for it."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("every task waits, and nothing is left that could wake one")
-        if timeout > 0:
-            self._clock.advance(us=max(1, math.ceil(timeout * 1_000_000 - 0.001)))
-        return super().select(0)
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop that lives in the time of a fake clock. A sleep takes no time; only the clock moves."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(_Skipping(clock))
-        self._fake = clock
-
-    def time(self) -> float:
-        return self._fake.now_us / 1_000_000
-
-
 def simulate(clock: FakeClock, work: Coroutine[Any, Any, T]) -> T:
     """Run some work in the time of `clock`."""
-    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(clock)) as runner:
-        return runner.run(work)
+
+    async def run() -> T:
+        VirtualTime(clock)
+        return await work
+
+    return asyncio.run(run())
 
 
 class FarServer(httpx.AsyncBaseTransport):

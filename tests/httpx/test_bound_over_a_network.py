@@ -85,17 +85,12 @@ def hold_the_bound(rng: Random, workers: int, far: bool) -> None:
 
 
 @pytest.mark.parametrize("far", [False, True], ids=["store here", "store far away"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_delays_losses_and_cancellations_squeeze_no_two_requests_together(rng: Random, workers: int, far: bool) -> None:
-    for _ in range(6 // workers):
-        hold_the_bound(rng, workers, far)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("far", [False, True], ids=["store here", "store far away"])
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_delays_losses_and_cancellations_squeeze_no_two_requests_together_ever(
-    rng: Random, workers: int, far: bool
+@pytest.mark.parametrize(
+    ("workers", "plays"),
+    [(1, 6), (3, 2), *(pytest.param(workers, 300, marks=pytest.mark.deep) for workers in (1, 2, 5))],
+)
+def test_delays_losses_and_cancellations_squeeze_no_two_requests_together(
+    rng: Random, workers: int, plays: int, far: bool
 ) -> None:
-    for _ in range(300):
+    for _ in range(plays):
         hold_the_bound(rng, workers, far)

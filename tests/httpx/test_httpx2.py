@@ -71,9 +71,14 @@ async def test_a_transport_of_another_library_than_the_client_is_one_sentence(
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
-def test_a_client_that_does_not_await_is_told_which_one_does(library: Any) -> None:
-    transport: Any = LimitedTransport(limits="3/minute")
-    with pytest.raises(ConfigurationError, match=r"expected a client that awaits, httpx\.AsyncClient"):
-        library.Client(transport=transport).get(URL)
-    with pytest.raises(ConfigurationError, match="expected a client that awaits"), library.Client(transport=transport):
+async def test_each_kind_of_client_is_told_which_transport_is_its_own(library: Any) -> None:
+    awaited: Any = LimitedTransport(limits="3/minute")
+    plain: Any = SyncLimitedTransport(limits="3/minute")
+    with pytest.raises(ConfigurationError, match=r"httpx\.Client takes SyncLimitedTransport"):
+        library.Client(transport=awaited).get(URL)
+    with pytest.raises(ConfigurationError, match="expected a client that awaits"), library.Client(transport=awaited):
         pass
+    with pytest.raises(ConfigurationError, match=r"httpx\.AsyncClient takes LimitedTransport"):
+        await library.AsyncClient(transport=plain).get(URL)
+    with pytest.raises(ConfigurationError, match=r"expected one with handle_request, for example httpx\.HTTPTransport"):
+        SyncLimitedTransport(limits="3/minute", transport=library.AsyncHTTPTransport())

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from slidegate import ConfigurationError, Limit, Limiter, MemoryStore
-from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.httpx import SyncLimitedTransport, TurnTimeout
+from slidegate.testing import FakeClock
 
 from ..redis_servers import RedisServer, needs_redis
 
@@ -145,29 +145,8 @@ def test_closing_closes_the_transport_and_leaves_a_shared_limiter_open() -> None
     assert server.closed == 2
 
 
-def test_each_kind_of_client_is_told_which_transport_is_its_own() -> None:
-    with pytest.raises(ConfigurationError, match=r"httpx\.Client takes SyncLimitedTransport"):
-        httpx.Client(transport=LimitedTransport(limits="3/minute")).get(URL)
-    with pytest.raises(ConfigurationError, match=r"expected one with handle_request, for example httpx\.HTTPTransport"):
-        SyncLimitedTransport(limits="3/minute", transport=httpx.AsyncHTTPTransport())
-
-
-async def test_a_client_that_awaits_is_told_so_too() -> None:
-    transport: Any = SyncLimitedTransport(limits="3/minute")
-    with pytest.raises(ConfigurationError, match=r"httpx\.AsyncClient takes LimitedTransport"):
-        await httpx.AsyncClient(transport=transport).get(URL)
-
-
 async def test_in_a_thread_with_an_event_loop_it_is_refused_and_not_waited_for() -> None:
     client = limited(Server(lambda: httpx.Response(200)))
     with pytest.raises(ConfigurationError, match=r"call it in a thread, as with asyncio\.to_thread"):
         client.get(URL)
     assert (await asyncio.to_thread(client.get, URL)).status_code == 200
-
-
-def test_a_pause_that_is_too_long_is_said() -> None:
-    heard = RecordingObserver()
-    limiter = Limiter(observers=[heard])
-    server = Server(lambda: httpx.Response(429, headers={"Retry-After": "3601"}))
-    assert limited(server, limiter=limiter).get(URL).status_code == 429
-    assert "pause_ignored" in heard.kinds

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Limiter, StoreError
+from slidegate import Limiter, StoreError
 from slidegate.core.statistics.series import Outcome
 from slidegate.core.store import StatsRow
 from slidegate.limiter.shared_stats import ALIVE_US, VERSION, unpack_row
@@ -218,12 +218,6 @@ async def test_sections_are_those_of_live_workers_this_one_first() -> None:
     assert await bob.all.sections("nobody") == []
     board.clock.advance(us=ALIVE_US)
     assert len(await bob.all.sections("events")) == 1
-
-
-@pytest.mark.parametrize("name", ["", "Upper", "a b", "x" * 33, "a:b", None])
-def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
-    with pytest.raises(ConfigurationError, match="section: expected"):
-        Staff(Board()).publisher.add_section(name, list)
 
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:

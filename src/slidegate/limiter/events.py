@@ -12,7 +12,7 @@ from threading import Lock
 from time import monotonic
 from typing import Final, NamedTuple
 
-import anyio
+import anyio.to_thread
 
 from ..core.arguments import check_takes
 from ..core.errors import ConfigurationError, closest, quoted
@@ -26,7 +26,6 @@ CLOSE_S: Final = 5.0
 """How long `Limiter.close` waits for observers."""
 LOG_EVERY_S: Final = 10.0
 """An observer that fails with every refusal of a flood writes no more than one traceback in this time."""
-_LOOK_S: Final = 0.005
 
 UNLOGGED: Final = (
     *("refused", "near_limit", "shadow_refused", "series_full"),
@@ -245,11 +244,8 @@ class EventHub:
         """Wait until all queued events were delivered, for at most `CLOSE_S`. Later events are delivered as well."""
         if not on_loop():
             self.worker.flush(CLOSE_S)
-        else:
-            ends_s = monotonic() + CLOSE_S
-            # The thread knows no event loops, and closing is rare: to look again is simpler than to be woken.
-            while not self.worker.flush(0) and monotonic() < ends_s:  # noqa: ASYNC110
-                await anyio.sleep(_LOOK_S)
+        elif not self.worker.flush(0):
+            await anyio.to_thread.run_sync(self.worker.flush, CLOSE_S, abandon_on_cancel=True)
         self.rest(True)
         if left := self.stats().queued:
             logger.warning("the limiter is closed, and observers have not heard %d events yet", left)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +61,6 @@ MAX_ROW_BYTES: Final = 8 * 2**20
 """A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
 
 _LOOK_AGAIN_S: Final = 0.01
-_SECTION: Final = "[a-z_]{1,32}"
 _WRONG: Final = 0.75
 """A distance between the clocks is measured anew when it is wrong by so many slices."""
 
@@ -127,15 +125,10 @@ class Publisher:
         """Publish something else with the stats.
 
         Args:
-            name: 1 to 32 characters of ``a-z`` and ``_``. A second section of a name takes the place of the first.
+            name: Its name. A second section of a name takes the place of the first.
             read: Returns a value that JSON can hold, at most 32 KiB of it; it is called at each writing, on the event
                 loop. A larger value is left out, and so is one that raises; the log says so now and then.
-
-        Raises:
-            ConfigurationError: The name cannot be used.
         """
-        if not isinstance(name, str) or not re.fullmatch(_SECTION, name):
-            raise ConfigurationError(f'section: expected a name of a-z and _, for example "refusals", not {name!r}')
         self._sections[name] = read
         self.start()
 
