@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError
 from slidegate.core.addresses import parse_address
 from slidegate.core.bans.active import ActiveBans
-from slidegate.core.bans.ban import Ban, BanChange, BanSubject, ban_key, clean_reason, lasts_longer, longest
+from slidegate.core.bans.ban import Ban, BanChange, BanSubject, ban_key, clean_reason
 
 SECOND_US = 1_000_000
 NEW_YEAR_US = 4_102_444_800_000_000
@@ -165,15 +164,6 @@ def test_a_change_says_when() -> None:
     assert BanChange("unbanned", ban("ann"), NEW_YEAR_US, "bob").at == datetime(2100, 1, 1, tzinfo=UTC)
 
 
-def test_no_end_is_later_than_any() -> None:
-    ends = [ban("ann", 5), ban("ann", 6), ban("ann", None)]
-    assert [[lasts_longer(one, than) for than in ends] for one in ends] == [
-        [False, False, False],
-        [True, False, False],
-        [True, True, False],
-    ]
-
-
 # -- the list --------------------------------------------------------------------------------------------------------
 
 
@@ -181,19 +171,6 @@ def test_a_version_holds_nothing_of_the_other() -> None:
     bans = listed(ban("0.0.0.0/1"))
     assert not bans.active([(6, 5), "0.0.0.5"], 0, 0)
     assert bans.active([(4, 5)], 0, 0)
-
-
-def test_the_longest_of_those_in_force_is_found() -> None:
-    bans = listed(ban("ann", 50), ban("192.0.2.7", 100), ban("192.0.2.0/24", 70), ban("eve", None))
-    asked = ["ann", address("192.0.2.7")]
-    longests = [longest(bans.active(asked, at, 0)) for at in (0, 69, 99, 100)]
-    assert [one and one.key for one in longests] == ["192.0.2.7", "192.0.2.7", "192.0.2.7", None]
-    found = longest(bans.active([*asked, "eve"], 0, 0))
-    assert found is not None
-    assert found.key == "eve"
-    assert longest(bans.active([], 0, 0)) is None
-    assert (bans.get("eve"), bans.get("dan")) == (found, None)
-    assert {one.key for one in bans.matching(asked)} == {"ann", "192.0.2.7", "192.0.2.0/24"}
 
 
 def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
@@ -221,45 +198,3 @@ def test_bans_are_let_go_at_their_end_whatever_number_it_is(ends_us: int) -> Non
     assert len(bans) == 3
     bans.remove_expired(ends_us, -(10**16), 9)
     assert [one.key for one in bans] == ["0", "\0"]
-
-
-KEYS = ("ann", "192.0.2.7", "192.0.2.6/31", "192.0.2.0/24", "2001:db8::/64", "2001:db8::7/128")
-CLIENTS: tuple[BanSubject, ...] = ("ann", (4, 0xC0000207), (4, 0xC0000206), (4, 0xC0000201), (6, 0x20010DB8 << 96))
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 4), st.integers(0, 40)), max_size=80), st.integers(1, 3)
-)
-def test_a_list_answers_as_a_plain_one_does(moves: list[tuple[str, int, int]], most: int) -> None:
-    bans, plain, now_us = ActiveBans(), dict[str, Ban](), 0
-    for key, move, span_us in moves:
-        if move == 0:
-            removed, expected = bans.remove(key), plain.pop(key, None)
-            if expected is not None and not expected.is_over(now_us, 0):
-                assert removed == expected
-        elif move == 3:
-            for known in bans.active([key], now_us, 0):
-                bans.add(known.prolonged(now_us))
-                if known.ends_us is not None:
-                    plain[key] = known._replace(ends_us=max(known.ends_us, now_us + known.prolong_us))
-        elif move == 1:
-            now_us += span_us
-            bans.remove_expired(now_us, 0, most)
-        else:
-            plain[key] = ban(key, None if span_us == 40 else now_us + span_us, prolong_us=30)
-            bans.add(plain[key])
-        for client in CLIENTS:
-            expected = [one for one in plain.values() if not one.is_over(now_us, 0) and client in held_by(one.key)]
-            assert set(bans.active([client], now_us, 0)) == set(expected)
-        assert {one.key for one in bans} >= {one.key for one in plain.values() if not one.is_over(now_us, 0)}
-    bans.remove_expired(10**6, 0, 10**6)
-    assert set(bans) == {one for one in plain.values() if one.ends_us is None}
-
-
-def held_by(key: str) -> Iterator[BanSubject]:
-    """Yield which of `CLIENTS` a ban refuses, worked out by hand."""
-    four = {"192.0.2.7": {7}, "192.0.2.6/31": {6, 7}, "192.0.2.0/24": {1, 6, 7}}.get(key, set())
-    yield from ((4, 0xC0000200 + last) for last in four)
-    if key == "2001:db8::/64":
-        yield 6, 0x20010DB8 << 96
-    yield key

@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError
 from slidegate.core.bans.ban import Ban
@@ -28,52 +26,6 @@ def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
     written = to_rows(Bans([EVE, NET], [("abuse", "user:eve", STAND)]), now_us, WALL_US)
     read: list[dict[str, Any]] = json.loads(json.dumps(list(written)))
     return read
-
-
-def state(record: StrikeRecord) -> tuple[object, ...]:
-    return record.level, record.last_us, record.until_us, record.strikes
-
-
-def test_what_is_written_is_read_again() -> None:
-    known = from_rows(rows(), 100 * SECOND_US, WALL_US)
-    assert known.bans == [EVE, NET]
-    ((policy, key, record),) = known.strike_records
-    assert (policy, key, state(record)) == ("abuse", "user:eve", state(STAND))
-
-
-@pytest.mark.parametrize("now_us", [0, 5, 10**15])
-def test_time_that_passed_since_has_passed_by_whatever_clock(now_us: int) -> None:
-    known = from_rows(rows(), now_us, WALL_US + 60 * SECOND_US)
-    assert [ban.left_us(now_us) for ban in known.bans] == [HOUR_US - 60 * SECOND_US, None]
-    record = known.strike_records[0][2]
-    moments_us = (record.last_us, record.until_us, *(strike.at_us for strike in record.strikes))
-    assert [now_us - at_us for at_us in moments_us] == [
-        70 * SECOND_US, 65 * SECOND_US, 90 * SECOND_US, 70 * SECOND_US
-    ]  # fmt: skip
-
-
-def test_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
-    day_us = 24 * HOUR_US
-    known = from_rows(rows(), 0, WALL_US - day_us)
-    assert [ban.left_us(0) for ban in known.bans] == [HOUR_US, None]
-    assert known.bans[0].is_over(0, WALL_US + day_us)
-    assert known.strike_records[0][2].last_us == -10 * SECOND_US
-
-
-def test_a_ban_that_is_over_by_now_is_left_out_and_its_level_is_not() -> None:
-    known = from_rows(rows(), 0, WALL_US + HOUR_US)
-    assert known.bans == [known.bans[0]]
-    assert known.bans[0].key == "192.0.2.0/24"
-    assert known.strike_records[0][2].level == 2
-
-
-@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10 * HOUR_US))
-def test_a_way_through_two_stores_is_as_long_as_the_time_it_took(first_us: int, second_us: int, span_us: int) -> None:
-    once = from_rows(rows(), first_us, WALL_US + span_us)
-    again = list(to_rows(once, first_us, WALL_US + span_us))
-    twice = from_rows(again, second_us, WALL_US + span_us)
-    assert [ban.left_us(second_us) for ban in twice.bans] == [ban.left_us(first_us) for ban in once.bans]
-    assert twice.strike_records[0][2].last_us - second_us == once.strike_records[0][2].last_us - first_us
 
 
 BAN, STANDING = 1, 3
