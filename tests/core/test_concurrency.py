@@ -27,6 +27,7 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
     assert limit == Concurrency(4) != Concurrency(5)
     assert limit != Limit(4, "1m")
+    assert (isinstance(limit, AnyLimit), isinstance(limit, Limit), hasattr(limit, "window_us")) == (True, False, False)
     assert (limit.suffix, limit.window_s, limit.said) == ("permits", None, "4 at a time")
 
 
@@ -34,13 +35,6 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
 def test_what_is_no_number_of_places_is_refused_with_an_example(amount: object) -> None:
     with pytest.raises(ConfigurationError, match="concurrency: expected a whole number from 1 to 2147483647, for exam"):
         Concurrency(amount)  # type: ignore[arg-type]
-
-
-def test_a_concurrency_limit_is_no_limit_with_a_window() -> None:
-    limit = Concurrency(4)
-    assert isinstance(limit, AnyLimit)
-    assert not isinstance(limit, Limit)
-    assert not hasattr(limit, "window_us")
 
 
 def test_a_limit_with_a_window_is_told_to_have_none() -> None:

@@ -112,19 +112,6 @@ def test_a_limiter_counts_by_quotas() -> None:
     asyncio.run(ask())
 
 
-def test_a_cost_of_nothing_passes_while_a_unit_of_the_quota_is_left() -> None:
-    async def ask() -> None:
-        limiter = Limiter(MemoryStore(clock=FakeClock(5), wall_clock=FakeClock(NEW_YEAR_US)))
-        for left in (1, 0):
-            assert await limiter.hit("user:42", Quota("2/day"), 0)
-            assert (await limiter.hit("user:42", Quota("2/day"))).remaining == left
-        refused = await limiter.hit("user:42", Quota("2/day"), 0)
-        assert not refused
-        assert refused.retry_after == 24 * 3_600
-
-    asyncio.run(ask())
-
-
 def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     limits = parse_limits(["100/minute", Quota("5/day"), Quota("9/month"), Quota("9/month", zone="Asia/Tokyo")])
     assert Bucket("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")

@@ -5,19 +5,13 @@ What it decides is compared with the reference by the contract of stores, and he
 
 from __future__ import annotations
 
-import copy
-import pickle
-import random
-from collections.abc import Callable
 from struct import pack
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import NEVER, Bucket, Concurrency, Decision
-from slidegate.core.ring import GRACE_US, KEPT_US, MAX_UNITS, entries, reserve
+from slidegate.core import NEVER, Bucket, Concurrency
+from slidegate.core.ring import GRACE_US, MAX_UNITS, reserve
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
@@ -80,21 +74,6 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
 # -- amounts that cross the resolution -------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 3 * SECOND_US), st.integers(1, 20), st.integers(0, 4)), max_size=60))
-def test_whatever_the_amount_was_before_no_window_holds_more_than_that_of_now(
-    moves: list[tuple[int, int, int]],
-) -> None:
-    ring, now_us, admitted = b"", 10**9, list[tuple[int, int]]()
-    for step_us, amount, cost in moves:
-        now_us += step_us
-        limit = Limit(amount, "10s", resolution=10)
-        ring, state = limit.spend(ring, now_us, cost)
-        if state[3] == 0 and cost:
-            admitted.append((now_us, cost))
-            assert sum(units for at_us, units in admitted if at_us > now_us - limit.window_us) <= amount
-        assert state[0] == sum(units for _, units in entries(ring))
-
-
 def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_it() -> None:
     """The store keeps a ring that was moved although nothing was spent in it."""
     for limits in (EXACT, SLICED):
@@ -128,63 +107,6 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert limit.remove(left, 3_000_000, 0, limit.mark(left), 1) == head(0, 0, 0, 0)
 
 
-class Trace:
-    """A store, and a plain list of (decision, key, units) that count: admitted, and not handed back or forgotten."""
-
-    def __init__(self, limit: Limit) -> None:
-        self.limit = limit
-        self.clock = FakeClock(10**12)
-        self.store = MemoryStore(clock=self.clock)
-        self.bucket = Bucket("rule", (limit,))
-        self.made: list[Decision] = []
-        self.counting: list[tuple[Decision, str, int]] = []
-
-    def hit(self, key: str, cost: int) -> None:
-        decision = self.store.hit(((self.bucket, key, cost),))
-        if decision:
-            self.made.append(decision)
-            self.counting.append((decision, key, cost))
-            since_us = self.clock() - self.limit.window_us
-            recent = [units for made, of, units in self.counting if of == key and made.now_us > since_us]
-            assert sum(recent) <= self.limit.amount
-
-    def refund(self, decision: Decision, copied: Callable[[Decision], Decision]) -> None:
-        assert not self.store.refund(pickle.loads(pickle.dumps(decision)))
-        if self.store.refund(copied(decision)):
-            before = len(self.counting)
-            self.counting = [one for one in self.counting if one[0] is not decision]
-            assert len(self.counting) == before - 1, "it was handed back before, or forgotten"
-
-    def reset(self, key: str) -> None:
-        self.store.reset(key)
-        self.counting = [one for one in self.counting if one[1] != key]
-
-    def step_back(self, step_us: int) -> None:
-        """Nothing that was admitted before is in a window of now; everything is forgotten, so that nothing is left."""
-        self.clock.advance(us=-step_us)
-        self.store.reset_all()
-        self.counting = []
-
-
-@pytest.mark.parametrize("limit", [Limit(4, "1s"), Limit(4, "1s", resolution=2), Limit(12, "1s", resolution=5)])
-def test_handing_back_never_lets_more_through_than_the_limit(limit: Limit, rng: random.Random) -> None:
-    """Whatever is handed back, reset and copied: what was let through and not handed back keeps to the bound."""
-    for _ in range(60):
-        trace = Trace(limit)
-        for _ in range(80):
-            what, key = rng.random(), rng.choice(("ann", "bob"))
-            if what < 0.5:
-                trace.hit(key, rng.randint(1, 3))
-            elif what < 0.72 and trace.made:
-                trace.refund(rng.choice(trace.made), rng.choice((lambda one: one, copy.copy, copy.deepcopy)))
-            elif what < 0.76:
-                trace.reset(key)
-            elif what < 0.78:
-                trace.step_back(rng.randrange(3 * limit.window_us))
-            else:
-                trace.clock.advance(us=rng.choice((0, 1, 99_999, 100_000, 250_000, limit.window_us)))
-
-
 def test_a_permit_is_given_back_whatever_time_it_is() -> None:
     clock = FakeClock(10**12)
     store, bucket = MemoryStore(clock=clock), Bucket("rule", (Concurrency(1),))
@@ -198,26 +120,6 @@ def test_a_permit_is_given_back_whatever_time_it_is() -> None:
 
 
 # -- units that are kept for those who wait --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [Limit(2, "1s"), Limit(20, "1s", resolution=5)])
-def test_a_stream_of_others_does_not_starve_who_waits(limit: Limit) -> None:
-    clock = FakeClock(10**12)
-    store, bucket = MemoryStore(clock=clock), Bucket("rule", (limit,))
-    one = ((bucket, "ann", 1),)
-    for _ in range(limit.amount):
-        assert store.hit(one)
-    while (waits_us := store.hit(one, first_in_line=True).retry_after_us) and waits_us > KEPT_US:
-        clock.advance(us=KEPT_US)  # who stands first asks again, or nothing is kept any more
-    assert waits_us
-    clock.advance(us=waits_us)
-    for _ in range(5):
-        refused = store.hit(one)  # the others come first, and find that nothing is theirs
-        assert not refused
-        assert refused.retry_after_us == GRACE_US
-    assert store.hit(one, first_in_line=True)
-    clock.advance(us=GRACE_US)
-    assert store.hit(one), "and there was more than the first of them needed"
 
 
 def test_nothing_is_kept_where_there_is_room_for_who_waits() -> None:
