@@ -63,27 +63,36 @@ class Exact:
         return sum((self.counts[self.newest - back] for back in range(self.slices + 1)), Counter())
 
 
-@given(streams())
-def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(made: Stream) -> None:
+@given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
+def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(
+    made: Stream, several: list[int], most: int
+) -> None:
     keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
     exact, now_us, hot, told = Exact(made.slices, made.slice_us), 1_000, set[str](), set[str]()
-    for span_us, key in made.hits:
+    for number, (span_us, key) in enumerate(made.hits):
         now_us = max(now_us + span_us, 0)
+        hits = several[number % len(several)]
         dropped, looked_at = exact.dropped, {key, *hot}
-        became_hot = keys.hit(key, now_us)
-        exact.hit(key, now_us)
+        became_hot = keys.hit(key, now_us, hits)
+        for _ in range(hits):
+            exact.hit(key, now_us)
         assert keys.dropped == exact.dropped
         recent, look_us = exact.recent(), exact.newest * made.slice_us
         error = keys.error(look_us)
         assert error <= recent.total() / (made.capacity + 1)
-        slack, found = min(error, made.threshold // 2), keys.hot(look_us)
+        slack, found, top = min(error, made.threshold // 2), keys.hot(look_us), keys.top(look_us, most)
         if exact.dropped == dropped:
             assert found.keys() >= {name for name in looked_at if recent[name] > made.threshold + error - slack}
-        for name, hits in found.items():
-            assert made.threshold - slack < hits <= recent[name] <= hits + error
+        for name, least in found.items():
+            assert made.threshold - slack < least <= recent[name] <= least + error
         told.update([key] if became_hot else ())
         assert found.keys() <= told, "who is hot was said to become so"
         assert not became_hot or recent[key] > made.threshold - slack
+        assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
+        for name, least in top:
+            assert 0 < least <= recent[name] <= least + error
+        if not error:
+            assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
         hot = set(found)
 
 
@@ -97,33 +106,9 @@ def test_with_a_place_for_every_key_the_count_is_exact(made: Stream) -> None:
         exact.hit(key, now_us)
         over = {name: hits for name, hits in exact.recent().items() if hits > made.threshold}
         assert keys.hot(exact.newest * made.slice_us) == over
-        assert became_hot >= (key in over and key not in hot)
-        assert became_hot <= (key in over)
+        assert (key in over) >= became_hot >= (key in over and key not in hot)
         assert keys.error(now_us) == 0
         hot = set(over)
-
-
-@given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
-def test_several_hits_at_once_keep_the_bounds_and_the_top_is_in_order(
-    made: Stream, several: list[int], most: int
-) -> None:
-    keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
-    exact, now_us = Exact(made.slices, made.slice_us), 1_000
-    for number, (span_us, key) in enumerate(made.hits):
-        now_us = max(now_us + span_us, 0)
-        hits = several[number % len(several)]
-        keys.hit(key, now_us, hits)
-        for _ in range(hits):
-            exact.hit(key, now_us)
-        assert keys.dropped == exact.dropped
-        recent, look_us = exact.recent(), exact.newest * made.slice_us
-        error, top = keys.error(look_us), keys.top(look_us, most)
-        assert error <= recent.total() / (made.capacity + 1)
-        assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
-        for name, least in top:
-            assert 0 < least <= recent[name] <= least + error
-        if not error:
-            assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
 
 
 def test_a_key_that_has_cooled_becomes_hot_again() -> None:
