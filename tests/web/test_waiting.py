@@ -84,31 +84,6 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_first_to_come_is_the_first_to_be_let_in(virtual: VirtualTime) -> None:
-    crowd = Crowd(gate(hello, virtual, "1/s", wait="3s"), virtual)
-    await crowd.come(4)
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 1.0), (2, 200, 2.0), (3, 200, 3.0)]
-
-
-async def test_a_line_that_is_too_long_for_the_wait_refuses_at_once(virtual: VirtualTime) -> None:
-    crowd = Crowd(gate(hello, virtual, "5/s", wait="2s", wait_max=1_000), virtual)
-    await crowd.come(100)
-    assert sorted(ended for ended in crowd.ended if ended[1] == 429) == [
-        (number, 429, 0.0) for number in range(15, 100)
-    ]
-    assert len([ended for ended in await crowd.all() if ended[1] == 200]) == 15
-
-
-async def test_who_asks_for_more_than_those_ahead_is_not_refused_for_units_that_they_take_over(
-    virtual: VirtualTime,
-) -> None:
-    crowd = Crowd(gate(hello, virtual, "2/s", wait="1500ms", cost=_cost), virtual)
-    for at_s, cost in ((0.0, 1), (0.9, 1), (0.95, 1), (0.95, 2)):
-        await asyncio.sleep(at_s - virtual.passed_s)
-        await crowd.come(headers={"X-Cost": str(cost)})
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.9), (2, 200, 1.0), (3, 200, 2.0)]
-
-
 async def test_no_more_stand_in_line_than_may(virtual: VirtualTime) -> None:
     crowd = Crowd(gate(hello, virtual, "1/s", wait="1h", wait_max=2), virtual)
     await crowd.come(5)
@@ -478,21 +453,6 @@ async def test_what_came_while_waiting_reaches_the_application_in_order(virtual:
     await app(scope_of(method="POST"), channel(*pieces), send)
     assert body == [b"a", b"b", b"c"]
     assert virtual.passed_s == 0.5
-
-
-async def test_never_more_than_the_amount_in_any_window_waiting_ones_included(virtual: VirtualTime) -> None:
-    served_us: list[int] = []
-
-    async def note(scope: Scope, receive: Receive, send: Send) -> None:
-        served_us.append(virtual.clock())
-        await hello(scope, receive, send)
-
-    app = gate(note, virtual)
-    for _ in range(60):
-        await call(app)
-        virtual.clock.advance("70ms")
-    assert all(later - sooner >= 1_000_000 for sooner, later in zip(served_us, served_us[2:], strict=False))
-    assert virtual.passed_s > 0
 
 
 class Losing:

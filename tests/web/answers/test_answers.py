@@ -153,15 +153,10 @@ async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch
 async def test_both_header_styles_or_none_on_request() -> None:
     both = (await call(gate(Rule("*", "9/10s"), headers="both"))).headers
     assert {"ratelimit", "ratelimit-policy", "x-ratelimit-limit"} <= both.keys()
-    none = (await call(gate(Rule("*", "9/10s"), headers=None))).headers
-    assert not [name for name in none if "ratelimit" in name]
-
-
-async def test_a_refusal_without_header_fields_still_says_when_to_retry() -> None:
     app = gate(Rule("*", "1/minute"), headers=None)
-    assert [(await call(app)).status, (answer := await call(app)).status] == [200, 429]
-    assert answer.headers["retry-after"] == "60"
-    assert "ratelimit" not in answer.headers
+    admitted, refused = (await call(app)).headers, (await call(app)).headers
+    assert not [name for name in (*admitted, *refused) if "ratelimit" in name]
+    assert refused["retry-after"] == "60", "a refusal still says when to retry"
 
 
 async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
@@ -172,19 +167,6 @@ async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
     assert "retry-after" not in answer.headers
     assert json.loads(answer.body)["status"] == 403
     assert answer.headers["content-length"] == str(len(answer.body))
-
-
-async def test_a_prepared_application_message_does_not_collect_headers() -> None:
-    start = {"type": "http.response.start", "status": 200, "headers": ((b"x-a", b"1"),)}
-
-    async def prepared(scope: Any, receive: Any, send: Any) -> None:
-        await send(start)
-        await send({"type": "http.response.body", "body": b""})
-
-    app = RateLimitMiddleware(prepared, limits="9/minute")
-    for _ in range(3):
-        assert (await call(app)).headers.keys() == {"x-a", "ratelimit", "ratelimit-policy"}
-    assert start["headers"] == ((b"x-a", b"1"),)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

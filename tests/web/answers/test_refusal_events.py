@@ -272,20 +272,6 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
             house.clock.advance("1m")
 
 
-# -- nobody listens ------------------------------------------------------------------------------------------------
-
-
-async def test_observers_come_and_go_while_the_gate_is_at_work() -> None:
-    house = House(limits="1/hour")
-    await statuses(house.gate, 30)
-    more: list[Event] = []
-    subscription = house.limiter.observe(more.append, kinds=["refused"], inline=True)
-    await statuses(house.gate, 3)
-    subscription.remove()
-    await statuses(house.gate, 3)
-    assert (len(more), len(house.refused)) == (3, 35)
-
-
 async def test_a_shadow_tells_of_requests_that_it_would_have_refused() -> None:
     house = House(rules=[Rule("*", "1/hour", shadow=True, name="trial")])
     assert await statuses(house.gate, 3) == [200] * 3

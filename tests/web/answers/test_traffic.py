@@ -342,17 +342,6 @@ async def test_who_was_admitted_by_waiting_is_told_apart() -> None:
     assert site.stats().total.passed == 5
 
 
-async def test_figures_leave_as_time_goes_by() -> None:
-    site = Site()
-    await site.ask("/items/1")
-    site.clock.advance("4m")
-    await site.ask("/stream")
-    assert set(site.limiter.stats("1m").routes) == {"GET /stream"}
-    assert set(site.limiter.stats("5m").routes) == {"GET /items/{id}", "GET /stream"}
-    site.clock.advance("10m")
-    assert site.stats().routes == {}
-
-
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_the_switch_is_true_or_false(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
