@@ -12,7 +12,7 @@
   pythons   run the tests on each CPython from 3.11 to 3.14 that is here or that uv can bring
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
-  faults    let Redis have faults, and say how long a worker is without it and the longest wait of a request
+  faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
   bench     measure beside the libraries we are compared with: bench [NAME] [args]
   lint      check style and types
   docs      build the documentation into site/
@@ -55,7 +55,7 @@ STEPS = {
     "mutate": ("python -m scripts.mutate",),
     "deep": ("pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",),
     "soak": ("python -m tests.soak",),
-    "faults": ("python -m tests.fault_scenes",),
+    "faults": ("python -m tests.faults",),
     "lint": LINT,
     "docs": (SITE,),
     "build": ("python -m scripts.build",),

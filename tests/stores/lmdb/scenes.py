@@ -181,7 +181,7 @@ def banning(path: str, kills: int, durability: str) -> Any:
 
 def readers(path: str, kills: int, slots: int) -> Any:
     """Processes are killed while they read, more of them than there are places for readers."""
-    lmdb_opening._MAX_READERS = slots  # type: ignore[misc]
+    lmdb_opening.MAX_READERS = slots  # type: ignore[misc]
     store = LmdbStore(path)
     hit_often(store, 5, 1)
     for _ in range(kills):

@@ -1,0 +1,118 @@
+"""The faults of Redis: servers, clusters and sentinels of their own, and the wire to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from redis.crc import key_slot
+
+from ..fault_proxy import FaultProxy
+from ..redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, until
+from .playing import STOPPED_S, TASKS, Scene, SceneMaker
+
+LATE_S: Final = 0.012
+
+
+async def stopped(server: RedisServer) -> None:
+    """Stop a server (SIGSTOP) for a while."""
+    server.pause()
+    await asyncio.sleep(STOPPED_S)
+    server.resume()
+
+
+async def resets(proxies: Sequence[FaultProxy], every_s: float, late_s: float) -> None:
+    """Reset all connections again and again for two seconds; answers are late, and stay so."""
+    for proxy in proxies:
+        proxy.delay_s = late_s
+    for _ in range(round(2 / every_s)):
+        for proxy in proxies:
+            proxy.drop()
+        await asyncio.sleep(every_s)
+
+
+@asynccontextmanager
+async def a_server_that_stops() -> AsyncIterator[Scene]:
+    with RedisServer() as server:
+        yield Scene(server.url, lambda: stopped(server))
+
+
+@asynccontextmanager
+async def a_server_that_is_killed() -> AsyncIterator[Scene]:
+    async def restart() -> None:
+        server.kill()
+        await asyncio.to_thread(server.start)
+
+    with RedisServer() as server:
+        yield Scene(server.url, restart, lives=2, keeps_bans=False)
+
+
+@asynccontextmanager
+async def scripts_that_are_forgotten() -> AsyncIterator[Scene]:
+    async def forget() -> None:
+        for _ in range(5):
+            server.command("SCRIPT", "FLUSH")
+            await asyncio.sleep(0.1)
+
+    with RedisServer() as server:
+        yield Scene(server.url, forget)
+
+
+def connections_that_are_reset(late_s: float) -> SceneMaker:
+    @asynccontextmanager
+    async def scene() -> AsyncIterator[Scene]:
+        with RedisServer() as server:
+            async with FaultProxy(server.port) as proxy:
+                yield Scene(f"redis://127.0.0.1:{proxy.port}/0", lambda: resets([proxy], 0.05, late_s))
+
+    return scene
+
+
+@asynccontextmanager
+async def a_cluster_whose_connections_are_reset() -> AsyncIterator[Scene]:
+    with RedisCluster(fronted=True) as cluster:
+        async with AsyncExitStack() as stack:
+            proxies = [FaultProxy(server.port) for server in cluster.servers]
+            for server, proxy in zip(cluster.servers, proxies, strict=True):
+                proxy.port = server.front or 0
+                await stack.enter_async_context(proxy)
+            hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+            yield Scene(f"redis+cluster://{hosts}", lambda: resets(proxies, LATE_S, LATE_S))
+
+
+@asynccontextmanager
+async def a_master_of_three_that_stops() -> AsyncIterator[Scene]:
+    """Only keys of the other two are hit."""
+    with RedisCluster() as cluster:
+        keeper = cluster.owner(cluster.slot_of("slidegate:4:{bans}"))
+        sick = next(server for server in cluster.servers if server is not keeper)
+        drawn = (f"user:{number}" for number in range(1_000))
+        keys = [key for key in drawn if cluster.owner(key_slot(key.encode())) is not sick][:TASKS]
+        yield Scene(f"{cluster.url}?readable=true", lambda: stopped(sick), keys)
+
+
+@asynccontextmanager
+async def sentinels_that_promote() -> AsyncIterator[Scene]:
+    with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
+        until(lambda: sentinel.command("SENTINEL", "REPLICAS", "gate"), "the sentinel knows the replica")
+
+        async def promote() -> None:
+            pair.master.kill()
+            await asyncio.to_thread(until, lambda: pair.replica.info("replication")["role"] == "master", "a new master")
+
+        # What the replica has not copied yet is gone.
+        yield Scene(f"redis+sentinel://127.0.0.1:{sentinel.port}/gate", promote, lives=2)
+
+
+SCENES: Final[dict[str, SceneMaker]] = {
+    "stopped 1.5 s (SIGSTOP)": a_server_that_stops,
+    "killed and restarted": a_server_that_is_killed,
+    "NOSCRIPT five times": scripts_that_are_forgotten,
+    "resets each 50 ms": connections_that_are_reset(0.0),
+    "resets, answers 12 ms late": connections_that_are_reset(LATE_S),
+    "cluster: resets each 12 ms": a_cluster_whose_connections_are_reset,
+    "cluster: one master stopped": a_master_of_three_that_stops,
+    "sentinels promote": sentinels_that_promote,
+}

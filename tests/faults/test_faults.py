@@ -1,0 +1,18 @@
+"""No fault of a store lets anybody past a limit or a ban."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from .__main__ import SCENES
+from .playing import played
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", SCENES)
+def test_no_decision_amid_faults_is_wrong(name: str) -> None:
+    record = asyncio.run(played(SCENES[name]))
+    assert record.wrong == 0
+    assert record.hits > len(record.undecided_s)
