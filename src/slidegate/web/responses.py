@@ -37,6 +37,14 @@ Rendered: TypeAlias = tuple[int, bytes, Fields]
 """Status, body and header fields of an answer."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_QUOTA: Final = "quota-exceeded"
+_ABUSE: Final = "abnormal-usage-detected"
+_CAPACITY: Final = "temporary-reduced-capacity"
+_TITLES: Final = {
+    _QUOTA: "Request cannot be satisfied as assigned quota has been exceeded",
+    _ABUSE: "Request not satisfied due to detection of abnormal request pattern",
+    _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
+}
 _NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
 """The names of the fields that every answer to a refused request has."""
 _MAX_BLOCKS: Final = 1_024
@@ -99,7 +107,7 @@ class RefusalResponses:
         rendered = self._limited.get(asked)
         if rendered is None:
             violated = [(state.name, state.limit) for state in decision.violated]
-            rendered = remember(self._limited, asked, _written(_quota_problem(violated, too_large=too_large)))
+            rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
         return rendered if wait_us < 0 else _later(rendered, wait_us)
 
     def _policy_of(self, decision: Decision) -> BanPolicy | None:
@@ -123,7 +131,7 @@ class RefusalResponses:
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)
         if rendered is None:
-            rendered = self._banned[asked] = _written(_ban_problem(policy, ends=wait_us is not None))
+            rendered = self._banned[asked] = _shut_out(policy, ends=wait_us is not None)
         return rendered if wait_us is None else _later(rendered, wait_us)
 
     async def _send_own(
@@ -248,82 +256,71 @@ def _later(rendered: Rendered, wait_us: int) -> Rendered:
     return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))]
 
 
-def _written(problem: Mapping[str, object]) -> Rendered:
+def _problem(
+    kind: str, status: int, detail: str, violated: Sequence[str] = (), *, unsatisfiable: bool = False
+) -> Rendered:
+    """Write the answer of a registered problem type; of none, where the title is that of the status."""
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}{kind}" if kind else "about:blank",
+        "title": _TITLES[kind] if kind else _phrase(status),
+        "status": status,
+        "detail": detail,
+    }
+    if unsatisfiable:
+        problem["unsatisfiable"] = True
+    if violated:
+        problem["violated-policies"] = violated
     # "<" cannot end a script element then, wherever the text is pasted.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     length = (b"content-length", b"%d" % len(body))
-    status = problem["status"]
-    assert isinstance(status, int), "a problem has a status"
     return status, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Request not accepted"
 
 
 @lru_cache
 def _unavailable(what: str) -> Rendered:
-    return _written(
-        {
-            "type": f"{_TYPES}temporary-reduced-capacity",
-            "title": "Request cannot be satisfied due to temporary server capacity constraints",
-            "status": 503,
-            "detail": f"This service {what}; Retry-After says when to try again.",
-        }
-    )
+    return _problem(_CAPACITY, 503, f"This service {what}; Retry-After says when to try again.")
 
 
 def _for_nobody(rule: str) -> Rendered:
-    return _written(
-        {
-            "type": f"{_TYPES}quota-exceeded",
-            "title": "Request cannot be satisfied as assigned quota has been exceeded",
-            "status": 429,
-            "detail": "This client's quota is nothing; the request will not pass later either.",
-            "unsatisfiable": True,
-            "violated-policies": [rule],
-        }
-    )
+    detail = "This client's quota is nothing; the request will not pass later either."
+    return _problem(_QUOTA, 429, detail, [rule], unsatisfiable=True)
 
 
 @lru_cache
 def _listed() -> Rendered:
     """Return the answer of a blocklist."""
-    detail = "Requests from this address are not accepted."
-    return _written({"type": "about:blank", "title": "Forbidden", "status": 403, "detail": detail})
+    return _problem("", 403, "Requests from this address are not accepted.")
 
 
 @lru_cache(_MAX_BLOCKS)
 def _blocked(status: int, rule: str) -> Rendered:
     """Return the answer of a rule that blocks."""
     detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
-    try:
-        title = HTTPStatus(status).phrase
-    except ValueError:
-        title = "Request not accepted"
-    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return _written({**problem, "violated-policies": [rule]})
+    return _problem("", status, detail, [rule])
 
 
-def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> dict[str, object]:
-    later = " for now; Retry-After says when to try again." if ends else "."
-    problem: dict[str, object] = {
-        "type": f"{_TYPES}abnormal-usage-detected",
-        "title": "Request not satisfied due to detection of abnormal request pattern",
-        "status": 403 if policy is None else policy.status,
-        "detail": f"This client is shut out{later}",
-    }
-    return problem if policy is None else {**problem, "violated-policies": [policy.name]}
+def _shut_out(policy: BanPolicy | None, *, ends: bool) -> Rendered:
+    """Return the answer to a banned client, but for the moment."""
+    detail = f"This client is shut out{' for now; Retry-After says when to try again.' if ends else '.'}"
+    if policy is None:
+        return _problem(_ABUSE, 403, detail)
+    return _problem(_ABUSE, policy.status, detail, [policy.name])
 
 
-def _quota_problem(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> dict[str, object]:
+def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Rendered:
+    """Return the answer of limits that have no room, but for the moment."""
     allowed = " and ".join(limit.said for _, limit in violated)
-    problem: dict[str, object] = {
-        "type": f"{_TYPES}quota-exceeded",
-        "title": "Request cannot be satisfied as assigned quota has been exceeded",
-        "status": 429,
-    }
     if too_large:
-        problem["detail"] = f"This request costs more than {allowed} ever allows; it will not pass later either."
-        problem["unsatisfiable"] = True
+        detail = f"This request costs more than {allowed} ever allows; it will not pass later either."
     elif any(isinstance(limit, Concurrency) for _, limit in violated):
-        problem["detail"] = f"No more than {allowed}; try again when an earlier request has ended."
+        detail = f"No more than {allowed}; try again when an earlier request has ended."
     else:
-        problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
-    return {**problem, "violated-policies": [name for name, _ in violated]}
+        detail = f"No more than {allowed}; Retry-After says when to try again."
+    return _problem(_QUOTA, 429, detail, [name for name, _ in violated], unsatisfiable=too_large)
