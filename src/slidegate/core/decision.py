@@ -364,16 +364,15 @@ def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], cost
         readings: The reading of each limit.
         costs: The cost under each limit, where they differ.
     """
-    # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
-    multiple = lcm(*costs)
-    ranks = []
-    for place, (spent, leaves_us, _, wait_us) in enumerate(readings):
-        left = amounts[place] - spent
-        if costs:
-            left *= multiple // costs[place]
-        ranks.append((-wait_us if wait_us >= 0 else -_ENDLESS - wait_us, left, -leaves_us, place))
-    ranks.sort()
-    return [rank[3] for rank in ranks]
+    ranks = [
+        (-wait_us if wait_us >= 0 else -_ENDLESS - wait_us, amount - spent, -leaves_us)
+        for amount, (spent, leaves_us, _, wait_us) in zip(amounts, readings, strict=True)
+    ]
+    if costs:
+        # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
+        multiple = lcm(*costs)
+        ranks = [(wait, left * multiple // cost, more) for (wait, left, more), cost in zip(ranks, costs, strict=True)]
+    return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
 def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:

@@ -9,14 +9,13 @@ in its decisions.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from math import lcm
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Bucket, Decision, LimitState, Reason
+from ..core.decision import Bucket, Decision, Reason, tightest_first
 from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
@@ -312,16 +311,14 @@ def allowlisted(entries: Iterable[Entry]) -> bool:
 def tightest(decisions: Iterable[Decision]) -> Decision:
     """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
     requests fit."""
-    asked = [(decision, decision.binding) for decision in decisions]
-    # Units that are left are compared as numbers of requests, whose costs differ; a common multiple keeps them whole.
-    multiple = lcm(*(max(state.cost, 1) for _, state in asked if state is not None))
-    return min(asked, key=lambda pair: _order(pair[0], pair[1], multiple))[0]
-
-
-def _order(decision: Decision, state: LimitState | None, multiple: int) -> tuple[bool, bool, int, int]:
-    if state is None:
-        return decision.allowed, True, 0, 0
-    return decision.allowed, False, state.remaining * multiple // max(state.cost, 1), -state.more_after_us
+    every = list(decisions)
+    counted = [(decision, state) for decision in every if (state := decision.binding) is not None]
+    for decision in every:
+        if not decision.allowed or not counted:
+            return decision
+    costs = [max(state.cost, 1) for _, state in counted]
+    readings = [(0, state.more_after_us, 0, 0) for _, state in counted]
+    return counted[tightest_first([state.remaining for _, state in counted], readings, costs)[0]][0]
 
 
 def is_failure(error: BaseException) -> bool:
