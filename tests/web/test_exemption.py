@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Mount
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule, charge
+from slidegate import RateLimit, RateLimitMiddleware, charge
 
 from ..asgi import scope_of, send_scope, statuses
 from .gates import charged
@@ -54,36 +54,6 @@ async def counted(app: Any, path: str, **more: Any) -> list[str]:
     scope = scope_of(path, **more)
     assert (await send_scope(app, scope)).status == 200
     return charged(scope)
-
-
-async def test_one_route_of_a_limited_router_is_exempt_and_the_others_share_the_limit() -> None:
-    router = APIRouter(prefix="/api", **required(RateLimit("2/minute")))
-
-    @router.get("/a")
-    @router.get("/b")
-    def limited() -> str:
-        return "limited"
-
-    @router.get("/health")
-    @RateLimit.exempt
-    def health() -> str:
-        return "well"
-
-    @RateLimit.exempt
-    @router.get("/async")
-    async def also() -> str:
-        return "well"
-
-    @router.get("/dependency", **required(RateLimit.exempt))
-    def by_dependency() -> str:
-        return "well"
-
-    app = application(router, rules=[Rule("/api/health", "5/minute")])
-    for path in ("/api/health", "/api/async", "/api/dependency"):
-        assert await statuses(app, 4, path) == [200] * 4, path
-    assert await statuses(app, 1, "/api/a") == [200]
-    assert await statuses(app, 2, "/api/b") == [200, 429]
-    assert await statuses(app, 2, "/api/health") == [200, 429], "rules of the middleware hold all the same"
 
 
 async def test_another_limit_takes_its_place() -> None:

@@ -477,20 +477,3 @@ async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either
     await desk.visit(app)
     assert await statuses(app, 1) == [200]
     assert "config_reloaded" in desk.heard.kinds
-
-
-def test_a_swap_is_seen_whatever_the_order_of_changes(desk: Desk) -> None:
-    seed = random.randrange(2**32)
-    pick = random.Random(seed)
-    lists = desk.lists(desk.write("a.netset", "# nothing\n"), desk.write("b.netset", "# nothing\n"))
-    model: dict[str, str] = {"a": "", "b": ""}
-    for _ in range(30):
-        name = pick.choice("ab")
-        text = pick.choice(["# nothing\n", "192.0.2.0/24\n", "198.51.100.0/24\n", "192.0.2.0/99\n"])
-        desk.write(f"{name}.netset", text)
-        desk.pause(lists)
-        if "/99" not in text:
-            model[name] = text
-        for address in ("192.0.2.7", "198.51.100.7"):
-            expected = next((held for held in "ab" if address[:7] in model[held]), None)
-            assert found(lists, address) == expected, f"seed {seed}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -55,17 +54,6 @@ async def test_without_the_extension_the_socket_is_closed_before_accept(app: Sta
     answer = await send_scope(gate, scope)
     assert answer.messages == [{"type": "websocket.close", "code": 1008}]
     assert ran == []
-
-
-async def test_a_blocked_handshake_gets_the_403() -> None:
-    async def never(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError("a blocked client reached the application")
-
-    gate = RateLimitMiddleware(never, limits="9/hour", blocklist=Networks(["203.0.113.0/24"]))
-    scope = scope_of("/ws", type="websocket", extensions={"websocket.http.response": {}})
-    answer = await send_scope(gate, scope)
-    assert answer.status == 403
-    assert json.loads(answer.body)["title"] == "Forbidden"
 
 
 def test_an_accepted_handshake_carries_the_header_fields(app: Starlette) -> None:

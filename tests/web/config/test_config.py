@@ -126,28 +126,6 @@ async def test_a_file_may_have_bans_and_no_limits(file: Path) -> None:
     assert await statuses(coded, 2, "/.env") == [403, 403]
 
 
-@pytest.mark.parametrize(
-    ("key", "other"),
-    [
-        ('"client"', {"client": ("198.51.100.1", 1)}),
-        ('{ header = "X-API-Key" }', {"headers": {"X-API-Key": "b"}}),
-        ("{ client = { ipv4_prefix = 24 } }", {"client": ("203.0.114.9", 1)}),
-        ('{ combine = ["client", { header = "X-API-Key" }] }', {"headers": {"X-API-Key": "b"}}),
-    ],
-)
-async def test_a_policy_of_the_file_bans_by_its_key(key: str, other: dict[str, Any], file: Path) -> None:
-    app = from_file(file, f'[bans.scanning]\nsignals = {{ "/.env" = "ban" }}\nkey = {key}\n')
-    mine = {"headers": {"X-API-Key": "a"}}
-    assert await statuses(app, 1, "/.env", **mine) == [403]
-    assert await statuses(app, 1, **mine) == [403]
-    assert await statuses(app, 1, **{**mine, **other}) == [200]
-
-
-async def test_statuses_of_the_file_strike(file: Path) -> None:
-    write(file, '[bans.scanning]\nafter = "2/1m"\nsignals = { "4xx" = 1 }\n')
-    assert await statuses(RateLimitMiddleware.from_file(Starlette(), file), 3) == [404, 404, 403]
-
-
 async def test_a_gate_from_a_file_does_what_the_same_gate_in_code_does(file: Path) -> None:
     app = from_file(file, 'limits = "2/hour"\nheaders = "legacy"\nblocklist = ["198.51.100.0/24"]\n')
     assert await statuses(app, 3) == [200, 200, 429]
@@ -307,11 +285,6 @@ def test_all_mistakes_of_shape_are_said_at_once(file: Path) -> None:
     }
 
 
-def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"yyy\.\.\.\. The proxies"):
-        gate(file, f"client = '{'y' * 500}'")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -408,13 +381,6 @@ async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
     assert "ratelimit" in (await call(app)).headers
     listed = gate(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
     assert (await call(listed)).status == 403
-
-
-async def test_bans_in_code_replace_those_of_the_file(file: Path) -> None:
-    text = 'rules = []\n[bans.scanning]\nsignals = { "/.env" = "ban" }\n'
-    app = gate(file, text, bans=BanPolicy(signals={"/wp-login.php": "ban"}))
-    assert [(await call(app, path)).status for path in ("/.env", "/wp-login.php", "/")] == [200, 403, 403]
-    assert await statuses(gate(file, text, bans=None), 2, "/.env") == [200, 200]
 
 
 def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:

@@ -75,15 +75,6 @@ async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: py
     assert caplog.text.count("config_reloaded") == 1
 
 
-async def test_a_file_that_does_not_change_is_not_read_again(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
-    first = app.app
-    for _ in range(5):
-        await desk.pause(app)
-    assert app.app is first
-    assert desk.heard.events == []
-
-
 async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,16 +302,6 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_t
     assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
 
 
-async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -> None:
-    app = desk.gate(BANS)
-    assert await statuses(app, 1, "/.env") == [200]
-    desk.write(BANS + 'key = "everyone"\n')
-    await desk.pause(app)
-    assert desk.heard.kinds == ["config_rejected"]
-    assert "bans.scanning.key: expected 'client' or 'user'" in desk.heard.events[0].message
-    assert await statuses(app, 2, "/.env") == [200, 403]
-
-
 # -- what may be taken ---------------------------------------------------------------------------------------------
 
 
@@ -346,10 +327,3 @@ async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_whe
     await desk.pause(app)
     assert desk.heard.kinds == ["config_reloaded", "config_reloaded", "windows_restarted"]
     assert await statuses(app, 5) == [200] * 4 + [429]
-
-
-async def test_limits_for_each_route_in_code_go_before_those_of_the_file(desk: Desk) -> None:
-    app = desk.gate('default_limits = "3/hour"\nlimits = "9/hour"\n', default_limits="1/hour")
-    assert await statuses(app, 2) == [200, 429]
-    left = desk.gate('default_limits = "2/hour"\n', default_limits=None)
-    assert await statuses(left, 3) == [200, 200, 429]

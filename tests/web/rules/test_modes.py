@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello, scope_of, statuses
@@ -64,11 +64,6 @@ async def test_a_limits_function_that_fails_leaves_the_default_limits(
     assert await statuses(app, 3, headers={"x-plan": "nobody"}) == [200, 429, 429]
     assert len(caplog.records) == 1
     assert "'plans'" in caplog.text
-
-
-async def test_limits_of_a_function_may_be_objects() -> None:
-    several = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: [Limit(1, "1h"), Limit(9, "1d")])])
-    assert await statuses(several, 2) == [200, 429]
 
 
 # -- counting by status --------------------------------------------------------------------------------------------
@@ -207,19 +202,6 @@ async def test_a_refusal_further_in_hands_back_rule_by_rule() -> None:
     assert (await limiter.peek(PEER, "20/minute", 0, rule="b")).remaining == 12
 
 
-async def test_at_an_endpoint_a_failure_settles_as_its_status_says() -> None:
-    app = FastAPI()
-
-    @app.get("/", dependencies=[Depends(RateLimit("1/hour", count_if=lambda status: status == 500))])
-    async def page() -> Any:
-        raise LookupError("gone")
-
-    gate = gate_of(app)
-    with pytest.raises(LookupError):
-        await call(gate)
-    assert (await call(gate)).status == 429
-
-
 async def test_a_refusal_by_another_limit_at_the_endpoint_hands_everything_back_once() -> None:
     first = RateLimit("9/hour", name="first", count_if=lambda status: status == 429)
     app = FastAPI()
@@ -306,14 +288,6 @@ async def test_a_shadow_does_not_count_what_was_refused() -> None:
     assert [event.kind for event in observer.events] == ["shadow_refused"] * 2, "what was refused is not counted"
     assert observer.events[0].details == {"rule": "next", "key": PEER}
     assert "next" not in (await call(app, client=("192.0.2.1", 1))).headers["ratelimit-policy"]
-
-
-async def test_a_shadow_of_one_name_with_a_real_rule_has_windows_of_its_own() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    shadow = RateLimitMiddleware(hello, rules=[Rule("*", "3/hour", shadow=True, name="api")], limiter=limiter)
-    real = RateLimitMiddleware(hello, rules=[Rule("*", "3/hour", name="api")], limiter=limiter)
-    assert await statuses(shadow, 9) == [200] * 9
-    assert await statuses(real, 4) == [200, 200, 200, 429]
 
 
 async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_name() -> None:

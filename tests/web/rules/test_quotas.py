@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from slidegate import (
-    BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
@@ -64,28 +62,6 @@ def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None:
     gate = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
     assert [call(gate, path="/page").status for _ in range(3)] == [200, 200, 429]
     assert [call(gate, path="/plan").status for _ in range(2)] == [200, 429]
-
-
-def test_refusals_by_a_quota_strike() -> None:
-    limiter = limiter_at(FakeClock(NOON_US))
-    bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
-    gate = RateLimitMiddleware(hello, limits=Quota("1/day"), limiter=limiter, bans=bans)
-    assert [call(gate, client=("203.0.113.7", 1)).status for _ in range(4)] == [200, 429, 429, 403]
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        '{ quota = "1/month", zone = "Europe/Berlin", starts = 15 }',
-        '["10/second", { quota = "1/month", zone = "Europe/Berlin", starts = "15", name = "plan" }]',
-    ],
-)
-def test_a_file_writes_a_quota_as_a_table(tmp_path: Path, limits: str) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(f'[[rules]]\npath = "*"\nlimits = {limits}\n')
-    gate = RateLimitMiddleware.from_file(hello, file, limiter=limiter_at(FakeClock(NOON_US)))
-    assert str(gate.app.rules[0].limits[-1]).endswith("1/month from 15 in Europe/Berlin")
-    assert [call(gate).status for _ in range(2)] == [200, 429]
 
 
 def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:

@@ -228,9 +228,3 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
 )
 def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
     assert repr(rule) == shown
-
-
-def test_a_finding_about_a_block_says_that_it_blocks() -> None:
-    rules = [Rule("/a/{rest:path}", block=True), Rule("/a/b", "5/minute")]
-    (found,) = RateLimitMiddleware(hello, rules=rules).findings
-    assert "<Rule '/a/{rest|path}' block> comes first, covers it and ends the list" in found.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,13 +77,6 @@ def test_paths_that_cannot_be_used_are_errors(paths: Any, message: str) -> None:
 
 
 TABLE = '[[rules]]\npath = ["/login", "/token"]\nlimits = "2/minute"\n'
-
-
-async def test_a_file_has_rules_of_several_paths(tmp_path: Path) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(TABLE)
-    app = RateLimitMiddleware.from_file(hello, file)
-    assert [(await call(app, path)).status for path in ("/login", "/token", "/login")] == [200, 200, 429]
 
 
 def test_hidden_rules_are_found_path_by_path() -> None:
