@@ -306,6 +306,7 @@ def shop(*more: BaseRoute, **options: Any) -> Starlette:
     routes: list[BaseRoute] = [
         Route("/login", ok, methods=["GET", "POST"]),
         Route("/items/{id:int}", ok),
+        Route("/{id:int}/parts/{part}", ok),
         WebSocketRoute("/talk", ok),
         Mount("/admin", Starlette(routes=[Route("/users/{rest:path}", ok)])),
     ]
@@ -362,6 +363,7 @@ async def test_the_nearest_path_is_named() -> None:
         Rule("/admin/users/7/x", "5/minute"),
         Rule("/admin/{rest:path}", "5/minute"),
         Rule("/{place}/users/{name}", "5/minute"),
+        Rule("/{kind}/parts/{id:int}", "5/minute"),
         Rule("/behind/a/proxy/login", "5/minute"),
         Rule("/wp-login.php", block=True),
         Rule("/.env", "1/minute", on_exceeded=lambda key, decision: None),

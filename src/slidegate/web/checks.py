@@ -474,9 +474,8 @@ def _meet(path: str, other: str) -> bool:
     if any(one.count("/") >= len(_segments(one)) for one in (path, other)):
         return True  # what stands behind a slash that a parameter holds may be anywhere
     pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{rest:path}")
-    narrow = "/".join(min(pair, key=_width) for pair in pairs)
-    (pattern, _), (others, _), (_, sample) = map(pattern_and_sample, (path, other, narrow))
-    return pattern.match(sample) is not None and others.match(sample) is not None
+    sample = "/".join(pattern_and_sample(min(pair, key=_width))[1] for pair in pairs)
+    return all(pattern_and_sample(one)[0].match(sample) is not None for one in (path, other))
 
 
 def _width(segment: str) -> tuple[int, int]:
