@@ -26,7 +26,7 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
 from ..limiter import Limiter
 from ..limiter.stats import Stats
-from ..web.keys import Value, cookie, header, query
+from ..web.keys import cookie, header, query
 from . import parameters, views
 from .activity import (
     SECTION,
@@ -225,11 +225,7 @@ class AdminService:
     @operation("POST", "/keys/find", reads=True)
     async def find_key(self, params: parameters.ClientValue, by: Identity) -> views.Key:
         """The key under which a value is counted that clients send."""
-        source = _SOURCES[params.kind](params.name)
-        # A header has any case, but its digest has the one in which a rule names it.
-        keys = [rule.key for rule, _ in views.buckets_of(self._limiter) if isinstance(rule.key, Value)]
-        named = next((key for key in keys if key.identity.partition("|")[0] == source.identity), source)
-        return views.Key(key=self._limiter.key_for(named.of(params.value)))
+        return views.Key(key=self._limiter.key_for(_SOURCES[params.kind](params.name).of(params.value)))
 
     @operation("POST", "/keys/reset")
     async def reset_key(self, params: parameters.KeyBody, by: Identity) -> views.Reset:

@@ -16,7 +16,7 @@ from ..core.bans.policy import BanPolicy, NetworkSet, ban_target, hand_ban_key
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
-from ..core.memo import MEMO_SIZE, remember
+from ..core.memo import remember
 from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
@@ -100,8 +100,7 @@ class Limiter:
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
         self._buckets: dict[tuple[str, Limits], Bucket] = {}
-        self._questions: dict[str, dict[Limits, dict[AnyKey, Question]]] = {}
-        self._remembered = 0  # how many questions are remembered
+        self._known = self.engine.keys.known
         self._without_loop = WithoutLoop(self.engine)
         self._closed = False
 
@@ -168,13 +167,7 @@ class Limiter:
         Raises:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
-        try:
-            checks, subjects = self._questions[rule][limits][key]
-        except (KeyError, TypeError):
-            checks, subjects = self._question(key, limits, rule)
-        if cost is not ONE_UNIT:
-            ((bucket, text, _),) = checks
-            checks = ((bucket, text, check_cost(cost)),)
+        checks, subjects = self._question(key, limits, rule, cost)
         decide = self.engine.decide_at_once
         if decide is not None:
             return decide(checks, subjects)
@@ -199,8 +192,7 @@ class Limiter:
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        checks, subjects = self._question(key, limits, rule)
-        return await self.engine.peek(_with_cost(checks, check_cost(cost)), subjects)
+        return await self.engine.peek(*self._question(key, limits, rule, cost))
 
     async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
@@ -215,8 +207,8 @@ class Limiter:
         Returns:
             An allowed decision, which shows where the key stands now and can be refunded.
         """
-        checks, _ = self._question(key, limits, rule)
-        return await self.engine.charge(_with_cost(checks, check_cost(units, "units")))
+        checks, _ = self._question(key, limits, rule, units, "units")
+        return await self.engine.charge(checks)
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
         """Record units under several buckets and keys in one step; see `charge`."""
@@ -574,31 +566,22 @@ class Limiter:
     ) -> None:
         await self.close()
 
-    def _question(self, key: AnyKey, limits: Limits, rule: str) -> Question:
-        """Return what to ask the store for one unit. From the second time on it is remembered."""
-        if isinstance(limits, list):
-            limits = tuple(limits)  # nothing is found by a list
+    def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
+        """Return what to ask the store; the limits and the key are read once, as long as they are remembered."""
+        if cost is not ONE_UNIT:
+            check_cost(cost, what)
         try:
-            return self._questions[rule][limits][key]
+            bucket = self._buckets[rule, limits]
+            text, subjects = self._known[key]
         except (KeyError, TypeError):
-            pass
-        try:
-            again = (rule, limits) in self._buckets and key in self.engine.keys.known
-        except TypeError:
-            again = False
-        bucket = self._bucket(rule, limits)
-        text, subjects = self.engine.keys.learn(key)
-        question = ((bucket, text, ONE_UNIT),), subjects
-        if again:
-            if self._remembered >= MEMO_SIZE:
-                self._questions.clear()
-                self._remembered = 0
-            self._remembered += 1
-            self._questions.setdefault(rule, {}).setdefault(limits, {})[key] = question
-        return question
+            bucket = self._bucket(rule, limits)
+            text, subjects = self.engine.keys.learn(key)
+        return ((bucket, text, cost),), subjects
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:
         """Return the bucket of a rule: one for the same limits, however they are written."""
+        if isinstance(limits, list):
+            limits = tuple(limits)  # nothing is found by a list
         try:
             return self._buckets[rule, limits]
         except (KeyError, TypeError):
@@ -631,11 +614,6 @@ def _checked_policies(policies: Iterable[BanPolicy]) -> list[BanPolicy]:
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
     return listed
-
-
-def _with_cost(checks: tuple[Check], cost: int) -> tuple[Check]:
-    ((bucket, text, _),) = checks
-    return ((bucket, text, cost),)
 
 
 def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
