@@ -93,8 +93,6 @@ async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: Re
         assert len(keys) == 3
         for key in keys:
             assert MINUTE_US // 1_000 - 30_000 < server.command("PTTL", key) <= MINUTE_US // 1_000 + 2
-        assert await store.clear() == 0
-        assert server.command("KEYS", "ttl:4:{bans}:figures:*") == []
 
 
 @needs_redis

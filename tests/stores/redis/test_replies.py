@@ -156,7 +156,6 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "reset": lambda: store.reset("user:2"),
         "reset_all": store.reset_all,
         "inspect": lambda: store.inspect("user:2", [BUCKET]),
-        "clear": store.clear,
         "time": store.shared_stats.time,
         "read": lambda: store.shared_stats.read("5s", 0, 0),
         "write": lambda: store.shared_stats.write(b"worker00", rows),
@@ -229,7 +228,6 @@ def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
         lambda: store.bans.strike(BanPolicy("2/1h", "10m"), "user:9", 1, ""),
         lambda: store.bans.find(("user:9",)),
         lambda: store.bans.active(),
-        lambda: store.clear(),
     ]
 
 

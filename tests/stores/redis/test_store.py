@@ -125,7 +125,6 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "history": store.bans.history,
         "dump": store.bans.dump,
         "load": lambda: store.bans.load(rows),
-        "clear": store.clear,
         "close": store.close,
     }
     rows = await store.bans.dump()
@@ -219,7 +218,6 @@ async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: Red
         assert (await hit(store, "ann")).remaining == 4
         await store.bans.ban("user:eve", None, "", "ann")
         await store.reset_all()
-        await store.clear()
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
@@ -274,7 +272,7 @@ async def test_a_known_refusal_costs_no_command(server: RedisServer, ahead: Ahea
 
 @needs_redis
 @pytest.mark.parametrize("learns", ["in time", "with another answer"])
-@pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "clear"])
+@pytest.mark.parametrize("how", ["refund", "reset", "reset_all"])
 async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_the_next_answer(
     server: RedisServer, ahead: Ahead, how: str, learns: str
 ) -> None:
@@ -285,7 +283,6 @@ async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_th
             "refund": lambda: other.refund(charged),
             "reset": lambda: other.reset("ann"),
             "reset_all": other.reset_all,
-            "clear": other.clear,
         }
         await ways[how]()
         assert await hit(other, "ann")  # its own it knows at once
@@ -560,25 +557,6 @@ async def test_all_who_start_at_once_under_a_prefix_share_it_and_others_do_not(s
         assert (await hit(other, "ann", "100/minute", 0)).remaining == 100
     for store in stores:
         await store.close()
-
-
-@needs_redis
-@pytest.mark.parametrize("where", ["server", "cluster"])
-async def test_clear_removes_what_is_under_the_prefix_and_nothing_else(
-    where: str, request: pytest.FixtureRequest
-) -> None:
-    running = request.getfixturevalue(where)
-    async with store_at(running) as store, store_at(running, prefix=f"{store._prefix}:more") as other:
-        for each in (store, other):
-            for key in ("ann", "bob", "eve"):
-                await hit(each, key, cost=5)
-            await each.bans.ban("user:eve", None, "", "ann")
-        assert await store.clear() == 3
-        assert await hit(store, "ann")
-        assert await store.bans.active() == []
-        assert await store.bans.history() == []
-        assert not await hit(other, "ann")
-        assert [ban.key for ban in await other.bans.active()] == ["user:eve"]
 
 
 # -- the object --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ...core.bans.ban import Ban, BanChange, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rules import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
 from ...core.bans.strikes import Strike, StrikeRecord
+from ...core.logs import Throttle
 from ...core.memo import remember
 from ...core.store import Event
 
@@ -211,7 +212,7 @@ class Teller:
     def __init__(self, tell: Callable[[Sequence[Event]], None], max_bans: int) -> None:
         self._tell = tell
         self._max_bans = max_bans
-        self._next_s: dict[tuple[str, str], float] = {}
+        self._throttle = Throttle(SAY_EVERY_S)
 
     def tell(self, reports: Sequence[bytes], policy: BanPolicy | None = None, by: str = "") -> None:
         """Tell of the changes that a command has made.
@@ -241,8 +242,5 @@ class Teller:
             event = strikes_dropped(self._max_bans)
         else:
             event = bans_full(self._max_bans, key, of_prefixes=kind == FULL_OF_PREFIXES)
-        now_s = monotonic()
-        if now_s < self._next_s.get((event.kind, about), 0.0):  # it may go on and on
-            return []
-        self._next_s[event.kind, about] = now_s + SAY_EVERY_S
-        return [event]
+        is_left_out = self._throttle.left_out((event.kind, about), monotonic()) is None  # it may go on and on
+        return [] if is_left_out else [event]

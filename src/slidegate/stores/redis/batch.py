@@ -36,7 +36,17 @@ from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Clock, Event
 from .bans import TRIES, RedisBans
 from .clock import ServerClock
-from .link import SICK, Connection, Eviction, Settings, open_connection, open_master, refusal, unexpected
+from .link import (
+    SICK,
+    Connection,
+    Eviction,
+    Settings,
+    open_connection,
+    open_master,
+    refusal,
+    store_error,
+    unexpected,
+)
 from .refusals import RefusalCache
 from .requests import Demand, Request
 from .script import Packing, Script, bans_script, windows_script
@@ -155,11 +165,6 @@ def fail(requests: Sequence[Request], error: StoreError) -> None:
     for request in requests:
         if not request.future.done():
             request.future.set_exception(error)
-
-
-def store_error(error: BaseException) -> StoreError:
-    """Return any error as the StoreError that waiting tasks get."""
-    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
 
 
 class Batcher(ABC):

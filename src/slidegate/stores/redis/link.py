@@ -63,6 +63,11 @@ def refusal(place: str, said: object) -> StoreUnavailable:
     return StoreUnavailable(f"redis: {place}{': ' if place else ''}{text}", concerns=concerns)
 
 
+def store_error(error: BaseException) -> StoreError:
+    """Return any error as the StoreError that waiting tasks get."""
+    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
+
+
 def unexpected(place: str, answer: object) -> StoreUnavailable:
     """Return the error for an answer that does not fit its command."""
     shown = repr(answer)

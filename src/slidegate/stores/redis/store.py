@@ -237,21 +237,6 @@ class RedisStore(Store):
         """Renew the permits of this process, which the store does by itself where asyncio runs."""
         return self._shared.renewals.renew()
 
-    @sensible
-    async def clear(self) -> int:
-        """Forget everything under the prefix but the numbers of changes; return how many keys had windows.
-
-        Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay, and places
-        stay taken.
-        """
-        batcher = self._batcher()
-        for made in (b":made:*", b":figures:*"):
-            await batcher.remove(self._shared.meta + made)
-        await self.bans.clear()
-        removed = await batcher.remove(self._shared.packing.windows)
-        self._shared.refusals.clear()
-        return removed
-
     def _command(
         self, key: str, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
     ) -> asyncio.Future[Any]:
