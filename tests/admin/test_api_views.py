@@ -288,14 +288,15 @@ async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
 
 
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
-    chance = random.Random(1)
-    admin = AdminClient()
+    chance, board, store = random.Random(1), Board(), MemoryStore(clock=FakeClock(NOW_US))
+    store.shared_stats = board
+    admin = AdminClient(Limiter(store))
     operator = admin.operator()
     for number in range(KEPT_REFUSALS + 5):
         long = "".join(chance.choices('a\x00\u202e\U0001f600<"\\\ud800', k=64 * 1024 if number % 100 == 0 else 300))
         details = dict.fromkeys(("key", "client", "rule", "route", "method", "limit"), long)
         if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
-            admin.clock.advance("1s")
+            store.clock.advance("1s")  # type: ignore[union-attr]
             await operator.get("refusals", limit=1)  # whoever looks has further ones taken
         admin.limiter.engine.events.emit(Event("refused", "refused", {**details, "reason": "limited"}))
         admin.limiter.engine.events.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
@@ -304,8 +305,8 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
                 Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)})
             )
             admin.hear()
-    published = admin.limiter.engine.publisher.section("activity")
-    assert published is not None
+    await admin.limiter.engine.publisher.publish()
+    (published,) = [value for (shelf, _, _), (value, _) in board.rows.items() if shelf == "s-activity"]
     assert len(published) < 32 * 1024
     section = json.loads(published)
     assert all(section[part] for part in ("refusals", "events", "shadowed"))

@@ -199,13 +199,13 @@ class ActivityRecorder:
     async def all_workers(self) -> ClusterActivity:
         """Return the activity of all workers; where the store is away, of this one alone."""
         self._catch_up()
+        all_workers = self._limiter.engine.all_workers
         try:
-            sections = await self._limiter.engine.all_workers.sections(SECTION)
+            sections = await all_workers.sections(SECTION)
         except StoreError as error:
             logger.warning("admin: what other workers see is not known: %s", error)
             sections = []
-        here = next((section.worker.name for section in sections if section.worker.here), "")
-        return ClusterActivity([(here, self._own(10)), *parts_of_others(sections)])
+        return ClusterActivity([(all_workers.here().name, self._own(10)), *parts_of_others(sections)])
 
     def rules_of(self, key: str) -> list[str]:
         """Return the names of the buckets that have counted a key lately."""

@@ -29,7 +29,6 @@ from ..limiter.stats import Stats
 from ..web.keys import cookie, header, query
 from . import parameters, views
 from .activity import (
-    SECTION,
     SHADOW_WINDOW_S,
     WINDOW_S,
     ActivityRecorder,
@@ -296,9 +295,7 @@ class AdminService:
                 for name, middleware in middlewares.items()
                 for finding in [*middleware.findings]
             ],
-            workers=[
-                views.Worker.model_validate(section.worker) for section in await engine.all_workers.sections(SECTION)
-            ],
+            workers=[views.Worker.model_validate(worker) for worker in await engine.all_workers.workers()],
         )
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.store import BanStore, Clock, Event, Store
 from ..stores.memory.store import MemoryStore
-from .events import EventHub, EventStats
+from .events import EventHub
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
@@ -68,7 +68,6 @@ class Engine:
         events: The observers.
         emit: Passes an event that happened above the store to the observers.
         keys: Spells keys.
-        has_secret: Whether digests are keyed with a secret of the user's.
         failover: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
@@ -104,7 +103,6 @@ class Engine:
         self.failover = None if self.per_process else Failover(store, deadline, on_error, self.emit)
         self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
-        self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.emit)
         self.publisher = Publisher(store.shared_stats, self.statistics)
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
@@ -129,10 +127,6 @@ class Engine:
     @property
     def _bans(self) -> BanStore | Failover:
         return self.store.bans if self.failover is None else self.failover
-
-    def event_stats(self) -> EventStats:
-        """Return what `Limiter.event_stats` returns."""
-        return self.events.stats()
 
     def listen(self, listener: Listener) -> None:
         """Have a function called with all further decisions."""

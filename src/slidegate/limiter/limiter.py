@@ -465,7 +465,7 @@ class Limiter:
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
-        return self.engine.event_stats()
+        return self.engine.events.stats()
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
         """Return counts and times of recent requests, by rule and by route, as this process saw them.

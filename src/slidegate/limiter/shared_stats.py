@@ -132,11 +132,8 @@ class Publisher:
         self._sections[name] = read
         self.start()
 
-    def section(self, name: str) -> bytes | None:
-        """Return a section of this worker as it is now, as JSON; None if there is none, or it cannot be read."""
-        read = self._sections.get(name)
-        if read is None:
-            return None
+    def _section(self, name: str, read: Callable[[], Any]) -> bytes | None:
+        """Return a section as JSON; None if it cannot be read, or is too large."""
         try:
             value = json.dumps(read(), separators=(",", ":")).encode()
         except Exception:
@@ -240,8 +237,8 @@ class Publisher:
         """Yield the rows that say that this worker is alive, and its sections."""
         kept_us = 0 if gone else ALIVE_US
         yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
-        for name in list(self._sections):
-            value = b"" if gone else self.section(name)
+        for name, read in list(self._sections.items()):
+            value = b"" if gone else self._section(name, read)
             if value is not None:
                 yield StatsRow(f"s-{name}", 0, value, kept_us)
 
@@ -289,22 +286,24 @@ class AllWorkers:
         self._statistics = statistics
         self._publisher = publisher
 
+    def here(self) -> Worker:
+        """Return this worker."""
+        return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
+
     async def workers(self) -> tuple[Worker, ...]:
         """Return the workers that are alive, this one first."""
         others = sorted((await self._others()).values(), key=lambda worker: worker.name)
-        return (self._here(), *others)
+        return (self.here(), *others)
 
     async def sections(self, name: str) -> list[Section]:
-        """Return a section of each worker that is alive, this one first."""
-        own = self._publisher.section(name)
-        sections = [] if own is None else [Section(self._here(), json.loads(own))]
-        if self._store is not None:
-            self._publisher.start()
-            workers = await self._others()
-            for _, worker, value in await within(self._store.read(f"s-{name}", 0, 0)):
-                if worker in workers and (read := _read(value)) is not None:
-                    sections.append(Section(workers[worker], read))
-        return sections
+        """Return a section of each worker that is alive, as it was published last; none where no store is shared."""
+        if self._store is None:
+            return []
+        self._publisher.start()
+        workers = {self._publisher.worker: self.here(), **await self._others()}
+        rows = await within(self._store.read(f"s-{name}", 0, 0))
+        read = [(workers[worker], _read(value)) for _, worker, value in rows if worker in workers]
+        return [Section(worker, value) for worker, value in read if value is not None]
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
         """Return the slices of all workers, by their numbers in the store."""
@@ -355,9 +354,6 @@ class AllWorkers:
             if other is not None:
                 others[worker] = other
         return others
-
-    def _here(self) -> Worker:
-        return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
 
 
 def pack_row(entries: Iterable[tuple[SeriesName, Slice]]) -> bytes:

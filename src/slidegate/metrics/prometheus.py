@@ -66,7 +66,6 @@ class PrometheusMetrics:
             raise ConfigurationError(f"registry: expected a CollectorRegistry of prometheus_client, not {registry!r}")
         self._values = LimiterMetrics(limiter, near_limit=near_limit)
         self._engine = limiter.engine
-        self._published = ""
         self._shared = self._engine.publisher.publishes
         self.registry: CollectorRegistry = REGISTRY if registry is None else registry
         try:
@@ -78,7 +77,7 @@ class PrometheusMetrics:
                 "example PrometheusMetrics(limiter, registry=CollectorRegistry())"
             ) from error
         if self._shared:
-            self._engine.publisher.add_section(SECTION, self._publish)
+            self._engine.publisher.add_section(SECTION, lambda: packed(self._values.read_all()))
         self.app: Final = Scrape(self.registry, self._ask_workers if self._shared else None)
 
     def collect(self) -> Iterable[Family]:
@@ -108,27 +107,19 @@ class PrometheusMetrics:
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         return kind(name, metric.help, labels=labels)
 
-    def _publish(self) -> str:
-        """Return the values of this worker as they are published; in a scrape as they were."""
-        if not self._published or not _asking.get():
-            self._published = packed(self._values.read_all())
-        return self._published
-
     async def _ask_workers(self) -> None:
         """Have `collect` show what all workers have published, if the store answers."""
-        token = _asking.set(True)
+        all_workers = self._engine.all_workers
         try:
-            if not self._published:
+            sections = await all_workers.sections(SECTION)
+            if not any(section.worker.here for section in sections):
                 await self._engine.publisher.publish()
-            sections = await self._engine.all_workers.sections(SECTION)
+                sections = await all_workers.sections(SECTION)
         except StoreError:
             sections = []
-        finally:
-            _asking.reset(token)
         _of_workers.set({section.worker.name: unpacked(section.value) for section in sections})
 
 
-_asking: Final[ContextVar[bool]] = ContextVar("asking", default=False)
 _of_workers: Final[ContextVar[Mapping[str, _All] | None]] = ContextVar("of_workers", default=None)
 """What the scrape that is under way shows."""
 
