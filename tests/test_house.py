@@ -73,46 +73,23 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= set(found)
 
 
-@pytest.mark.parametrize("parts", [("--index", "url x"), ("--extra", "index", "url=x")])
-def test_the_address_of_an_index_is_found(parts: tuple[str, ...]) -> None:
-    assert finds("-".join(parts))
-
-
-@pytest.mark.parametrize("parts", [("see ", "home", "me"), ("file://", "root", "wheels"), ("(", "work", "x)")])
-def test_a_path_of_one_machine_is_found(parts: tuple[str, ...]) -> None:
-    assert finds("/".join(parts))
-
-
 # -- requirements --------------------------------------------------------------------------------------------------
 
 
-def test_there_are_three_sets_and_the_file_that_brings_uv() -> None:
-    assert sorted(REQUIREMENTS.glob("*.txt")) == sorted(LOCKS)
-
-
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_every_requirement_is_pinned_with_hashes(path: Path) -> None:
+def test_every_requirement_of_a_set_is_pinned_with_hashes(path: Path) -> None:
     assert [line for line in requirements(path) if not PIN.fullmatch(line)] == []
     assert len(pins(path.stem)) == len(requirements(path)) > 0
-
-
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_what_a_set_asks_for_is_in_its_compiled_file(path: Path) -> None:
     asked = path.with_suffix(".in").read_text("utf-8").splitlines()
     assert names(asked) <= {name for name, _, _ in pins(path.stem)}
 
 
-def test_one_environment_serves_the_demo_and_the_tests() -> None:
-    # Markers may differ: a package that one set needs on one platform alone, another needs everywhere.
-    assert {pin[:2] for pin in pins("use")} <= {pin[:2] for pin in pins("develop")}
-
-
-def test_what_the_package_depends_on_is_in_every_set() -> None:
+def test_there_are_three_sets_and_each_has_what_it_is_for() -> None:
+    assert sorted(REQUIREMENTS.glob("*.txt")) == sorted(LOCKS)
     for name in SETS:
         assert names(PROJECT["dependencies"]) <= {pin for pin, _, _ in pins(name)}
-
-
-def test_what_the_extras_bring_is_there_for_the_tests() -> None:
+    # One environment serves demo and tests. Markers may differ: what one needs on one platform, the other always needs.
+    assert {pin[:2] for pin in pins("use")} <= {pin[:2] for pin in pins("develop")}
     extras = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "all" for line in lines]
     assert names(extras) <= {pin for pin, _, _ in pins("develop")}
 

@@ -15,31 +15,6 @@ from .walk import PageError, Walk, pattern, steps
 
 pytestmark = pytest.mark.all
 
-SERVER = """
-<!-- file: uvicorn -->
-```python
-import http.server, os, sys
-print("Serving", sys.argv[1], flush=True)
-address = ("127.0.0.1", int(os.environ["UVICORN_PORT"]))
-try:
-    http.server.ThreadingHTTPServer(address, http.server.SimpleHTTPRequestHandler).serve_forever()
-except KeyboardInterrupt:
-    pass
-```
-
-```bash
-uvicorn() { python3 uvicorn "$@"; }
-```
-
-```bash
-uvicorn hello
-```
-
-```text
-Serving hello
-```
-"""
-
 
 @pytest.fixture
 def walk(tmp_path: Path) -> Iterator[Walk]:
@@ -86,9 +61,3 @@ def test_only_the_shape_of_a_part_that_varies_counts() -> None:
     assert wanted.fullmatch("took 30.1 s at 03:14\nmore\nand more\nend\n")
     for other in ("took 30 s at 03:14\nend\n", "Took 1.2 s at 03:14\nend\n", "took 1.2 s at 03:14\nmore\n"):
         assert wanted.fullmatch(other) is None
-
-
-def test_a_server_keeps_the_first_terminal_and_ends_at_the_next(walk: Walk) -> None:
-    look = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/').status)"
-    asked = typed(f'python3 -c "{look}"', "200")
-    follow(walk, SERVER + asked + typed("cd /\npwd", "/") + typed("uvicorn again", "Serving again") + asked)

@@ -101,6 +101,9 @@ assert_type(RateLimit.exempt(len)([]), int)
 RateLimit("5/minute", override=1)  # type: ignore[arg-type]
 RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
+RateLimitMiddleware(print, limits="5/minute")  # type: ignore[arg-type]
+Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]
+Rule(path=None)  # type: ignore[arg-type]
 Rule("*", 5)  # type: ignore[arg-type]
 Rule("*", "5/minute", cost="5")  # type: ignore[arg-type]
 Rule("*", "5/minute", methods=["GET"], key=3)  # type: ignore[arg-type]
@@ -123,6 +126,7 @@ async def without_http() -> None:
         assert_type(await opened.refund(decision), bool)
         assert_type(await opened.reset("user:42"), bool)
         assert_type(await opened.hit("user:42", [Limit(5, "1m"), Limit(50, "1h")]), Decision)
+        assert_type(opened.hit("user:42", "5/minute"), Decision)  # type: ignore[assert-type, unused-coroutine]
         await opened.hit(42, "5/minute")  # type: ignore[arg-type]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
 
@@ -231,6 +235,7 @@ assert_type(Limit(5, timedelta(minutes=5)) == Limit(5, 300), bool)
 assert_type(parse_limits("5/minute; 100 per 2 hours; 10/30s"), tuple[Limit, ...])
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
 Limit("100", "1m")  # type: ignore[arg-type]
+assert_type(limit.amount, str)  # type: ignore[assert-type]
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)

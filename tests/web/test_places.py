@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +15,6 @@ import pytest
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.testing import FakeClock
-from slidegate.web.request import RequestLimits
 
 from ..asgi import PEER, call, hello
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
@@ -74,35 +72,6 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
             while limiter.store.permits_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves
                 await asyncio.sleep(0.01)
     assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]}, f"seed {seed}: nothing was full"
-
-
-async def test_a_gate_that_forgets_to_let_go_is_found_out() -> None:
-    async def forget(request: RequestLimits) -> None:
-        await asyncio.sleep(0)
-
-    store = MemoryStore()
-    with patch.object(RequestLimits, "release", forget):
-        await play(Limiter(store), 1)
-    assert store.permits_held() > 0
-
-
-@pytest.mark.interpreted("a compiled class cannot be derived from")
-async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
-    wait = asyncio.sleep
-
-    class Eager(MemoryStore):
-        """Counts no place as taken."""
-
-        def hit(self, checks, subjects=(), **line):  # type: ignore[no-untyped-def]
-            decision = super().hit(checks, subjects, **line)
-            if decision.charge:
-                self.refund(decision)
-            return decision
-
-    with pytest.raises(ExceptionGroup, match="unhandled errors") as found:
-        await play(Limiter(Eager()), 1)
-    await wait(0)
-    assert "are under way under" in repr(found.value.exceptions)
 
 
 class Failing(RemoteStore):
