@@ -6,6 +6,8 @@ import asyncio
 import math
 from typing import Any
 
+from anyio.to_thread import current_default_thread_limiter
+
 from slidegate.testing import FakeClock
 
 
@@ -23,6 +25,7 @@ class VirtualTime:
         loop.time = lambda: self.loop_us / 1_000_000
         self._select = loop._selector.select
         loop._selector.select = self._jump
+        self._threads = current_default_thread_limiter()
 
     @property
     def passed_s(self) -> float:
@@ -31,10 +34,11 @@ class VirtualTime:
 
     def _jump(self, timeout: float | None = None) -> Any:
         ready = self._select(0)
-        if not ready and timeout is None:  # only a thread can go on
+        if ready or timeout == 0:
+            return ready
+        if timeout is None or self._threads.borrowed_tokens:  # a thread has to go on first, and does at this moment
             return self._select(None)
-        if not ready and timeout:
-            span_us = max(math.ceil(timeout * 1_000_000 - 0.01), 1)
-            self.loop_us += span_us
-            self.clock.advance(us=span_us)
+        span_us = max(math.ceil(timeout * 1_000_000 - 0.01), 1)
+        self.loop_us += span_us
+        self.clock.advance(us=span_us)
         return ready

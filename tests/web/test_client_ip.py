@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
+from slidegate import ConfigurationError, Networks, client_ip
 from slidegate.core import parse_address
 from slidegate.web.client_ip import MAX_FIELD
 
-from ..asgi import call, hello, scope_of
+from ..asgi import scope_of
 
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 VECTORS = DATA / "vectors"
@@ -41,12 +41,6 @@ def behind(*entries: str, peer: str | None = "10.0.0.1", name: str = "x-forwarde
 @pytest.mark.parametrize("peer", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
 def test_a_server_that_names_nobodys_address_names_no_peer(peer: str) -> None:
     assert client_ip().locate(scope_of(client=(peer, 1))) == ("unknown-peer", None)
-
-
-async def test_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
-    app = RateLimitMiddleware(hello, limits="10/hour", client=client_ip(trusted=["10.0.0.0/8"]))
-    answers = [await call(app, headers={"X-Forwarded-For": f"192.0.2.{n % 256}"}) for n in range(1_000)]
-    assert [answer.status for answer in answers].count(200) == 10
 
 
 @pytest.mark.parametrize(
@@ -111,13 +105,10 @@ def test_forwarded_is_read_by_its_grammar(value: str, client: str) -> None:
     assert behind(value, name="forwarded") == client
 
 
-def test_look_alike_headers_are_ignored() -> None:
+def test_look_alike_headers_are_ignored_and_one_of_ones_own_is_read_like_a_list() -> None:
+    assert behind("203.0.113.9", name="cf-connecting-ip") == "203.0.113.9"
     headers = [("x_forwarded_for", "9.9.9.9"), ("x-forwarded-for ", "9.9.9.9"), ("x-real-ip", "9.9.9.9")]
     assert located("10.0.0.1", headers, trusted=["10.0.0.0/8"]) == "10.0.0.1"
-
-
-def test_a_header_of_ones_own_is_read_like_a_list() -> None:
-    assert behind("203.0.113.9", name="cf-connecting-ip") == "203.0.113.9"
 
 
 def test_a_unix_socket_is_believed_only_when_it_is_said() -> None:
@@ -131,10 +122,7 @@ def test_a_unix_socket_is_believed_only_when_it_is_said() -> None:
 @pytest.mark.parametrize(("hops", "client"), [(1, "192.0.2.3"), (2, "192.0.2.2"), (3, "192.0.2.1"), (4, "10.0.0.1")])
 def test_a_number_of_proxies_counts_from_the_right(hops: int, client: str) -> None:
     assert behind("192.0.2.1, 192.0.2.2", "192.0.2.3", trusted=hops) == client
-
-
-def test_garbage_among_the_counted_hops_ends_the_count_before_it() -> None:
-    assert behind("192.0.2.1, nobody, 192.0.2.3", trusted=3) == "192.0.2.3"
+    assert behind("192.0.2.1, nobody, 192.0.2.3", trusted=3) == "192.0.2.3", "garbage ends the count before it"
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,9 @@ from slidegate import (
     Rule,
     charge,
     everyone,
-    header,
 )
 from slidegate.core import Store
 from slidegate.testing import FakeClock
-from slidegate.web import checks as startup_checks
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import RemoteStore
@@ -83,9 +81,8 @@ async def answered(task: asyncio.Task[Answer]) -> int:
         return (await task).status
 
 
-@pytest.mark.parametrize("concurrency", ["2", 2])
-async def test_no_more_than_the_amount_are_under_way_at_a_time(concurrency: object) -> None:
-    shop = workshop(concurrency)
+async def test_no_more_than_the_amount_are_under_way_at_a_time() -> None:
+    shop = workshop("2")
     first, second = await shop.begin(), await shop.begin()
     assert (shop.held, (await call(shop.gate)).status, shop.seen) == (2, 429, 2)
     shop.finish()
@@ -98,16 +95,6 @@ async def test_no_more_than_the_amount_are_under_way_at_a_time(concurrency: obje
         shop.finish()
     assert [await answered(task) for task in (second, third)] == [200] * 2
     assert shop.held == 0
-
-
-async def test_each_key_has_places_of_its_own() -> None:
-    shop = workshop(1, key=header("X-Tenant"))
-    ann = await shop.begin(headers={"X-Tenant": "ann"})
-    bob = await shop.begin(headers={"X-Tenant": "bob"})
-    assert (await call(shop.gate, headers={"X-Tenant": "ann"})).status == 429
-    for _ in range(2):
-        shop.finish()
-    assert [await answered(ann), await answered(bob)] == [200, 200]
 
 
 async def test_a_refusal_says_what_is_known_and_no_more() -> None:
@@ -142,20 +129,6 @@ async def test_the_older_header_fields_say_no_reset_that_nobody_knows() -> None:
     fields = (await call(shop.gate)).headers
     assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == ("1", "0")
     assert "x-ratelimit-reset" not in fields
-
-
-async def test_a_place_beside_a_limit_is_taken_only_where_both_have_room() -> None:
-    shop = workshop(1, limits="2/minute")
-    first = await shop.begin()
-    refused = await call(shop.gate)
-    assert (refused.status, "retry-after" in refused.headers) == (429, False)
-    shop.finish()
-    await answered(first)
-    second = await shop.begin()
-    shop.finish()
-    await answered(second)
-    refused = await call(shop.gate)
-    assert (refused.status, refused.headers["retry-after"], shop.held) == (429, "60", 0)
 
 
 async def test_a_streamed_answer_holds_its_place_to_the_last_byte() -> None:
@@ -426,10 +399,8 @@ async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
     assert (after, store.permits_held()) == ([0], 0)
 
 
-@pytest.mark.parametrize("watched", [1, 1_000])
 @pytest.mark.parametrize("how", ["raises", "cancelled"])
-async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_checks, "WATCHED", watched)
+async def test_the_place_of_an_endpoint_comes_back(how: str) -> None:
     store = MemoryStore()
     broken = False
     inside = asyncio.Event()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI, Request, Response, WebSocket
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
@@ -103,41 +101,6 @@ async def test_a_client_that_leaves_while_it_waits_is_not_struck() -> None:
     await gate(scope_of(), client.receive, client.send)
     assert client.sent == []
     assert [ban async for ban in limiter.bans()] == []
-
-
-async def test_a_body_that_came_while_waiting_is_there_afterwards() -> None:
-    app = FastAPI()
-
-    @app.post("/")
-    @RateLimit("1/50ms", wait="10s")
-    async def page(request: Request) -> str:
-        return (await request.body()).decode()
-
-    gate = gate_of(app, Limiter())
-
-    async def post(body: bytes) -> bytes:
-        client = Leaving(body)
-        await gate(scope_of(method="POST"), client.receive, client.send)
-        return b"".join(message.get("body", b"") for message in client.sent)
-
-    assert await asyncio.gather(post(b"one"), post(b"two")) == [b'"one"', b'"two"']
-
-
-async def test_a_streamed_body_is_whole_for_an_endpoint_that_waited() -> None:
-    @RateLimit("1/50ms", wait="10s")
-    class Page(HTTPEndpoint):
-        async def post(self, request: Any) -> Response:
-            pieces: AsyncIterator[bytes] = request.stream()
-            return PlainTextResponse(b"".join([piece async for piece in pieces]))
-
-    gate = gate_of(Starlette(routes=[Route("/", Page)]), Limiter())
-
-    async def post() -> bytes:
-        client = Leaving()
-        await gate(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
-        return b"".join(message.get("body", b"") for message in client.sent)
-
-    assert await asyncio.gather(post(), post()) == [b"ab", b"ab"]
 
 
 async def test_a_websocket_waits_for_its_turn_too() -> None:

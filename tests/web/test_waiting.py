@@ -428,33 +428,6 @@ async def send_nothing(message: Message) -> None:
     raise AssertionError(f"nothing should be sent, but {message}")
 
 
-async def test_what_came_while_waiting_reaches_the_application_in_order(virtual: VirtualTime) -> None:
-    body: list[bytes] = []
-
-    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-        more = True
-        while more:
-            message = await receive()
-            body.append(message["body"])
-            more = message["more_body"]
-        await hello(scope, receive, send)
-
-    app = gate(echo, virtual)
-    pieces = [{"type": "http.request", "body": piece, "more_body": piece != b"c"} for piece in (b"a", b"b", b"c")]
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    for _ in range(2):
-        await app(scope_of(), channel(*pieces), send)
-    virtual.clock.advance("500ms")
-    body.clear()
-    await app(scope_of(method="POST"), channel(*pieces), send)
-    assert body == [b"a", b"b", b"c"]
-    assert virtual.passed_s == 0.5
-
-
 class Losing:
     """A server that hands a message out slowly, and has lost it where its reader is cancelled meanwhile."""
 
