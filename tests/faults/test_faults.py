@@ -10,8 +10,9 @@ from .__main__ import SCENES
 from .playing import played
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.all if "LMDB" in name else pytest.mark.deep) for name in SCENES]
+)
 def test_no_decision_amid_faults_is_wrong(name: str) -> None:
     record = asyncio.run(played(SCENES[name]))
     assert record.wrong == 0

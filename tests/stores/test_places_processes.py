@@ -73,22 +73,6 @@ def crew(url: str, tmp_path: Path) -> Iterator[Crew]:
         made.close()
 
 
-def test_places_of_a_killed_worker_come_back_and_not_before(crew: Crew) -> None:
-    first, second = crew.workers
-    assert [first.ask("take") for _ in range(AMOUNT)] == ["yes"] * AMOUNT
-    begun_s = time.monotonic()
-    while time.monotonic() < begun_s + 1.5 * LEASE_S:  # a worker that lives renews
-        assert second.ask("take") == "no"
-    first.kill()
-    killed_s = time.monotonic()
-    until(lambda: second.ask("take") == "yes", "the first place")
-    # It was renewed less than a lease before the kill; a third of the lease at least was left.
-    assert time.monotonic() - killed_s > LEASE_S / 3
-    assert [second.ask("take") for _ in range(AMOUNT)] == ["yes"] * (AMOUNT - 1) + ["no"]
-    assert [second.ask("leave") for _ in range(AMOUNT)] == ["True"] * AMOUNT
-    assert second.ask("held") == "0"
-
-
 def test_a_stopped_worker_learns_on_waking_that_its_places_are_lost(crew: Crew) -> None:
     first, second = crew.workers
     assert [first.ask("take") for _ in range(AMOUNT)] == ["yes"] * AMOUNT

@@ -5,7 +5,6 @@ Run as ``python -m tests.stores.lmdb.scenes NAME PATH [NUMBER ...]``; what was s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -90,16 +89,6 @@ def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
 def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:
     """Several processes hit the same keys."""
     return together(processes, lambda _: hit_often(LmdbStore(path), amount, times, keys))
-
-
-def heirs(path: str, processes: int, times: int, amount: int) -> Any:
-    """Processes are forked from one that has the environment open already."""
-    store = LmdbStore(path)
-    mine = hit_often(store, amount, 10)
-    store.bans.active()  # leaves a place for a reader taken, as reading does
-    counts = together(processes, lambda _: hit_often(store, amount, times))
-    store.bans.active()
-    return [mine + hit_often(store, amount, 10), *counts]
 
 
 def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
@@ -197,61 +186,6 @@ def readers(path: str, kills: int, slots: int) -> Any:
         os.kill(pid, signal.SIGKILL)
         outcome(pid, reading)
     return store.peek(((bucket(5), "user:0", 1),)).remaining
-
-
-def stopped(path: str) -> Any:
-    """A process is stopped while it writes; another one goes on as far as it can."""
-    store, seen = LmdbStore(path), {}
-    asked = bucket(5)
-    full, free = ((asked, "user:full", 1),), ((asked, "user:free", 1),)
-    for _ in range(6):
-        store.hit(full)
-    store.bans.ban("user:eve", None, "by request", "ann")
-
-    def act(writing: int) -> None:
-        own = LmdbStore(path)
-        own._env.begin()
-        os.write(writing, b"x")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(60)
-
-    pid, reading = actor(act)
-    os.read(reading, 1)
-    os.waitpid(pid, os.WUNTRACED)
-
-    async def scene() -> None:
-        turns = 0
-
-        async def turn() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0.001)
-
-        turning = asyncio.create_task(turn())
-        seen["refused"] = str(store.hit(full).reason)  # type: ignore[union-attr]
-        seen["banned"] = str(store.hit(((bucket(5), "user:eve", 1),)).reason)  # type: ignore[union-attr]
-        seen["peeked"] = store.peek(free).remaining
-        waiting = store.hit(free)
-        try:
-            async with asyncio.timeout(0.2):
-                await waiting  # type: ignore[misc]
-            seen["waited"] = "answered"
-        except TimeoutError:
-            seen["waited"] = "timeout"
-        seen["turns"] = turns
-        end(pid)
-        for _ in range(5):
-            answer = store.hit(free)
-            seen["after"] = (await answer if asyncio.isfuture(answer) else answer).remaining  # type: ignore[union-attr]
-        turning.cancel()
-
-    try:
-        asyncio.run(scene())
-    finally:
-        with suppress(ProcessLookupError, ChildProcessError):
-            end(pid)
-    return seen
 
 
 def speaking(path: str, bans: int) -> Any:
@@ -400,10 +334,7 @@ def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
     return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
 
 
-SCENES = {
-    scene.__name__: scene
-    for scene in (crowd, heirs, starts, killing, banning, readers, stopped, speaking, growing, faults)
-}
+SCENES = {scene.__name__: scene for scene in (crowd, starts, killing, banning, readers, speaking, growing, faults)}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

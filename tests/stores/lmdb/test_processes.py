@@ -86,20 +86,6 @@ def test_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.all
-def test_a_stopped_writer_holds_up_neither_the_loop_nor_what_needs_no_writing(tmp_path: Path) -> None:
-    seen = play("stopped", tmp_path / "lmdb")
-    assert (seen["refused"], seen["banned"], seen["peeked"]) == ("limited", "banned", 4)
-    assert seen["waited"] == "timeout"
-    assert seen["turns"] > 20
-    assert seen["after"] == 0  # it goes on where it stood: the one that was given up was not charged
-
-
-@pytest.mark.all
-def test_children_of_a_process_with_an_open_store_open_their_own(tmp_path: Path) -> None:
-    assert sum(play("heirs", tmp_path / "lmdb", 4, 1_000, 500)) == 500
-
-
-@pytest.mark.all
 @pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("before", ["absent", "damaged"])
 def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, before: str, rounds: int) -> None:

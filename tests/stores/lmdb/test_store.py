@@ -281,15 +281,6 @@ def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     store.close()
 
 
-async def test_a_ban_by_another_process_holds_for_the_next_request(store: LmdbStore) -> None:
-    limiter = Limiter(store, on_error="deny")
-    assert await limiter.hit("192.0.2.7", "5/hour")
-    in_another_process(store, lambda own: own.bans.ban("192.0.2.0/24", None, "by request", "ann"))
-    assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
-    in_another_process(store, lambda own: own.bans.unban("192.0.2.0/24", "ann"))
-    assert (await limiter.hit("192.0.2.7", "5/hour")).remaining == 3
-
-
 async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charged(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "ann", 1),)
     with gate_held(store):

@@ -159,21 +159,6 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
 
 
 @needs_redis
-async def test_max_bans_is_how_many_bans_are_in_force(server: RedisServer) -> None:
-    clock, at_once = FakeClock(10**15), BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
-    async with workers_at(server, 1, clock=clock, max_bans=100) as (one,):
-        for number in range(400):
-            await one.bans.ban(f"user:{number}", 1_000_000, "", "ann")
-        clock.advance("2s")
-        made = [await one.bans.strike(at_once, f"attacker:{number}", 1, "") for number in range(102)]
-        assert list(map(bool, made)) == [True] * 100 + [False] * 2
-        rows = await one.bans.dump()
-        clock.advance("1h")
-        assert await one.bans.load(rows) == 0
-        assert await one.bans.strike(at_once, "attacker:0", 1, "")
-
-
-@needs_redis
 async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked(server: RedisServer) -> None:
     clock, heard = FakeClock(10**15), RecordingObserver(without=["banned"])
     async with workers_at(server, 1, clock=clock) as (one,):
@@ -188,25 +173,6 @@ async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked
         assert one.bans.count() == 0
         assert await hit(one, "user:ann", address("198.51.100.7"))
         assert heard.kinds == [], "nothing was lost"
-
-
-@needs_redis
-async def test_the_strikes_of_a_key_count_once_for_each_policy(server: RedisServer) -> None:
-    heard = RecordingObserver(without=["banned"])
-    policies = [BanPolicy("2/minute", "10m", jitter=0, name=name) for name in ("one", "two")]
-    async with workers_at(server, 1, clock=FakeClock(10**15), max_bans=4) as (one,):
-        one.observe(heard)
-        for key in ("user:ann", "user:bob"):
-            for policy in policies:
-                await one.bans.strike(policy, key, 1, "")
-        assert heard.kinds == []
-        await one.bans.strike(policies[0], "user:eve", 1, "")
-        assert heard.kinds == ["strikes_dropped"]
-        _, kept = await one.bans.strike_records(["user:ann", "user:bob", "user:eve"])
-        assert len(kept) == 4
-        assert await one.bans.unban("user:bob", "ann")
-        await one.bans.strike(policies[1], "user:dan", 1, "")
-        assert heard.kinds == ["strikes_dropped"], "who is forgiven leaves room"
 
 
 # -- many bans ---------------------------------------------------------------------------------------------------------

@@ -84,24 +84,6 @@ async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, li
     cluster.move_slot(slot, owner)
 
 
-@pytest.mark.all
-async def test_many_hits_on_their_way_while_their_slot_moves_are_counted_once_each(
-    cluster: RedisCluster, limiter: Limiter
-) -> None:
-    limits = "1000000/hour"
-    left = [(await limiter.hit("key", limits)).remaining]
-    slot, owner, other = home_of(cluster)
-    moving = asyncio.create_task(asyncio.to_thread(lambda: [cluster.move_slot(slot, to) for to in (other, owner)]))
-
-    async def work() -> None:
-        while not moving.done():
-            left.append((await limiter.hit("key", limits)).remaining)
-
-    async with asyncio.timeout(BOUND_S):
-        await asyncio.gather(moving, *(work() for _ in range(64)))
-    assert sorted(left, key=lambda units: -(units or 0)) == [999_999 - number for number in range(len(left))]
-
-
 @contextmanager
 def workers_at_work(orders: Orders) -> Iterator[list[int]]:
     """Let three processes hit one key; the admissions stand in the list at the end, in the order of time."""

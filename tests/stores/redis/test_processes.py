@@ -52,12 +52,6 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("hits", [480, pytest.param(5_000, marks=pytest.mark.deep)])
-def test_four_processes_with_four_connections_each_admit_777_together(server: RedisServer, hits: int) -> None:
-    assert len(admitted_by([Orders(server.url, "777/hour", hits=hits, connections=4)] * 4)) == 777
-
-
-@pytest.mark.all
 def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
     orders = [Orders(server.url, "100/hour", hits=80, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
     assert len(admitted_by(orders)) == 100

@@ -29,10 +29,9 @@ class Orders:
     Attributes:
         url: The store.
         limit: For example ``"777/hour"``.
-        hits: How many hits each connection makes; None for as many as fit into `span_us`.
+        hits: How many hits it makes; None for as many as fit into `span_us`.
         span_us: How long it goes on, by the store's time, if `hits` is None.
-        connections: How many stores, with a connection each, it uses at the same time.
-        tasks: How many requests wait on each connection at the same time.
+        tasks: How many requests wait at the same time.
         skew_s: The error of its clocks.
         forks: How many children it makes after its first hit, each of which does all that; None for none.
         key: The key that is counted.
@@ -43,7 +42,6 @@ class Orders:
     limit: str
     hits: int | None = None
     span_us: int = 0
-    connections: int = 1
     tasks: int = 16
     skew_s: float = 0.0
     forks: int | None = None
@@ -138,19 +136,13 @@ async def work(orders: Orders) -> list[int]:
                 return
             hits = hits if hits is None else hits - 1
 
-    limiters = [Limiter.from_url(orders.patient_url, deadline=30, on_error="deny") for _ in range(orders.connections)]
-    for limiter in limiters:
+    async with Limiter.from_url(orders.patient_url, deadline=30, on_error="deny") as limiter:
         await limiter.peek(orders.key, orders.limit)
-    print("ready", flush=True)  # noqa: T201
-    sys.stdin.readline()
-    share = None if orders.hits is None else orders.hits // orders.tasks
-    async with asyncio.TaskGroup() as group:
-        for limiter in limiters:
-            end_us = await hit(limiter) + orders.span_us if orders.hits is None else 0
-            for _ in range(orders.tasks):
-                group.create_task(take_turns(limiter, share, end_us))
-    for limiter in limiters:
-        await limiter.close()
+        print("ready", flush=True)  # noqa: T201
+        sys.stdin.readline()
+        share = None if orders.hits is None else orders.hits // orders.tasks
+        end_us = await hit(limiter) + orders.span_us if orders.hits is None else 0
+        await asyncio.gather(*(take_turns(limiter, share, end_us) for _ in range(orders.tasks)))
     return times
 
 
