@@ -6,6 +6,7 @@ processes, random programs of windows and of bans find what is different there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,7 +23,7 @@ class RandomContract(StoreContract):
     @pytest.fixture(autouse=True)
     def _fewer_programs(self) -> Iterator[None]:
         """Play fewer programs than on the store itself, whose arithmetic it is; with `deep` as many."""
-        before = settings.get_current_profile_name()
+        before = os.environ.get("HYPOTHESIS_PROFILE", "default")
         settings.load_profile("transport" if before == "default" else before)
         yield
         settings.load_profile(before)
