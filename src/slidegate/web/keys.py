@@ -20,7 +20,7 @@ from ..core.errors import ConfigurationError, InvalidKey, closest, is_utf8, quot
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
-from .matching import PathMatcher, route_path
+from .matching import PathMatcher, normal_forms, route_path
 from .request import RequestLimits
 from .scope_keys import RECORD
 
@@ -280,35 +280,36 @@ class PathParam(Value):
         name: The name of the parameter.
     """
 
-    def __init__(
-        self, name: str, fallback: Key | None, matchers: Sequence[PathMatcher] = (), path: str | None = None
-    ) -> None:
+    def __init__(self, name: str, fallback: Key | None, matchers: Sequence[PathMatcher] = ()) -> None:
         check_parameter_name("path_param", name)
         super().__init__(f"path:{name}", fallback, self._value)
         self.name = name
         self._matchers = matchers
-        self._path = path
 
     def tied(self, matchers: Sequence[PathMatcher]) -> PathParam:
         """Return the same key for a rule, whose paths tell the parameter before any router does."""
         return PathParam(self.name, self.fallback, matchers)
-
-    def at(self, path: str) -> PathParam:
-        """Return the same key for a request whose path is read as `path`."""
-        return PathParam(self.name, self.fallback, self._matchers, path)
 
     def _encoded(self, value: str | bytes) -> bytes:
         """See `Value._encoded`; a whole number is that of ``{name:int}``."""
         return super()._encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
 
     def _value(self, scope: Scope) -> bytes:
-        value = scope.get("path_params", {}).get(self.name, "")
-        for matcher in self._matchers:
-            match = matcher.limits.match(route_path(scope) if self._path is None else self._path)
-            if match is not None:
-                value = _meaning(matcher.convertors[self.name], match[self.name])
-                break
-        return _bytes(str(value))
+        for text in _texts(scope) if self._matchers else ():
+            for matcher in self._matchers:
+                match = matcher.limits.match(text)
+                if match is not None:
+                    return _bytes(_meaning(matcher.convertors[self.name], match[self.name]))
+        return _bytes(str(scope.get("path_params", {}).get(self.name, "")))
+
+
+def _texts(scope: Scope) -> Iterator[str]:
+    """Yield the texts of a path by which a limit may apply: an odd spelling is no other value."""
+    for path in dict.fromkeys((route_path(scope), scope["path"])):
+        for text in normal_forms(path):
+            yield text
+            yield text.rstrip("/")
+            yield f"{text}/"
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
@@ -351,13 +352,6 @@ def bind(key: Key, matchers: Sequence[PathMatcher]) -> Key:
                 f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}"
             )
     return key.tied(matchers)
-
-
-def read_at(key: Key, path: str) -> Key:
-    """Return a key for a request whose path is read as `path`."""
-    if isinstance(key, Combined):
-        return Combined(tuple(read_at(part, path) for part in key.keys))
-    return key.at(path) if isinstance(key, PathParam) else key
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:

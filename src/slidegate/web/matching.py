@@ -219,29 +219,26 @@ class RequestPath:
         slashed: Whether the path of a rule ends in a slash.
 
     Attributes:
-        path: The path below the root: the one that the application gives itself, else that of the server.
-        served: The path below the root of the server, as `route_path` returns it.
         strict: The texts that an exemption has to match, all of them.
         texts: The texts of which a limit has to match one. Each comes with the beginning and the end that the path of a
             rule must have to be compared with it.
         anything: Whether a router may take the path for any other, so that every limit applies and no exemption.
     """
 
-    __slots__ = ("anything", "path", "served", "strict", "texts")
+    __slots__ = ("anything", "strict", "texts")
 
     def __init__(self, scope: Scope, routes: Routes, *, slashed: bool) -> None:
         path: str = scope["path"]
         given: str = scope.get("root_path", "")
         root = routes.root or given
-        self.served = here = below(given, path) if given else path
+        served = here = below(given, path) if given else path
         if routes.root:
             here = below(root, path)
-        self.path = here
         self.anything = "\n" in path or (len(path) > MAX_ODD and is_odd(path))
         self.strict = normal_forms(here)
         generous = self.strict
-        if given and self.served != here:
-            generous += normal_forms(self.served)
+        if given and served != here:
+            generous += normal_forms(served)
         if routes.lead_astray(off_root=root != "" and here == path):
             read = [form for text in routes.texts(scope, root) for form in normal_forms(text)]
             self.strict, generous = (*self.strict, *read), (*generous, *read)

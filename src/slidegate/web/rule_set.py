@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..limiter import Limiter
-from .keys import Key, read_at
+from .keys import Key
 from .matching import PathIndex, RequestPath
 from .routes import Routes
 from .rules import Limits, Rule, says_nobody
@@ -66,15 +66,6 @@ class BoundRule:
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling functions of the user's."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
-
-    def at(self, path: str) -> BoundRule:
-        """Return the same rule for requests whose path is read as `path`, empty for the one that is served."""
-        key = self.key if self.key is None or not path else read_at(self.key, path)
-        if key is self.key:
-            return self
-        bound = copy(self)
-        bound.key = key
-        return bound
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets of the rule, those of limits that its function has returned lately included."""
@@ -209,7 +200,7 @@ class RuleSet:
                 logger.exception(
                     "the rules of a request cannot be told, so every limit counts it (suppressed=%d)", left_out
                 )
-            met, _ = self._met(dict.fromkeys(range(len(self._bound)), ""), scope, None)
+            met, _ = self._met(range(len(self._bound)), scope, None)
             return self._selected(met, () if self._defaults is None else self._defaults.anywhere(), scope)
 
     def _select(self, scope: Scope) -> Selection:
@@ -235,60 +226,52 @@ class RuleSet:
 
     def _find(self, scope: Scope, routes: Routes) -> Selection:
         path = RequestPath(scope, routes, slashed=self._slashed)
-        texts: dict[int, str] = {}
+        places: set[int] = set()
         if path.anything:
-            tracking = {place for place, bound in enumerate(self._bound) if bound.rule.action == "track"}
-            texts = {place: path.path for place in range(len(self._bound)) if place not in tracking}
-        matching: dict[int, str] = {}
+            places |= {place for place, bound in enumerate(self._bound) if bound.rule.action != "track"}
         for text, begin, end in path.texts:
             # One comprehension first: where no text tells rules apart, most of them do not match.
             for _, place, written in [indexed for indexed in self._index.find(text) if indexed[0](text)]:
                 if written.startswith(begin) and written.endswith(end):
-                    matching.setdefault(place, text)
-        met, ended = self._met(texts | matching, scope, path)
+                    places.add(place)
+        met, ended = self._met(places, scope, path)
         defaults = () if self._defaults is None or ended else self._defaults.find(scope, routes)
         return self._selected(met, defaults, scope)
 
     def _met(
-        self, texts: Mapping[int, str], scope: Scope, path: RequestPath | None
-    ) -> tuple[list[tuple[int, str, bool]], bool]:
+        self, places: Iterable[int], scope: Scope, path: RequestPath | None
+    ) -> tuple[list[tuple[int, bool]], bool]:
         """Return which of some rules a request meets, and whether one of them surely ends the list.
 
         Args:
-            texts: The places of the rules, each with the text of the path by which it applies.
+            places: The places of the rules whose paths match.
             scope: The scope of the request.
             path: Its path; None where that is not known, and nothing exempts the request.
 
         Returns:
-            The place of each rule; the text of the path, empty where that is the ordinary one; and whether it ends the
-            list.
+            The place of each rule, and whether it ends the list.
         """
         kind, method = scope["type"], scope.get("method", "GET")
         met = []
-        for place in sorted(texts):
-            bound = self._bound[place]
-            rule = bound.rule
+        for place in sorted(places):
+            rule = self._bound[place].rule
             counts = not rule.exempt and limits_kind(rule, kind, method)
             ends = counts if rule.blocks else rule.final and path is not None and exempts(rule, kind, method, path)
             if counts or ends:
-                # Only the key of a rule reads the text, and only another one than the application serves matters.
-                ordinary = bound.key is None or path is None or texts[place] == path.served
-                met.append((place, "" if ordinary else texts[place], ends))
+                met.append((place, ends))
             if ends and not rule.conditional:
                 return met, True
         return met, False
 
-    def _selected(
-        self, rules: Iterable[tuple[int, str, bool]], defaults: Sequence[BoundRule], scope: Scope
-    ) -> Selection:
+    def _selected(self, rules: Iterable[tuple[int, bool]], defaults: Sequence[BoundRule], scope: Scope) -> Selection:
         """Return the selection of some rules and the limits behind them; it is the same for all such requests."""
         key = tuple(rules), tuple(defaults), is_preflight(scope)
         selection = self._selections.get(key)
         if selection is not None:
             return selection
-        bound_rules = [(self._bound[place], text, ends) for place, text, ends in key[0]]
-        bound_rules += [(bound, "", False) for bound in defaults]
-        met = [Met((bound.for_preflights() if key[2] else bound).at(text), ends) for bound, text, ends in bound_rules]
+        bound_rules = [(self._bound[place], ends) for place, ends in key[0]]
+        bound_rules += [(bound, False) for bound in defaults]
+        met = [Met(bound.for_preflights() if key[2] else bound, ends) for bound, ends in bound_rules]
         if any(bound.rule.conditional for bound, _ in met):
             return remember(self._selections, key, Selection((), plain=False, open=tuple(met)))
         return remember(self._selections, key, chosen(met))
