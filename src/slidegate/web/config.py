@@ -126,8 +126,10 @@ class ConfigFile:
     def _mistake(self, fact: Mapping[str, Any]) -> ConfigurationError:
         path, value = self._place(fact["loc"])
         kind, context = fact["type"], fact.get("ctx", {})
-        if kind == "unknown_key":
-            return self.error((*path, context["key"]), f"unknown key{closest(context['key'], context['known'])}")
+        if kind == "extra_forbidden":
+            tables, _ = _schemas(path[:-1])
+            known = [name for table in tables for name in table.get("properties", ())]
+            return self.error(path, f"unknown key{closest(str(path[-1]), known)}")
         if kind == "missing":
             path = (*path, fact["loc"][-1])
             return self.error(path, f"missing{_meaning(path)}")
@@ -175,6 +177,12 @@ def _shown(value: object) -> str:
 
 def _meaning(path: Sequence[str | int]) -> str:
     """Return how an error about a key goes on: with its description in the schema, which has an example."""
+    _, said = _schemas(path)
+    return f". {said}" if said else ""
+
+
+def _schemas(path: Sequence[str | int]) -> tuple[Sequence[dict[str, Any]], str]:
+    """Return what the value at a path may be by the schema, each as a schema, and its description there."""
     from .config_schema import json_schema
 
     tables = json_schema()
@@ -188,7 +196,7 @@ def _meaning(path: Sequence[str | int]) -> str:
         ]
         said = next((one["description"] for one in inner if "description" in one), said)
         found = [one for step in inner for one in _alternatives(step, tables["$defs"])]
-    return f". {said}" if said else ""
+    return found, said
 
 
 def _alternatives(schema: dict[str, Any], tables: dict[str, Any]) -> Iterator[dict[str, Any]]:

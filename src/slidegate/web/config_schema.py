@@ -17,10 +17,8 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
 from ..core.errors import ConfigurationError
@@ -57,14 +55,6 @@ Trusted: TypeAlias = Annotated[
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _know_every_key(cls, found: object) -> object:
-        for name in found if isinstance(found, dict) else ():
-            if name not in cls.model_fields:
-                raise PydanticCustomError("unknown_key", "unknown key", {"key": name, "known": list(cls.model_fields)})
-        return found
 
     def made(self, loader: ConfigLoader) -> object:
         """Return what the table makes.

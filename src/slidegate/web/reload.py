@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -47,19 +46,14 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 
 
 class FileState:
-    """The state that all middlewares made of one file share: the limiter, its identities, the findings already logged.
-
-    Attributes:
-        asked: How often each identity was claimed by the middleware that is being made.
-    """
+    """What all middlewares made of one file share: the limiter, its identities, the findings that were logged."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._said: set[Finding] = set()
         self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
-        self._claimed: dict[tuple[str, int], str] = {}
-        self.asked: Counter[str] = Counter()
+        self._claimed: dict[str, str] = {}
 
     def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
         """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
@@ -83,11 +77,9 @@ class FileState:
 
     def claim(self, identity: str, limiter: Limiter) -> str:
         """Return an identity for counts of a middleware: the same one as for the middleware before it."""
-        self.asked[identity] += 1
-        turn = identity, self.asked[identity]
-        if turn not in self._claimed:
-            self._claimed[turn] = limiter.engine.claim(identity)
-        return self._claimed[turn]
+        if identity not in self._claimed:
+            self._claimed[identity] = limiter.engine.claim(identity)
+        return self._claimed[identity]
 
 
 class ReloadingMiddleware(Breakable):
@@ -188,7 +180,6 @@ class ReloadingMiddleware(Breakable):
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
         """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
         options = loader.options()
-        self._shared.asked.clear()
         try:
             made = whole(self._make(self._below, self._shared, options))
         except ConfigurationError as error:
