@@ -25,7 +25,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
-from .matching import PathIndex, PathMatcher
+from .matching import Convertors, PathIndex, PathMatcher
 from .route_tree import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
@@ -66,10 +66,6 @@ _SAMPLES: Final[Mapping[type, str]] = {
 }
 """Values of parameters that nobody writes into a path."""
 _MAY_HOLD_A_SLASH: Final = re.compile(r"\{\w+:(?!(?:str|int|float|uuid)\})")
-_ANY: Final = "{}"
-"""Stands for a segment with a parameter."""
-_REST: Final = "{:path}"
-"""Stands for all segments from one on that may hold a slash."""
 _WIDTHS: Final = {":uuid": 0, ":int": 1, ":float": 2, ":str": 3, "": 3}
 """The kinds of parameters, by how much they take; other kinds take more."""
 _KIND: Final = re.compile(":[a-z]+}")
@@ -263,7 +259,7 @@ def _hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
     ending: PathIndex[int] = PathIndex()
     for place, later in enumerate(rules):
-        samples = [pattern_and_sample(matcher.path)[1] for matcher in later.matchers]
+        samples = [_read(matcher.path).sample for matcher in later.matchers]
         # A rule that covers all paths covers the first one.
         candidates = sorted(ending.find(samples[0] if samples else ""))
         earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
@@ -276,11 +272,22 @@ def _hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
                 ending.add(None, place)
 
 
+class _Path(NamedTuple):
+    """A path in Starlette's syntax, as it is read."""
+
+    pattern: re.Pattern[str]
+    convertors: Convertors
+    sample: str
+    """A path that it takes, with values that patterns of narrower kinds do not."""
+    goes_on: bool
+    """Whether something stands behind a parameter that may hold a slash."""
+
+
 @lru_cache(4_096)
-def pattern_and_sample(path: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern of a path, and a path that it takes, with values that patterns of narrower kinds do not."""
+def _read(path: str) -> _Path:
     pattern, _, convertors = compile_path(path)
-    return pattern, PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
+    sample = PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
+    return _Path(pattern, convertors, sample, _MAY_HOLD_A_SLASH.search(path.rpartition("/")[0]) is not None)
 
 
 def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
@@ -402,65 +409,24 @@ def _may_answer_more(app: Application) -> bool:
 class RoutesByPath:
     """Finds the routes that a path of a rule is about, however many there are; both may have parameters.
 
-    The paths of the routes lie in a tree by their segments. A segment with a parameter may be any other one; a
-    parameter that may hold a slash stands for all segments that follow.
-
     Args:
         routes: The routes.
     """
 
     def __init__(self, routes: Iterable[ResolvedRoute]) -> None:
         self._routes = list(routes)
-        self._top = _Segment()
+        self._index: PathIndex[tuple[str, ResolvedRoute]] = PathIndex()
         for place in self._routes:
             path = _typed(place)
-            self._top.add(_segments(path), (path, place))
+            self._index.add((path, _read(path).convertors), (path, place))
 
     def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
         """Return the routes by which some request comes that a path of a rule is about."""
         found = self._routes
         if path != "*":
-            pairs = self._top.find(_segments(path))
-            found = [place for own, place in pairs if _meet(path, own) or _meet(own, path)]
+            alike = self._index.find_like((path, _read(path).convertors))
+            found = [place for own, place in alike if _meet(path, own)]
         return [place for place in found if _is_for(rule, place)]
-
-
-class _Segment:
-    """What begins with the same segments."""
-
-    def __init__(self) -> None:
-        self._here: list[tuple[str, ResolvedRoute]] = []
-        self._below: dict[str, _Segment] = {}
-
-    def add(self, segments: Sequence[str], owner: tuple[str, ResolvedRoute]) -> None:
-        if segments:
-            self._below.setdefault(segments[0], _Segment()).add(segments[1:], owner)
-        else:
-            self._here.append(owner)
-
-    def find(self, segments: Sequence[str]) -> Iterator[tuple[str, ResolvedRoute]]:
-        if not segments:
-            yield from self._here
-            return
-        first = segments[0]
-        for other in self._below if first in (_ANY, _REST) else self._below.keys() & {first, _ANY, _REST}:
-            below = self._below[other]
-            yield from below._all() if _REST in (first, other) else below.find(segments[1:])
-
-    def _all(self) -> Iterator[tuple[str, ResolvedRoute]]:
-        yield from self._here
-        for below in self._below.values():
-            yield from below._all()
-
-
-def _segments(path: str) -> list[str]:
-    """Return the segments of a path, to the first that may hold a slash."""
-    segments: list[str] = []
-    for segment in path.split("/"):
-        if _MAY_HOLD_A_SLASH.search(segment):
-            return [*segments, _REST]
-        segments.append(_ANY if "{" in segment else segment)
-    return segments
 
 
 def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
@@ -471,11 +437,11 @@ def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
 
 def _meet(path: str, other: str) -> bool:
     """Return whether two paths, which are alike by their segments, have one in common."""
-    if any(one.count("/") >= len(_segments(one)) for one in (path, other)):
+    if any(_read(one).goes_on for one in (path, other)):
         return True  # what stands behind a slash that a parameter holds may be anywhere
     pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{rest:path}")
-    sample = "/".join(pattern_and_sample(min(pair, key=_width))[1] for pair in pairs)
-    return all(pattern_and_sample(one)[0].match(sample) is not None for one in (path, other))
+    sample = "/".join(_read(min(pair, key=_width)).sample for pair in pairs)
+    return all(_read(one).pattern.match(sample) is not None for one in (path, other))
 
 
 def _width(segment: str) -> tuple[int, int]:
@@ -521,7 +487,7 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
     """Return the rules that count or block requests to an application at a place."""
     found: dict[int, Rule] = {}
     for method, rest in _ASKED:
-        path = root + pattern_and_sample(place)[1] + rest
+        path = root + _read(place).sample + rest
         selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
         rules = [bound.rule for bound in selection.limiting]
         rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]

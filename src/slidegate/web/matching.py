@@ -13,8 +13,7 @@ header names another path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -37,7 +36,6 @@ T = TypeVar("T")
 Convertors: TypeAlias = Mapping[str, Convertor[Any]]
 Written: TypeAlias = tuple[str, Convertors]
 """A path in Starlette's syntax, and the convertors of its parameters."""
-_Key: TypeAlias = Callable[[Sequence[str]], object]
 
 MAX_ODD: Final = 4_096
 """The length up to which other texts of an odd path are worked out."""
@@ -45,6 +43,10 @@ _ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
 _DOTS_LAST: Final = ("/.", "/..")
 _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
+_ANY: Final = "{}"
+"""A segment with a parameter, in an index of paths; no segment of a request or of a rule is that."""
+_REST: Final = "{:path}"
+"""All segments from one on whose parameter may hold a slash."""
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
@@ -255,58 +257,96 @@ class RequestPath:
 class PathIndex(Generic[T]):
     """Finds, among thousands of paths in Starlette's syntax, those that a text may belong to.
 
-    Paths of one shape, that is with parameters in the same segments, lie in one table by the text of their other
-    segments::
+    The paths lie in a tree by their segments. A segment with a parameter may be any text; one whose parameter may hold
+    a slash stands for all segments that follow::
 
-        /shops/{shop}/items        four segments, the second and the fourth are text
-        /files/{rest:path}         two segments and whatever comes below, the second is text
+        /shops/{shop}/items        shops, any, items
+        /files/{rest:path}         files, and whatever comes below
 
     The index never misses a path whose pattern matches, and it may name others: the patterns decide, and they are asked
     only about the few that are found. Paths that differ only beside a parameter in one segment (`/{name}.css`,
     `/{name}.js`), or behind one that may hold a slash, are not told apart here.
     """
 
-    __slots__ = ("_always", "_below", "_ending", "_tables")
+    __slots__ = ("_always", "_top")
 
     def __init__(self) -> None:
         self._always: list[T] = []
-        self._tables: dict[object, dict[object, list[T]]] = {}
-        self._ending: dict[int, list[tuple[_Key, dict[object, list[T]]]]] = {}
-        self._below: list[tuple[int, _Key, dict[object, list[T]]]] = []
+        self._top: _Segment[T] = _Segment()
 
     def add(self, written: Written | None, owner: T) -> None:
         """Add a path; `find` returns `owner` for it. None stands for what may take any path."""
         if written is None:
             self._always.append(owner)
             return
-        path, convertors = written
-        parts = path.split("/")
-        end = next((at for at, part in enumerate(parts) if _may_hold_a_slash(part, convertors)), None)
-        # Every path begins with a slash, so the text before it tells nothing.
-        text_at = tuple(at for at, part in enumerate(parts[:end]) if at and not PARAM_REGEX.search(part))
-        key: _Key = itemgetter(*text_at) if text_at else lambda parts: ""
-        shape = end, len(parts) if end is None else 0, text_at
-        table = self._tables.get(shape)
-        if table is None:
-            table = self._tables[shape] = {}
-            if end is None:
-                self._ending.setdefault(len(parts), []).append((key, table))
-            else:
-                self._below.append((end, key, table))
-        table.setdefault(key(parts), []).append(owner)
+        at = self._top
+        for part in _segments(*written):
+            if part is _REST:
+                at.rest.append(owner)
+                return
+            at = at.below.setdefault(part, _Segment())
+        at.here.append(owner)
 
     def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        owners = [*self._always]
+        owners = self._find(text.split("/")[1:])
         # A pattern ends before one final newline too.
-        for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
-            parts = ending.split("/")
-            for key, table in self._ending.get(len(parts), ()):
-                owners += table.get(key(parts), ())
-            for end, key, table in self._below:
-                if end < len(parts):
-                    owners += table.get(key(parts), ())
+        return owners + self._find(text[:-1].split("/")[1:]) if text[-1:] == "\n" else owners
+
+    def find_like(self, written: Written) -> list[T]:
+        """Return the owners of all paths that may have a text in common with another path."""
+        return self._find(_segments(*written))
+
+    def _find(self, parts: Iterable[str]) -> list[T]:
+        owners = [*self._always]
+        places = [self._top]
+        for part in parts:
+            inner = []
+            for at in places:
+                owners += at.rest
+                if part is _REST:
+                    owners += [owner for branch in at.below.values() for owner in branch.all()]
+                    continue
+                for other in at.below if part is _ANY else (part, _ANY):
+                    below = at.below.get(other)
+                    if below is not None:
+                        inner.append(below)
+            places = inner
+        for at in places:
+            owners += at.here
         return owners
+
+
+class _Segment(Generic[T]):
+    """The paths that begin with the same segments.
+
+    Attributes:
+        here: The owners of those that end here.
+        rest: The owners of those whose next parameter stands for all that follows.
+        below: The others by their next segment.
+    """
+
+    __slots__ = ("below", "here", "rest")
+
+    def __init__(self) -> None:
+        self.here: list[T] = []
+        self.rest: list[T] = []
+        self.below: dict[str, _Segment[T]] = {}
+
+    def all(self) -> Iterator[T]:
+        """Yield the owners of all paths."""
+        yield from (*self.here, *self.rest)
+        for inner in self.below.values():
+            yield from inner.all()
+
+
+def _segments(path: str, convertors: Convertors) -> Iterator[str]:
+    """Yield the segments of a path, to the first with a parameter that may hold a slash."""
+    for part in path.split("/")[1:]:  # every path begins with a slash, so the text before it tells nothing
+        if _may_hold_a_slash(part, convertors):
+            yield _REST
+            return
+        yield _ANY if PARAM_REGEX.search(part) else part
 
 
 def _may_hold_a_slash(segment: str, convertors: Convertors) -> bool:
