@@ -7,8 +7,6 @@ import shutil
 import sys
 from typing import Final
 
-import pytest
-
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -19,7 +17,6 @@ def find() -> str | None:
 
 PROGRAM: Final = find()
 MISSING: Final = "no Chromium on PATH: sudo apt install chromium"
-needs_chromium: Final = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 
 
 def arguments() -> list[str]:

@@ -160,13 +160,6 @@ def test_without_the_extra_a_sentence_says_what_to_install() -> None:
     assert ended.stderr == 'slidegate: the command needs the package click: pip install "slidegate[cli]"\n'
 
 
-def test_the_package_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "slidegate", "--version"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=HANG_S, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("slidegate ")
-
-
 # -- output --------------------------------------------------------------------------------------------------------
 
 

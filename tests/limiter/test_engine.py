@@ -6,14 +6,13 @@ import asyncio
 import gc
 from collections.abc import Iterable
 from pathlib import Path
-from threading import Thread
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import Decision
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock
 
-from ..asgi import hello, statuses
+from ..asgi import hello
 
 
 def allowed(heard: Iterable[Decision]) -> list[bool]:
@@ -33,20 +32,6 @@ async def test_every_listener_hears_every_decision_once_in_its_order() -> None:
     assert allowed(first) == [True] * 3 + [False] * 3
 
 
-async def test_before_somebody_listens_nothing_stands_between_a_limiter_and_its_store() -> None:
-    limiter = Limiter()
-    assert limiter.engine.decide == limiter.store.hit
-
-
-async def test_a_listener_that_comes_after_the_first_requests_hears_the_others() -> None:
-    limiter, heard = Limiter(), list[Decision]()
-    gate = RateLimitMiddleware(hello, limits="200/minute", limiter=limiter)
-    await statuses(gate, 150)
-    limiter.engine.listen(heard.append)
-    assert (await statuses(gate, 150)).count(200) == 50
-    assert allowed(heard) == [True] * 50 + [False] * 100
-
-
 async def test_decisions_of_a_store_that_has_to_be_waited_for_are_heard_too(tmp_path: Path) -> None:
     heard: list[Decision] = []
     async with Limiter(LmdbStore(tmp_path), deadline="60s") as limiter:
@@ -55,22 +40,6 @@ async def test_decisions_of_a_store_that_has_to_be_waited_for_are_heard_too(tmp_
         await limiter.hit_all(())
     assert sum(allowed(answers)) == 3
     assert len(heard) == 6
-
-
-def test_the_decisions_of_all_threads_are_heard() -> None:
-    limiter, heard = Limiter(), list[Decision]()
-    limiter.engine.listen(heard.append)
-
-    def hits() -> None:
-        for _ in range(2_000):
-            limiter.sync.hit("a", "5/minute")
-
-    threads = [Thread(target=hits) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(heard) == len({id(decision) for decision in heard}) == 8_000
 
 
 # -- callers ---------------------------------------------------------------------------------------------------------

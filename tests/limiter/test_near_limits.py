@@ -113,14 +113,6 @@ async def test_quotas_and_places_are_told_of_as_well() -> None:
     assert len(site.told) == 3
 
 
-@pytest.mark.parametrize("options", [{"limits": "50/minute"}, {"rules": [Rule("*", "50/minute")], "bans": []}])
-async def test_a_gate_tells_of_its_clients(options: dict[str, Any]) -> None:
-    site = Site()
-    gate = RateLimitMiddleware(hello, limiter=site.limiter, **options)
-    assert await statuses(gate, 50) == [200] * 50
-    assert site.told == [(PEER, 40)]
-
-
 async def test_an_observer_that_comes_later_hears_of_keys_until_it_has_gone() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock(10**15)))
     gate = RateLimitMiddleware(hello, limits="50/minute", limiter=limiter)

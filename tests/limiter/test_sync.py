@@ -245,17 +245,6 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
         assert gate.peek("user:1", "2/hour").reason is Reason.LIMITED
 
 
-def test_after_a_failure_a_thread_hands_back_what_only_one_of_two_stores_admits(tmp_path: Path) -> None:
-    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local")
-    with limiter.sync as gate, open(tmp_path / "data.mdb", "rb") as file:
-        assert gate.peek("user:1", "2/hour").remaining == 1
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert [bool(gate.hit("user:1", "2/hour")) for _ in range(3)] == [True, True, False]
-        fcntl.flock(file, fcntl.LOCK_UN)
-        assert not gate.hit("user:1", "2/hour")
-        assert limiter.store.peek(((limiter._bucket("hit", "2/hour"), "user:1", 1),)).remaining == 1  # type: ignore[union-attr]
-
-
 @needs_redis
 def test_a_server_that_is_gone_hangs_no_thread() -> None:
     heard = RecordingObserver(without=["refused", "near_limit"])

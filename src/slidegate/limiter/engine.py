@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, Protocol, TypeAlias, cast
+from typing import ClassVar, Protocol, TypeAlias
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
@@ -34,8 +34,6 @@ from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
 from .waiting import WaitingLines, Waits
 
-AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision]
-"""A function that charges every check or none, and never has to be awaited."""
 Listener: TypeAlias = Callable[[Decision], object]
 """Hears a decision, in the thread that asked for it. It must not raise or block."""
 
@@ -64,7 +62,6 @@ class Engine:
         counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
         per_process: Whether every process counts for itself.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
-        decide_at_once: Does the same where the store always answers at once; None for others.
         events: The observers.
         emit: Passes an event that happened above the store to the observers.
         keys: Spells keys.
@@ -214,7 +211,6 @@ class Engine:
         if listeners := (*self._listeners, *near):
             decide = _heard(decide, listeners)
         self.decide = decide
-        self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
 
 
 _every: WeakSet[Engine] = WeakSet()

@@ -168,9 +168,6 @@ class Limiter:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
         checks, subjects = self._question(key, limits, rule, cost)
-        decide = self.engine.decide_at_once
-        if decide is not None:
-            return decide(checks, subjects)
         answer = self.engine.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
