@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
 from threading import Lock
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.charge import Permit
@@ -25,8 +25,6 @@ from ..core.errors import StoreError
 from ..core.limits import parse_span_us
 from ..core.store import Event
 from .forks import hold_over_fork
-
-T = TypeVar("T")
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
@@ -63,38 +61,6 @@ def permits_lost(store: str, lost: int, back: int) -> Event:
     return Event("permits_lost", message, {"lost": lost, "back": back})
 
 
-class HeldWeakly(Generic[T]):
-    """Objects, each for as long as somebody else holds it.
-
-    `weakref.WeakSet` raises while it is walked if another thread adds to it. This one is walked as it was at first.
-    """
-
-    __slots__ = ("_by_id",)
-
-    def __init__(self) -> None:
-        self._by_id: WeakValueDictionary[int, T] = WeakValueDictionary()
-
-    def __iter__(self) -> Iterator[T]:
-        for reference in self._by_id.valuerefs():
-            held = reference()
-            if held is not None:
-                yield held
-
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
-
-    def __contains__(self, item: object) -> bool:
-        return id(item) in self._by_id
-
-    def add(self, item: T) -> None:
-        """Hold an object."""
-        self._by_id[id(item)] = item
-
-    def discard(self, item: T) -> None:
-        """Hold an object no more; it need not be held."""
-        self._by_id.pop(id(item), None)
-
-
 class HeldPermits:
     """The permits that requests of this process hold, those whose decisions are still there.
 
@@ -103,14 +69,14 @@ class HeldPermits:
 
     Attributes:
         lease_us: The same.
-        permits: The permits, some of requests that have ended; see `under_way`.
         worker: The name of this process in the store.
     """
 
     def __init__(self, lease_us: int) -> None:
         self.lease_us = lease_us
-        self.permits: HeldWeakly[Permit] = HeldWeakly()
         self.worker = b""
+        # `weakref.WeakSet` raises while it is walked if another thread adds to it.
+        self._by_id: WeakValueDictionary[int, Permit] = WeakValueDictionary()
         self._process = 0
         self._entering = Lock()
         hold_over_fork(self._entering)
@@ -127,26 +93,41 @@ class HeldPermits:
         with self._entering:
             if self.is_of_this_process:  # another thread came first
                 return False
-            self.permits, self.worker = HeldWeakly(), os.urandom(WORKER_BYTES)
+            self._by_id, self.worker = WeakValueDictionary(), os.urandom(WORKER_BYTES)
             self._process = os.getpid()
         return True
 
     def holds_any(self) -> bool:
         """Tell whether there is anything to renew."""
-        return self.is_of_this_process and bool(self.permits)
+        return self.is_of_this_process and bool(self._by_id)
+
+    def __contains__(self, permit: Permit) -> bool:
+        return id(permit) in self._by_id
+
+    def add(self, permit: Permit) -> None:
+        """Hold a permit, for as long as its decision is there."""
+        self._by_id[id(permit)] = permit
+
+    def discard(self, permit: Permit) -> None:
+        """Hold a permit no more; it need not be held."""
+        self._by_id.pop(id(permit), None)
 
     def under_way(self) -> list[Permit]:
         """Return the permits of requests that are under way, and forget the others."""
-        for permit in self.permits:
-            if permit.ended:
-                self.permits.discard(permit)
-        return list(self.permits)
+        under_way = []
+        for reference in self._by_id.valuerefs():
+            permit = reference()
+            if permit is not None and permit.ended:
+                self.discard(permit)
+            elif permit is not None:
+                under_way.append(permit)
+        return under_way
 
     def count(self) -> int:
         """Return how many permits this process holds, without those that were lost."""
         if not self.is_of_this_process:
             return 0
-        return sum(permit.units for permit in self.permits if not (permit.ended or permit.lost))
+        return sum(permit.units for permit in self.under_way() if not permit.lost)
 
 
 class LeaseRenewer:

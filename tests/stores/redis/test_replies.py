@@ -130,10 +130,6 @@ async def outcome(question: Callable[[], Any]) -> Any:
             return error
 
 
-async def listed(parts: AsyncIterator[Any]) -> list[Any]:
-    return [part async for part in parts]
-
-
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
@@ -165,10 +161,8 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "find": lambda: bans.find(("user:5", (4, 7))),
         "strike_records": lambda: bans.strike_records(["user:5"]),
         "active": bans.active,
-        "active_parts": lambda: listed(bans.active_parts()),
         "history": bans.history,
         "dump": bans.dump,
-        "dump_parts": lambda: listed(bans.dump_parts()),
         "load": lambda: bans.load(dumped),
     }
 

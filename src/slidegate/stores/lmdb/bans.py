@@ -146,11 +146,7 @@ class LmdbBans(BanStore):
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _answer(_gather(self.active_parts()))
-
-    def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
-        """Yield the bans in force, a part at a time: no more are held than a part has."""
-        return self._parts("bans", self._active_of)
+        return _answer(_gather(self._parts("bans", self._active_of)))
 
     def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
@@ -158,16 +154,16 @@ class LmdbBans(BanStore):
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return all bans, strikes and levels, as `core.bans.rows` writes them."""
-        return _answer(_gather(self.dump_parts()))
+        return _answer(self._dump())
 
-    async def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
-        """Yield what `dump` returns, a part at a time."""
+    async def _dump(self) -> list[Row]:
         moments = self._moments()
-        yield list(to_rows(Bans([], []), *moments))
-        async for bans in self.active_parts():
-            yield list(to_rows(Bans(list(bans), []), *moments))[1:]
+        rows: list[Row] = list(to_rows(Bans([], []), *moments))
+        async for bans in self._parts("bans", self._active_of):
+            rows += list(to_rows(Bans(list(bans), []), *moments))[1:]
         async for records in self._parts("struck", self._records_of):
-            yield list(to_rows(Bans([], list(records)), *moments))[1:]
+            rows += list(to_rows(Bans([], list(records)), *moments))[1:]
+        return rows
 
     async def _parts(
         self, name: str, read: Callable[[LmdbBanStorage, Sequence[tuple[bytes, bytes]]], Sequence[T]]

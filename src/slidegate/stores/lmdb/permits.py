@@ -110,18 +110,18 @@ class PermitRows:
             raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
         entry.own += units
         permit = Permit(row, amount, units)
-        self._own.permits.add(permit)
-        self._undo.append(partial(self._own.permits.discard, permit))
+        self._own.add(permit)
+        self._undo.append(partial(self._own.discard, permit))
         return permit
 
     def leave(self, permit: Permit) -> bool:
         """Hand a permit back; False if it was handed back before, or was lost."""
         self.ensure_lease()
-        permits = self._own.permits
-        if permit not in permits:
+        own = self._own
+        if permit not in own:
             return False
-        permits.discard(permit)
-        self._undo.append(partial(permits.add, permit))
+        own.discard(permit)
+        self._undo.append(partial(own.add, permit))
         if permit.lost:
             return False
         self._find(permit.row).own -= permit.units

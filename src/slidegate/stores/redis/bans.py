@@ -41,7 +41,7 @@ from .ban_rows import (
     unpack_records,
     unpack_told,
 )
-from .link import making_sense, sensible
+from .link import sensible
 from .refusals import RefusalCache, prolonged
 from .script import bans_script
 from .strikes import Strike, StrikeSums
@@ -181,34 +181,15 @@ class RedisBans(BanStore):
             for policy, record, window_us, forgive_us in unpack_records(row or b"")
         ]
 
+    @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        found: dict[str, Ban] = {}
-        async for part in self.active_parts():
-            found |= {ban.key: ban for ban in part}
+        now_us, wall_us = await self._now_us()
+        found: dict[str, Ban] = {}  # Redis may name one twice while their number changes
+        async for part in self._scan(LIST):
+            bans = [unpack_ban(key, row) for key, row in part if key and row]  # under the empty key it holds none
+            found |= {ban.key: ban for ban in bans if not ban.is_over(now_us, wall_us)}
         return list(found.values())
-
-    async def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
-        """Yield the bans in force, a part at a time: no more are held than a part has.
-
-        A ban may come twice while the number of bans changes, as Redis reads its hashes.
-        """
-        with making_sense():
-            now_us, wall_us = await self._now_us()
-            async for part in self._scan(LIST):
-                # Under the empty key Redis holds no ban.
-                bans = [unpack_ban(key, row) for key, row in part if key and row]
-                yield [ban for ban in bans if not ban.is_over(now_us, wall_us)]
-
-    async def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
-        """Yield what `dump` returns, a part at a time; a ban may come twice, as in `active_parts`."""
-        with making_sense():
-            now = await self._now_us()
-            yield list(to_rows(Bans([], []), *now))
-            async for bans in self.active_parts():
-                yield list(to_rows(Bans(list(bans), []), *now))[1:]
-            async for part in self._scan(RECORDS):
-                yield list(to_rows(Bans([], _records_in(part)), *now))[1:]
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -220,9 +201,16 @@ class RedisBans(BanStore):
         entries = await self._batcher().ask(b"LRANGE", self._names[HISTORY], 0, -1)
         return [unpack_change(entry) async for part in in_steps(reversed(entries)) for entry in part]
 
+    @sensible
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
-        return [row async for part in self.dump_parts() for row in part]
+        now = await self._now_us()
+        rows: list[Row] = list(to_rows(Bans([], []), *now))
+        async for bans in in_steps(await self.active()):
+            rows += list(to_rows(Bans(bans, []), *now))[1:]
+        async for part in self._scan(RECORDS):
+            rows += list(to_rows(Bans([], _records_in(part)), *now))[1:]
+        return rows
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:

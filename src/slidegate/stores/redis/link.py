@@ -75,24 +75,20 @@ def unexpected(place: str, answer: object) -> StoreUnavailable:
     return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
 
 
-@contextmanager
-def making_sense() -> Iterator[None]:
-    """Raise a StoreUnavailable where what a server has answered cannot be read, whatever that was."""
-    try:
-        yield
-    except SlidegateError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError) as error:
-        raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
+_NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
 
 
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Do that for all of a method."""
+    """Raise a StoreUnavailable where what a server has answered cannot be read by a method, whatever that was."""
 
     @wraps(method)
     async def read(*args: P.args, **named: P.kwargs) -> T:
-        with making_sense():
+        try:
             return await method(*args, **named)
+        except SlidegateError:  # some of which are of these kinds, too
+            raise
+        except _NONSENSE as error:
+            raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
 
     return read
 

@@ -82,7 +82,7 @@ class Renewals:
                 states[at] = taken, leaves_us, 0, wait_us
                 row, member = self._packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)
                 permit = charge[at] = Permit(row, bucket.limits[0].amount, member=member)
-                held.permits.add(permit)
+                held.add(permit)
             at += len(bucket.limits)
         decision.readings, decision.charge = states, Charge(charge)
         self._renewer.start()
