@@ -408,3 +408,16 @@ async def test_a_peer_whose_name_is_no_utf_8_is_looked_at_as_any_other() -> None
     found = gate()
     answer = await call(found, client=("\udcff" * 4, 1), headers={"X-Forwarded-For": "198.51.100.7"})
     assert (answer.status, codes(found)) == (200, ["SG102"])
+
+
+async def test_a_look_at_routes_that_fails_is_logged_and_breaks_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    class Strange(Route):
+        """A route whose path is written in another language, which its own pattern does not show."""
+
+        def __init__(self) -> None:
+            super().__init__("/strange", ok)
+            self.path = self.path_format = "/{strange:thing}"
+
+    app = gate(Starlette(routes=[Strange()]), rules=[Rule("/other", "5/minute")])
+    assert await statuses(app, 2, "/strange") == [200, 200]
+    assert "start-up findings failed" in caplog.text

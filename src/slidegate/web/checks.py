@@ -22,6 +22,7 @@ from starlette.types import Scope
 from ..core.arguments import check_flag
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.logs import logger
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
@@ -123,11 +124,14 @@ class StartupChecks:
         self.left = WATCHED
 
     def say(self, found: Iterable[Finding]) -> None:
-        """Report findings, unless they were reported before."""
-        for finding in found:
-            if finding.code not in self._ignored and finding not in self.findings:
-                self.findings.append(finding)
-                self._log(finding)
+        """Report findings, unless they were reported before. A look that fails ends there, and no request for it."""
+        try:
+            for finding in found:
+                if finding.code not in self._ignored and finding not in self.findings:
+                    self.findings.append(finding)
+                    self._log(finding)
+        except Exception:
+            logger.exception("a look for start-up findings failed")
 
 
 def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
