@@ -1,7 +1,7 @@
 """Real Redis and Valkey servers for tests: started, paused, killed and brought back, each a process of its own.
 
     with RedisServer() as server:                        # or RedisServer("--maxmemory", "2mb", program=VALKEY)
-        server.url, server.unix_url                      # "redis://127.0.0.1:PORT/0", "unix:///…/s"
+        server.url, server.socket                        # "redis://127.0.0.1:PORT/0", and its socket file
         server.command("CONFIG", "SET", "timeout", "1")  # one command on a connection of its own
         server.pause(), server.resume()                  # SIGSTOP: it accepts connections and says nothing
         server.kill(), server.start()                    # SIGKILL, then a new process at the same address
@@ -54,6 +54,7 @@ OWN_RUN: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("
 """Runs of tests side by side take ports of their own, each eighth one, so that no server comes back to a taken port."""
 OLDEST: Final = (6, 2)
 SLOTS: Final = 16_384
+MASTERS: Final = 3
 BUS: Final = 10_000
 """Nodes of a cluster talk to each other at ports so much higher."""
 REPLICATION: Final = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
@@ -122,7 +123,6 @@ class RedisServer:
     Args:
         options: Further arguments of the program, for example ``"--requirepass", "x"``.
         program: What to run; by default `REDIS`.
-        port: By default one that is free.
         password: The one that `command` and the addresses give; `options` have to ask for it.
 
     Attributes:
@@ -130,13 +130,11 @@ class RedisServer:
         pid: The id of the current process.
     """
 
-    def __init__(
-        self, *options: str, program: Path | None = None, port: int | None = None, password: str | None = None
-    ) -> None:
+    def __init__(self, *options: str, program: Path | None = None, password: str | None = None) -> None:
         found = program or REDIS
         assert found is not None, "no redis-server"
         self.program, self.options, self.password = found, options, password
-        self.port = port or self._free_port()
+        self.port = self._free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket = self.directory / "s"
         self.log: list[str] = []
@@ -150,11 +148,6 @@ class RedisServer:
     def url(self) -> str:
         """Its address over TCP."""
         return f"redis://{f':{self.password}@' if self.password else ''}{HOST}:{self.port}/0"
-
-    @property
-    def unix_url(self) -> str:
-        """Its address by socket file."""
-        return f"unix://{f':{self.password}@' if self.password else ''}{self.socket}"
 
     @property
     def pid(self) -> int:
@@ -191,7 +184,7 @@ class RedisServer:
         self._reader = threading.Thread(target=self._read, args=(self._process, self.log, self._ready), daemon=True)
         self._reader.start()
         if wait:
-            self.wait_ready()
+            self._wait_ready()
 
     @staticmethod
     def _read(process: subprocess.Popen[bytes], log: list[str], ready: threading.Event) -> None:
@@ -203,7 +196,7 @@ class RedisServer:
         process.wait()
         ready.set()
 
-    def wait_ready(self) -> None:
+    def _wait_ready(self) -> None:
         """Come back when it accepts commands.
 
         Raises:
@@ -259,11 +252,6 @@ class RedisServer:
         self._process.stdout.close()
         self._process = None
 
-    def restart(self) -> None:
-        """Kill the process and start another at the same address."""
-        self.kill()
-        self.start()
-
     def close(self) -> None:
         """Kill the process and remove its directory."""
         self.kill()
@@ -301,15 +289,14 @@ class ClusterNode(RedisServer):
     """A server that is to join a cluster.
 
     Args:
-        program: What to run; by default `REDIS`.
         fronted: Whether it sends clients to another port, where a test has a proxy.
 
     Attributes:
         front: Where it sends clients; None where that is its own port.
     """
 
-    def __init__(self, *, program: Path | None = None, fronted: bool = False) -> None:
-        super().__init__("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION, program=program)
+    def __init__(self, *, fronted: bool = False) -> None:
+        super().__init__("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
         self.front = free_port() if fronted else None
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -326,26 +313,20 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster:
-    """Masters that share the slots in equal parts, and know each other.
+    """Three masters that share the slots in equal parts, and know each other.
 
     Args:
-        masters: How many of them.
         replicas: How many servers follow the first master; they take its place when it dies.
-        program: What to run; by default `REDIS`.
         fronted: Whether nodes send clients to ports of their own, where the test has proxies.
 
     Attributes:
         servers: The masters, then the replicas.
-        count: How many masters there were at the start.
     """
 
     servers: list[ClusterNode]
 
-    def __init__(
-        self, masters: int = 3, replicas: int = 0, *, program: Path | None = None, fronted: bool = False
-    ) -> None:
-        self.count = masters
-        self.servers = [ClusterNode(program=program, fronted=fronted) for _ in range(masters + replicas)]
+    def __init__(self, *, replicas: int = 0, fronted: bool = False) -> None:
+        self.servers = [ClusterNode(fronted=fronted) for _ in range(MASTERS + replicas)]
 
     @property
     def url(self) -> str:
@@ -370,14 +351,14 @@ class RedisCluster:
         for number, server in enumerate(self.servers):
             # Epochs of their own: two masters of one epoch would have to settle first who is the older.
             server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            if number < self.count:
-                low, high = number * SLOTS // self.count, (number + 1) * SLOTS // self.count
+            if number < MASTERS:
+                low, high = number * SLOTS // MASTERS, (number + 1) * SLOTS // MASTERS
                 server.command("CLUSTER", "ADDSLOTS", *range(low, high))
         until(self._have_met, "nodes meet")
-        for replica in self.servers[self.count :]:
+        for replica in self.servers[MASTERS:]:
             replica.command("CLUSTER", "REPLICATE", self.node_id(first))
         self.wait_ok()
-        for replica in self.servers[self.count :]:
+        for replica in self.servers[MASTERS:]:
             until(partial(_follows, replica), "a replica follows")
 
     def _have_met(self) -> bool:
@@ -393,7 +374,7 @@ class RedisCluster:
     @property
     def masters(self) -> list[RedisServer]:
         """The servers that were given slots at the start."""
-        return self.servers[: self.count]
+        return self.servers[:MASTERS]
 
     @property
     def running(self) -> list[RedisServer]:
@@ -466,8 +447,8 @@ class ReplicaPair:
         replica: Who follows.
     """
 
-    def __init__(self, *, program: Path | None = None) -> None:
-        self.master, self.replica = (RedisServer(*REPLICATION, program=program) for _ in range(2))
+    def __init__(self) -> None:
+        self.master, self.replica = (RedisServer(*REPLICATION) for _ in range(2))
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -509,7 +490,7 @@ class Sentinel(RedisServer):
     name: Final = "gate"
 
     def __init__(self, master: RedisServer) -> None:
-        super().__init__(program=master.program)
+        super().__init__()
         self.watched = master
 
     def start(self, *options: str, wait: bool = True) -> None:

@@ -86,7 +86,8 @@ def test_redis_keeps_a_quota_over_restarts_of_workers_and_server(tmp_path: Path)
     with RedisServer() as server:
         assert [asyncio.run(ask(server)) for _ in range(2)] == [4, 3]
         server.command("SAVE")
-        server.restart()
+        server.kill()
+        server.start()
         assert asyncio.run(ask(server)) == 2
 
 
