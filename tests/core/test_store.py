@@ -117,12 +117,3 @@ def test_what_cannot_be_a_store_is_refused_with_what_to_do(given: object, words:
 async def test_a_gate_counts_in_it(store: Smallest) -> None:
     gate = RateLimitMiddleware(hello, limits="1/minute", limiter=Limiter(store))
     assert [(await call(gate)).status for _ in range(2)] == [200, 429]
-
-
-def test_no_store_is_an_instance_of_another_one(store: Smallest) -> None:
-    memory = MemoryStore()
-    assert isinstance(store, Smallest)
-    assert isinstance(memory, MemoryStore)
-    assert isinstance(store, Store) is isinstance(memory, Store) is True
-    assert not isinstance(store, MemoryStore)
-    assert not isinstance(memory, Smallest)

@@ -176,10 +176,10 @@ def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
 # What the replay would notice
 
 
-class Lying(MemoryStore):
-    """Says of each wait that it is `OFF_US` longer than it is."""
+class Late(MemoryStore):
+    """Says of each wait that it is a microsecond longer than it is."""
 
-    OFF_US = 0
+    OFF_US = 1
 
     def hit(self, checks: Any, subjects: Any = (), **line: Any) -> Decision:
         decision = super().hit(checks, subjects, **line)
@@ -189,32 +189,21 @@ class Lying(MemoryStore):
         return Decision(False, decision.reason, decision.now_us, decision.checks, readings)
 
 
-class Late(Lying):
-    OFF_US = 1
+class Early(Late):
+    """Says that it is shorter."""
 
-
-class Early(Lying):
     OFF_US = -1
 
 
-def with_retry_after(change: Callable[[bytes], list[bytes]]) -> Callable[[Any], Any]:
-    def wrap(app: Any) -> Any:
-        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
-            async def forward(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    fields = [
-                        (name, new)
-                        for name, value in message["headers"]
-                        for new in (change(value) if name == b"retry-after" else [value])
-                    ]
-                    message = {**message, "headers": fields}
-                await send(message)
+def without_retry_after(app: Any) -> Any:
+    async def changed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def forward(message: Message) -> None:
+            fields = [pair for pair in message.get("headers", ()) if pair[0] != b"retry-after"]
+            await send({**message, "headers": fields} if "headers" in message else message)
 
-            await app(scope, receive, forward)
+        await app(scope, receive, forward)
 
-        return changed
-
-    return wrap
+    return changed
 
 
 @pytest.mark.interpreted("a compiled class cannot be derived from")
@@ -223,10 +212,9 @@ def with_retry_after(change: Callable[[bytes], list[bytes]]) -> Callable[[Any], 
     [
         ({"store": Late}, "admitted a microsecond before"),
         ({"store": Early}, "still refused after"),
-        ({"wrap": with_retry_after(lambda value: [b"%d" % (int(value) + 1)])}, "Retry-After is"),
-        ({"wrap": with_retry_after(lambda value: [])}, "Retry-After is None"),
+        ({"wrap": without_retry_after}, "Retry-After is None"),
     ],
-    ids=["a microsecond late", "a microsecond early", "a second more in the header", "no header"],
+    ids=["a microsecond late", "a microsecond early", "no header"],
 )
 def test_a_wrong_retry_after_is_a_violation(twist: dict[str, Any], words: str) -> None:
     report = summed(replay_in_memory([RECORD] * 70, **twist))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +23,7 @@ from examples.llm_gateway.upstream import Answer, ModelError, Upstream
 from examples.llm_gateway.visit import KEYS
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
+from tests.asgi import scope_of
 from tests.examples.visits import running, shown
 
 pytestmark = pytest.mark.all
@@ -111,13 +111,8 @@ async def relayed(answer: Answer, client: Client) -> int:
         rule = Rule("/", "1000/minute", cost=0, key=lambda request: "account:ann", name=RULE)
         gate = Middleware(RateLimitMiddleware, limiter=limiter, rules=[rule])
         app = Starlette(routes=[Route("/", ask)], middleware=[gate])
-        scope: dict[str, Any] = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "GET",
-            "path": "/", "raw_path": b"/", "root_path": "", "query_string": b"", "headers": [], "scheme": "http",
-            "client": ("203.0.113.9", 1), "server": ("127.0.0.1", 80),
-        }  # fmt: skip
         with anyio.fail_after(60), client.request, suppress(Fault):
-            await app(scope, client.receive, client.send)
+            await app(scope_of("/"), client.receive, client.send)
         decision = await limiter.peek("account:ann", "1000/minute", cost=0, rule=RULE)
         return 1_000 - decision.remaining
 

@@ -39,29 +39,6 @@ async def charged_on(app: ASGIApp, rules: list[Rule], path: str, method: str = "
     return charged(scope)
 
 
-@pytest.mark.parametrize("path", ["/login\n;m=1", "/login;m=1\n", "//login\n;m\n", "/x/../login\n;m"])
-async def test_newlines_at_the_end_are_taken_away_before_and_after_matrix_parameters(path: str) -> None:
-    assert await charged_on(hello, [Rule("/login", "9/minute")], path) == ["/login"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "path", "routes"),
-    [
-        ("/v1/login", "/v1//login\n", [Mount("/v1", routes=[Route("/login", page)])]),
-        ("/login", "//login\n", [Mount("/", routes=[Route("/login", page)])]),
-        ("/v1/v1/login", "/v1/login\n", [Mount("/v1", routes=[Route("/v1/login", page)])]),
-        ("/{t}/{a}/{b}", "/x/y\n", [Mount("/{t}", routes=[Route("/{a}/{b}", page)])]),
-        ("/a/b/c", "/a//b//c\n\n", [Mount("/a", routes=[Mount("/b", routes=[Route("/c\n", page)])])]),
-    ],
-)
-async def test_what_a_mount_reads_anew_is_counted(rule: str, path: str, routes: list[BaseRoute]) -> None:
-    bare = Starlette(routes=routes)
-    if (await call(bare, path, raw_path=b"/")).status != 200:
-        assert path.endswith("\n\n")
-        return
-    assert await statuses(routed([Rule(rule, "1/minute")], *routes), 2, path, raw_path=b"/") == [200, 429]
-
-
 async def test_a_mount_under_a_root_that_the_path_does_not_begin_with_is_read_anew() -> None:
     app = routed([Rule("/v1/v1/login", "1/minute")], Mount("/v1", routes=[Route("/v1/login", page)]))
     assert await statuses(app, 2, "/v1/login", root_path="/api") == [200, 429]
@@ -191,14 +168,6 @@ async def test_a_shared_function_counts_in_the_bucket_of_its_route_however_the_p
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
 
 
-async def test_a_preflight_is_counted_apart_whoever_answers_it() -> None:
-    for route in (Route("/a", page, methods=["OPTIONS", "GET"]), Route("/a", page)):
-        app = routed([Rule("/a", "2/minute")], route)
-        answers = await statuses(app, 3, "/a", "OPTIONS", headers=PREFLIGHT)
-        assert [status == 429 for status in answers] == [False, False, True]
-        assert await statuses(app, 3, "/a") == [200, 200, 429]
-
-
 async def test_a_preflight_meets_the_functions_and_exemptions_of_rules() -> None:
     async def who(request: Any) -> str | None:
         return None if request.headers["origin"] == "https://example.com" else "somebody"
@@ -271,17 +240,6 @@ class _Hiding:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._wrapped(scope, receive, send)
-
-
-async def test_the_routes_of_the_application_are_asked_where_a_middleware_hides_them() -> None:
-    app = Starlette(
-        routes=[Mount("/v1", routes=[Route("/v1/login", page)])],
-        middleware=[
-            Middleware(RateLimitMiddleware, rules=[Rule("/v1/v1/login", "1/minute")]),
-            Middleware(_Hiding),
-        ],
-    )
-    assert await statuses(app, 2, "/v1/login\n", raw_path=b"/") == [200, 429]
 
 
 async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:

@@ -20,7 +20,7 @@ from slidegate.core.statistics.histogram import BOUNDS_US, EXPORTED_BOUNDS_US, R
 from slidegate.core.statistics.series import KEPT, MAX_NOTED, SLICE_US, Noted, Outcome, Series
 from slidegate.core.statistics.slices import Slice
 
-from .racing import THREADS, race
+from ...racing import THREADS, race
 
 PASS = Outcome("pass", "2xx", rt=True)
 BLOCK = Outcome("block", "4xx")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -33,7 +32,7 @@ from slidegate.limiter.stats import MAX_SERIES, Statistics, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import page, scope_of, send_scope
-from ...hurry import hurried
+from ...racing import THREADS, race
 
 MS = 1_000
 PASS = Outcome("pass")
@@ -283,28 +282,15 @@ async def test_one_endpoint_of_two_applications_is_two_routes_when_their_request
 
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
-    clock = FakeClock(1_000_000_000)
+    clock, rounds = FakeClock(1_000_000_000), 400  # more than there is room for
     recorder = Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
-    together = threading.Barrier(8)
-    turns = 400  # more than there is room for
-
-    def work() -> None:
-        for turn in range(turns):
-            together.wait()
-            recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, clock())
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    with hurried(collecting=False):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    race(lambda number, thread: recorder.series(("rule",), f"GET /{number}").note(PASS, 0, clock()), rounds)
     stats = recorder.recent("5m").stats()
     assert len(stats.routes) == MAX_SERIES + 1
-    assert (stats.total.passed, stats.routes["GET /0"].passed) == (8 * turns, 8)
+    assert (stats.total.passed, stats.routes["GET /0"].passed) == (THREADS * rounds, THREADS)
 
 
-# -- websockets ----------------------------------------------------------------------------------------------------
+# -- bans, further middlewares, waiting ------------------------------------------------------------------------------
 
 
 async def test_bans_and_lists_are_blocks_of_no_rule() -> None:

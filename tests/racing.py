@@ -13,7 +13,7 @@ from threading import Barrier, Thread
 from types import FrameType
 from typing import Any
 
-from ...hurry import hurried
+from .hurry import hurried
 
 THREADS = 8
 SWITCHED = 0.1
