@@ -86,15 +86,6 @@ def test_all_names_exactly_what_exists(module: ModuleType) -> None:
     assert listed == bound, f"missing from __all__: {sorted(bound - listed)}; extra in it: {sorted(listed - bound)}"
 
 
-@pytest.mark.parametrize("module", DOCUMENTED, ids=lambda module: module.__name__)
-def test_all_is_in_order_and_without_repetition(module: ModuleType) -> None:
-    def order(name: str) -> tuple[int, str]:
-        # As ruff (RUF022) sorts: constants, classes, then functions and the rest.
-        return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
-
-    assert module.__all__ == sorted(set(module.__all__), key=order)
-
-
 @pytest.mark.interpreted("a compiled class has no docstring, and a compiled package loads a module of its own")
 def test_public_names_and_methods_say_what_they_are() -> None:
     silent = []

@@ -82,6 +82,7 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert waiting.cancelled() == cancelled
     assert cancelled or waiting.exception() is None
     assert limiter.engine.waits.waiting == 0
+    assert [outcome for outcome, times in limiter.engine.waits.ever().items() if times.count] == ["left"]
     assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
     assert client.sent == []
     figures = limiter.stats()

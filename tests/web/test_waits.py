@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, scope_of
+from ..asgi import call, hello
 from ..virtual_time import VirtualTime
-from .test_waiting import channel, gate, send_nothing, some_turns, virtual
+from .test_waiting import gate, some_turns, virtual
 
 __all__ = ["virtual"]
 
@@ -27,8 +25,8 @@ def waited(limiter: Limiter) -> dict[str, tuple[int, float]]:
 
 async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
     app = gate(hello, virtual)
-    for _ in range(2):
-        await call(app)
+    assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
+    assert waited(app.limiter) == {}, "who is refused at once has not waited"
     virtual.clock.advance("500ms")
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(call(app))
@@ -38,22 +36,6 @@ async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
     assert waiting.result().status == 200
     assert app.limiter.engine.waits.waiting == 0
     assert waited(app.limiter) == {"passed": (1, 0.5)}
-
-
-async def test_a_client_that_leaves_while_it_waits_is_counted_as_one_that_left(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual)
-    for _ in range(2):
-        await call(app)
-    virtual.clock.advance("500ms")
-    await app(scope_of(), channel({"type": "http.disconnect"}), send_nothing)
-    assert waited(app.limiter) == {"left": (1, 0.0)}
-    assert app.limiter.engine.waits.waiting == 0
-
-
-async def test_who_is_refused_at_once_has_not_waited(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual)
-    assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
-    assert waited(app.limiter) == {}
 
 
 @pytest.mark.parametrize("frees", [True, False])
@@ -80,19 +62,3 @@ async def test_a_place_that_is_waited_for_is_counted_with_what_came_of_it(frees:
         free.set()
     assert second.result().status == (200 if frees else 429)
     assert waited(limiter) == {"passed" if frees else "refused": (1, 0.0)}
-
-
-async def test_a_wait_at_an_endpoint_is_counted(virtual: VirtualTime) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    app: Any = FastAPI()
-
-    @app.get("/", dependencies=[Depends(RateLimit("2/s", wait="600ms"))])
-    async def root() -> str:
-        return "hello"
-
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, limits="100/s")
-    for _ in range(2):
-        await call(app)
-    virtual.clock.advance("500ms")
-    assert (await call(app)).status == 200
-    assert waited(limiter) == {"passed": (1, 0.5)}

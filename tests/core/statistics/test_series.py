@@ -8,7 +8,6 @@ import random
 import sys
 from collections import Counter
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -212,22 +211,6 @@ def test_a_buffer_is_bounded_in_records_and_in_bytes() -> None:
 
 def weight_of(noted: Noted) -> int:
     return sys.getsizeof(noted) + sum(map(sys.getsizeof, noted[1:]))
-
-
-class Crowded(list[Noted]):
-    """A buffer to which another thread appends whenever somebody has just looked at all of it."""
-
-    def __getitem__(self, place: Any) -> Any:
-        seen = super().__getitem__(place)
-        self.append((PASS, 7, 7))
-        return seen
-
-
-def test_what_comes_while_a_buffer_is_emptied_is_counted_next_time() -> None:
-    series = Series()
-    series.noted = Crowded()
-    series.note(PASS, 5, 5)
-    assert [whole(series, 9).count("pass") for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
