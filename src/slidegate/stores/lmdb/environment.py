@@ -164,7 +164,7 @@ class Environment:
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
-                    self._reopen(patience_s)
+                    self._open(patience_s)
         for _ in range(3):
             self._map.acquire()
             try:
@@ -323,7 +323,7 @@ class Environment:
             return False
         try:
             if self._lmdb is None:
-                self._reopen(0.0)
+                self._open(0.0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
@@ -347,14 +347,13 @@ class Environment:
             environment.close()
             os.close(self._file)
 
-    def _reopen(self, patience_s: float) -> None:
-        try:
-            self._open(patience_s)
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from error
-
     def _open(self, patience_s: float) -> None:
-        opened = open_files(self.path, self.options, patience_s, self._suspect)
+        try:
+            opened = open_files(self.path, self.options, patience_s, self._suspect)
+        except ConfigurationError as error:
+            if not self.opened and not self.options.read_only:
+                raise
+            raise StoreUnavailable(str(error)) from error
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
         self.held, self.stuck, self.fullness = self._lmdb.info()["map_size"], "", 0
         self.untold += events

@@ -99,18 +99,9 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
-        StoreUnavailable: They are to be read only, and are not there, or cannot be read.
+        StoreUnavailable: They are to be read only, and are not there.
         StoreTimeout: Another process holds the files.
     """
-    if not options.read_only:
-        return _open_files(path, options, patience_s, suspect)
-    try:
-        return _open_files(path, options, patience_s, suspect)
-    except ConfigurationError as error:
-        raise StoreUnavailable(str(error)) from error
-
-
-def _open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
     events: list[Event] = []
     salvage: list[Path] = []
     if not options.read_only:
