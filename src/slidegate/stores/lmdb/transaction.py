@@ -11,6 +11,7 @@ import lmdb
 
 from ...core.decision import Bucket
 from ...core.errors import StoreUnavailable
+from ...core.logs import Throttle
 from ...core.store import Clock, Event, Observers
 from ..memory.shard import SHARED_PAUSE_US, keys_shared
 from .batching import Job
@@ -68,7 +69,8 @@ class Transactions:
         self.permits = permits
         self._observers = observers
         self.bound: dict[Bucket, Bound] = {}
-        self._sweep_due_us = self._next_full_event_us = self._next_shared_event_us = 0
+        self._sweep_due_us = self._next_shared_event_us = 0
+        self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.bans: LmdbBans | None = None
         self.tells = False
         self.evictions = self.latest_us = self.shared_hits = 0
@@ -205,8 +207,7 @@ class Transactions:
         return not transaction.is_swept
 
     def _say_full(self, now_us: int) -> None:
-        if now_us >= self._next_full_event_us:
-            self._next_full_event_us = now_us + SAY_FULL_EVERY_US
+        if self._throttle.left_out("map_full", now_us) is not None:
             stuck = self.env.stuck
             remedy = "free some space" if stuck else "raise max_map_size"
             message = f"{self.env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"

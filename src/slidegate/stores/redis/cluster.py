@@ -28,6 +28,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
+from ...core.logs import Throttle
 from ...core.store import Event
 from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, head, remove_from
 from .link import Connection, first_of, refusal
@@ -141,7 +142,8 @@ class ClusterBatcher(Batcher):
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
         self._news: asyncio.Task[Any] | None = None
-        self._news_from_s = self._say_again_s = float("-inf")
+        self._news_from_s = float("-inf")
+        self._throttle = Throttle(SAY_EVERY_S)
         self._waits_for_news = True
         self._owes_change = False
 
@@ -374,8 +376,7 @@ class ClusterBatcher(Batcher):
         except StoreError as error:
             now_s, self._waits_for_news = monotonic(), False
             self._news_from_s = now_s + NEWS_AGAIN_S
-            if now_s >= self._say_again_s:
-                self._say_again_s = now_s + SAY_EVERY_S
+            if self._throttle.left_out("bans_unread", now_s) is not None:
                 message = f"redis: bans cannot be looked up, so those that are known hold: {error}"
                 self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
         finally:
