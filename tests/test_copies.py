@@ -44,7 +44,6 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
-    (counted(), ("resolution", "step_us", "_ring")),
     (summary(), ("start_us", "span_us", "events", "rt")),
     (Traffic(summary()), ("seen",)),
     (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
@@ -64,6 +63,20 @@ def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...]
     assert type(twin) is type(value)
     assert twin is not value
     assert repr([getattr(twin, name) for name in names]) == repr([getattr(value, name) for name in names])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_a_window_counts_on(way: str) -> None:
+    window = counted()
+    twin = WAYS[way](window)
+    twin.add(55, 2)
+    assert (window.total(55), twin.total(55)) == (4, 6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_a_limit_is_equal_and_counts(way: str) -> None:
+    twin = WAYS[way](LIMIT)
+    assert (twin, twin.counter.spend(b"", 0, 1)) == (LIMIT, LIMIT.counter.spend(b"", 0, 1))
 
 
 @pytest.mark.parametrize("way", ["copy", "deepcopy"])

@@ -107,8 +107,9 @@ class DictStore(Store):
             now_us, found = self._now_us(), False
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
-                    found = found or limit.state(limit.settle(self._windows[name], now_us))[0] > 0
-                    self._windows[name] = limit.reset(self._windows[name], now_us)
+                    counter, window = limit.counter, self._windows[name]
+                    found = found or counter.state(counter.settle(window, now_us))[0] > 0
+                    self._windows[name] = counter.reset(window, now_us)
             return found
 
     def reset_all(self) -> bool:
@@ -132,7 +133,7 @@ class DictStore(Store):
         """Return how many requests are under way, so that rules may limit concurrency."""
         with self._lock:
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
-            return sum(self._limits[name].state(self._windows[name])[0] for name in held)
+            return sum(self._limits[name].counter.state(self._windows[name])[0] for name in held)
 
     def answers_threads(self) -> bool:
         """Say that `Limiter.sync` needs no event loop: no answer has to be awaited."""
@@ -145,12 +146,12 @@ class DictStore(Store):
 
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[Place]:
         """Return where the windows of a demand lie; those that are not there yet begin empty."""
-        places: list[Place] = [
-            (limit, cost, windows, (bucket.rule, limit.same_window, key))
+        asked = [
+            (limit, cost, (bucket.rule, limit.same_window, key))
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]
-        missing = {name: limit for limit, _, _, name in places if name not in windows}
+        missing = {name: limit for limit, _, name in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
             self._let_go(now_us)
             if len(windows) + len(missing) > self._most:
@@ -158,6 +159,7 @@ class DictStore(Store):
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
+        places: list[Place] = [(limit.counter, cost, windows, name) for limit, cost, name in asked]
         enter_periods(places, now_us, self._unix_us())
         return places
 

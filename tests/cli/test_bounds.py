@@ -35,18 +35,24 @@ def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spe
     windows = [b""] * len(limits)
     now_us = start_us
     while now_us < start_us + span_us:
-        windows = [limit.settle(window, now_us) for limit, window in zip(limits, windows, strict=True)]
-        units = min(limit.amount - limit.state(window)[0] for limit, window in zip(limits, windows, strict=True))
-        windows = [limit.charge(window, now_us, units)[0] for limit, window in zip(limits, windows, strict=True)]
+        windows = [limit.counter.settle(window, now_us) for limit, window in zip(limits, windows, strict=True)]
+        units = min(
+            limit.amount - limit.counter.state(window)[0] for limit, window in zip(limits, windows, strict=True)
+        )
+        windows = [
+            limit.counter.charge(window, now_us, units)[0] for limit, window in zip(limits, windows, strict=True)
+        ]
         yield Spent(now_us, units)
-        now_us += max(limit.spend(window, now_us, 1)[1][3] for limit, window in zip(limits, windows, strict=True))
+        now_us += max(
+            limit.counter.spend(window, now_us, 1)[1][3] for limit, window in zip(limits, windows, strict=True)
+        )
 
 
 def steady(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[bool]:
     """Yield whether each request passes of a client that keeps the even pace which is never refused."""
     windows = [b""] * len(limits)
     for now_us in range(start_us, start_us + span_us, steady_us(limits)):
-        spent = [limit.spend(window, now_us, 1) for limit, window in zip(limits, windows, strict=True)]
+        spent = [limit.counter.spend(window, now_us, 1) for limit, window in zip(limits, windows, strict=True)]
         windows = [window for window, _ in spent]
         yield not any(state[3] for _, state in spent)
 
@@ -114,6 +120,6 @@ def test_a_client_that_is_quicker_than_steady_is_refused(limit: Limit) -> None:
     window = b""
     start_us = ORIGIN_US - ORIGIN_US % limit.slice_us
     for step in range(limit.amount):
-        window, state = limit.spend(window, start_us + step * pace_us, 1)
+        window, state = limit.counter.spend(window, start_us + step * pace_us, 1)
         assert state[3] == 0
-    assert limit.spend(window, start_us + limit.amount * pace_us, 1)[1][3] > 0
+    assert limit.counter.spend(window, start_us + limit.amount * pace_us, 1)[1][3] > 0

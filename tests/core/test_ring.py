@@ -22,7 +22,7 @@ SLICED = Limit(100, "10s", resolution=10)
 def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
     """Return a ring after some (moment, units)."""
     for now_us, units in charges:
-        ring, state = limit.spend(ring, now_us, units)
+        ring, state = limit.counter.spend(ring, now_us, units)
         assert state[3] == 0
     return ring
 
@@ -43,16 +43,16 @@ def head(units: int, newest: int, newest_us: int, oldest_us: int, floor_us: int 
         (spent(EXACT, (5, 1), (7, 1), (8, 1)), head(3, 1, 8, 5) + pack("<qIqI", 5, 1, 7, 1)),
         (spent(SLICED, (0, 4), (999_999, 3)), head(7, 7, 999_999, 999_999)),
         (spent(SLICED, (12_345, 4), (2_000_000, 3)), head(7, 3, 2_999_999, 999_999) + pack("<qI", 999_999, 4)),
-        (EXACT.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 5), head(2, 2, 9, 9)),
-        (EXACT.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 9), b""),
-        (EXACT.settle(spent(EXACT, (5, 1), (9, 2)), 7), head(3, 2, 7, 5, floor_us=9) + pack("<qI", 5, 1)),
+        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 5), head(2, 2, 9, 9)),
+        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 9), b""),
+        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 7), head(3, 2, 7, 5, floor_us=9) + pack("<qI", 5, 1)),
         (
-            SLICED.settle(spent(SLICED, (5_000_000, 1), (7_000_000, 2)), 4_100_000),
+            SLICED.counter.settle(spent(SLICED, (5_000_000, 1), (7_000_000, 2)), 4_100_000),
             head(3, 3, 4_999_999, 4_999_999, 7_999_999),
         ),
-        (EXACT.reset(spent(EXACT, (5, 3)), 6), head(0, 0, 0, 0, floor_us=6)),
+        (EXACT.counter.reset(spent(EXACT, (5, 3)), 6), head(0, 0, 0, 0, floor_us=6)),
         (reserve(spent(EXACT, (5, 1)), 77), head(1, 1, 5, 5, reserved_us=77)),
-        (EXACT.charge(b"", 5, 2**40)[0], head(MAX_UNITS, MAX_UNITS, 5, 5)),
+        (EXACT.counter.charge(b"", 5, 2**40)[0], head(MAX_UNITS, MAX_UNITS, 5, 5)),
     ],
 )
 def test_golden_rows(ring: bytes, row: bytes) -> None:
@@ -63,12 +63,12 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
     assert len(spent(SLICED, (5, 1))) == 40
     ring = b""
     for step in range(10_000):
-        ring, _ = SLICED.charge(ring, step * 100_000, 1)
+        ring, _ = SLICED.counter.charge(ring, step * 100_000, 1)
     assert len(ring) <= 40 + 12 * 11
     for step in range(10_000):  # debts of an exact limit are moments without end
-        ring, _ = EXACT.charge(ring, 10**9 + step, 1)
+        ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
     assert len(ring) <= 40 + 12 * 2 * EXACT.resolution
-    assert EXACT.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
+    assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
 
 
 # -- amounts that cross the resolution -------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
 def test_units_are_handed_back_by_moment_and_number() -> None:
     for limit in (EXACT, SLICED):
         ring = spent(limit, (0, 1), (3_000_000, 2))
-        newest_us = limit.mark(ring)
-        assert limit.remove(ring, 3_000_000, 3_000_000, newest_us, 3) is None
-        assert limit.remove(ring, 3_000_000, 3_000_000, newest_us + 1, 1) is None
-        left = limit.remove(ring, 3_000_000, 3_000_000, newest_us, 2)
+        newest_us = limit.counter.mark(ring)
+        assert limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us, 3) is None
+        assert limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us + 1, 1) is None
+        left = limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us, 2)
         assert left == spent(limit, (0, 1))
-        assert limit.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
-        assert limit.remove(left, 3_000_000, 0, limit.mark(left), 1) == head(0, 0, 0, 0)
+        assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
+        assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
 
 
 def test_a_permit_is_given_back_whatever_time_it_is() -> None:
@@ -136,15 +136,15 @@ def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusa
     limit = Limit(2, "1s")
     ring = spent(limit, (10, 2))
     ring = reserve(ring, SECOND_US + 10 + GRACE_US)  # by the first of a line, which asked at 10
-    assert limit.spend(ring, SECOND_US + 10, 1)[1][3] == GRACE_US
-    assert limit.spend(ring, SECOND_US + 10, 3)[1][3] == NEVER
-    assert limit.spend(ring, SECOND_US + 10, 1, 0, True)[1][3] == 0
-    assert limit.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
-    assert limit.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
+    assert limit.counter.spend(ring, SECOND_US + 10, 1)[1][3] == GRACE_US
+    assert limit.counter.spend(ring, SECOND_US + 10, 3)[1][3] == NEVER
+    assert limit.counter.spend(ring, SECOND_US + 10, 1, 0, True)[1][3] == 0
+    assert limit.counter.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
+    assert limit.counter.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
     assert limit.expires_us(reserve(b"", 77)) >= 77
 
 
 def test_a_clock_that_steps_back_frees_what_was_kept() -> None:
     limit = Limit(2, "1s")
     ring = reserve(spent(limit, (10**12, 1)), 10**12 + SECOND_US)
-    assert limit.spend(ring, 10**11, 1)[1][3] == 0
+    assert limit.counter.spend(ring, 10**11, 1)[1][3] == 0

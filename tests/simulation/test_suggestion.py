@@ -156,7 +156,7 @@ def test_a_limit_touches_a_client_when_the_real_ring_refuses(gaps: list[int], st
     for place, window in enumerate(("1s", "10s")):
         limit, ring, refused = Limit(amount, window), b"", False
         for time_us in times:
-            ring, state = limit.spend(ring, time_us, 1)
+            ring, state = limit.counter.spend(ring, time_us, 1)
             refused = refused or state[3] > 0
         assert peaks.touched(place, amount) == refused
         needed = smallest_amount([peaks], place)

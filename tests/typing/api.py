@@ -251,7 +251,7 @@ window = CounterWindow(slices=10, slice_us=100_000)
 window.add(0, 2)
 assert_type(window.total(0), int)
 assert_type(window.slices(), list[tuple[int, int]])
-assert_type(limit.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
+assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 
 # -- requests to others --------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Concurrency(AnyLimit):
     def spend(
         self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
     ) -> tuple[bytes, WindowState]:
-        """See `ring.spend`; where all permits are taken the wait is `OPEN`."""
+        """See `Ring.spend`; where all permits are taken the wait is `OPEN`."""
         wanted = cost or 1
         if taken(window) + wanted > self.amount:
             return window, self.state(window, NEVER if ahead + wanted > self.amount else OPEN)
@@ -50,20 +50,24 @@ class Concurrency(AnyLimit):
         return window, self.state(window)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `ring.charge`."""
+        """See `Ring.charge`."""
         return PERMITS.pack(taken(window) + units), units
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `ring.remove`; permits are given back by their number."""
+        """See `Ring.remove`; permits are given back by their number."""
         left = taken(window) - units
         return PERMITS.pack(left) if units > 0 and left >= 0 else None
 
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `Ring.settle`: nothing leaves by itself."""
+        return window
+
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `ring.state`; the moments are 0, because nobody knows them."""
+        """See `Ring.state`; the moments are 0, because nobody knows them."""
         return taken(window), 0, 0, wait_us
 
     def reset(self, window: bytes, now_us: int) -> bytes:
-        """See `AnyLimit.reset`: requests that are under way stay so."""
+        """See `Ring.reset`: requests that are under way stay so."""
         return window
 
     def expires_us(self, window: bytes) -> int:
@@ -71,7 +75,7 @@ class Concurrency(AnyLimit):
         return 2**63 - 1 if taken(window) else 0
 
     def mark(self, window: bytes) -> int:
-        """See `AnyLimit.mark`: permits are given back by their number."""
+        """See `Ring.mark`: permits are given back by their number."""
         return 0
 
     def leaves_us(self, at_us: int) -> int:
@@ -88,6 +92,11 @@ class Concurrency(AnyLimit):
             f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
             f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
         )
+
+    @property
+    def counter(self) -> Self:
+        """See `AnyLimit.counter`."""
+        return self
 
     @property
     def same_window(self) -> Identity:

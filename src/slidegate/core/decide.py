@@ -12,16 +12,17 @@ from typing import Any, Final, TypeAlias
 from .charge import Charge
 from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
-from .limits import AnyLimit
 from .quotas import Quota
-from .ring import GRACE_US, KEPT_US, NEVER, WindowState, reserve
+from .ring import GRACE_US, KEPT_US, NEVER, Ring, WindowState, reserve
 
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
 
-Place: TypeAlias = tuple[AnyLimit, int, MutableMapping[Any, bytes], Any]
-"""One limit of a demand, its cost, and where its window lies: a mapping, which has it, and its key there.
+Counter: TypeAlias = Ring | Quota | Concurrency
+"""What counts the units of a limit, see `Ring`: quotas and permits are counted by their limit itself."""
+Place: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
+"""The counter of a limit of a demand, its cost, and where its window lies: a mapping, which has it, and its key there.
 
 A demand has one for each limit of each check, in turn.
 """
@@ -40,10 +41,10 @@ def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
-    for limit, cost, windows, key in places:
+    for counter, cost, windows, key in places:
         window = windows[key]
         before.append(window)
-        windows[key], state = limit.spend(window, now_us, cost, 0, first_in_line)
+        windows[key], state = counter.spend(window, now_us, cost, 0, first_in_line)
         states.append(state)
         if state[3]:
             refused = True
@@ -51,7 +52,7 @@ def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
         return _refuse(checks, places, before, states, now_us, first_in_line)
     for bucket, _, _ in checks:
         if not bucket.plain:
-            marks = [(limit.mark(windows[key]), cost) for limit, cost, windows, key in places]
+            marks = [(counter.mark(windows[key]), cost) for counter, cost, windows, key in places]
             return Decision(True, OK, now_us, checks, states, Charge(marks))
     return Decision(True, OK, now_us, checks, states, Charge(states))
 
@@ -91,24 +92,24 @@ def _take_back(places: Sequence[Place], before: Sequence[bytes], states: list[Wi
     """Take back what the limits with room were charged."""
     for at in range(len(places) - 1, -1, -1):  # backwards, because places may have a window in common
         if not states[at][3]:
-            limit, _, windows, key = places[at]
-            windows[key] = window = limit.settle(before[at], now_us)
-            states[at] = limit.state(window)
+            counter, _, windows, key = places[at]
+            windows[key] = window = counter.settle(before[at], now_us)
+            states[at] = counter.state(window)
 
 
 def _charge_refusal(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> None:
     """Charge a refusal to the limits that count such."""
     counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
-    for (limit, cost, windows, key), counted in zip(places, counts, strict=True):
+    for (counter, cost, windows, key), counted in zip(places, counts, strict=True):
         if counted:
-            windows[key], _ = limit.charge(windows[key], now_us, cost)
+            windows[key], _ = counter.charge(windows[key], now_us, cost)
 
 
 def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: int) -> None:
     """Keep what comes free for the first of those who wait, until it asks again."""
     until_us = now_us + min(max(state[3] for state in states), KEPT_US) + GRACE_US
-    for (limit, _, windows, key), state in zip(places, states, strict=True):
-        if state[3] > 0 and not isinstance(limit, Quota):  # nobody waits for the next day
+    for (counter, _, windows, key), state in zip(places, states, strict=True):
+        if state[3] > 0 and not isinstance(counter, Quota):  # nobody waits for the next day
             windows[key] = reserve(windows[key], until_us)
 
 
@@ -116,10 +117,10 @@ def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) ->
     """Charge all windows of a demand, whatever their limits."""
     states: list[WindowState] = []
     marks: list[tuple[int, int]] = []
-    for limit, cost, windows, key in places:
-        windows[key], kept = limit.charge(windows[key], now_us, cost)
-        states.append(limit.state(windows[key]))
-        marks.append((limit.mark(windows[key]), kept))
+    for counter, cost, windows, key in places:
+        windows[key], kept = counter.charge(windows[key], now_us, cost)
+        states.append(counter.state(windows[key]))
+        marks.append((counter.mark(windows[key]), kept))
     return Decision(True, OK, now_us, checks, states, Charge(marks))
 
 
@@ -136,11 +137,11 @@ def refund_all(decision: Decision, places: Sequence[Place], now_us: int, *, late
     """
     changed = False
     marks = list(decision.charge)
-    for charged, (limit, cost, windows, key) in zip(marks, places, strict=True):
+    for charged, (counter, cost, windows, key) in zip(marks, places, strict=True):
         mark, units = (0, 0) if charged is None else charged if len(charged) == 2 else (charged[2], cost)
-        kept = isinstance(limit, Concurrency)  # a permit is held, whatever time it is
-        if kept or (decision.now_us > floor_us and (isinstance(limit, Quota) or latest_us < mark + limit.span_us)):
-            left = limit.remove(windows[key], now_us, decision.now_us, mark, units)
+        kept = isinstance(counter, Concurrency)  # a permit is held, whatever time it is
+        if kept or (decision.now_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
+            left = counter.remove(windows[key], now_us, decision.now_us, mark, units)
             if left is not None:
                 windows[key], changed = left, True
     if changed:
@@ -156,13 +157,15 @@ def enter_periods(places: Sequence[Place], now_us: int, unix_us: int) -> None:
         now_us: The time of the store.
         unix_us: Unix time at the same moment.
     """
-    for limit, _, windows, key in places:
-        if isinstance(limit, Quota):
-            windows[key] = limit.enter(windows[key], now_us, unix_us)
+    for counter, _, windows, key in places:
+        if isinstance(counter, Quota):
+            windows[key] = counter.enter(windows[key], now_us, unix_us)
 
 
 def _states(places: Sequence[Place], waits: Sequence[int]) -> list[WindowState]:
-    return [limit.state(windows[key], wait_us) for (limit, _, windows, key), wait_us in zip(places, waits, strict=True)]
+    return [
+        counter.state(windows[key], wait_us) for (counter, _, windows, key), wait_us in zip(places, waits, strict=True)
+    ]
 
 
 def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool) -> list[int]:
@@ -175,11 +178,11 @@ def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
     waits = []
     imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}
     clients = [client for bucket, client, _ in checks for _ in bucket.limits]
-    for (limit, cost, windows, key), client in zip(places, clients, strict=True):
+    for (counter, cost, windows, key), client in zip(places, clients, strict=True):
         window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
-        window, state = limit.spend(window, now_us, cost, ahead, first_in_line)
+        window, state = counter.spend(window, now_us, cost, ahead, first_in_line)
         if state[3]:
-            window, _ = limit.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
+            window, _ = counter.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
         imagined[id(windows), key, client] = window, ahead + cost
         waits.append(state[3])
     return waits

@@ -16,12 +16,14 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, overload
 
-from . import ring
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
-from .ring import WindowState
+from .ring import Ring, expires_us
+
+if TYPE_CHECKING:
+    from .decide import Counter
 
 Identity: TypeAlias = tuple[int, int | str]
 """A rule tells its counts apart by these two; the first is the length of a window, and 0 for other kinds."""
@@ -127,7 +129,7 @@ class AnyLimit:
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
     A bucket takes limits of any kind, and a demand charges all or none. What a key has spent is a *window*, which is
-    bytes: ``b""`` if that is nothing. Each kind of limit knows how to read and change its own; a store only keeps
+    bytes: ``b""`` if that is nothing. The counter of a limit knows how to read and change its own; a store only keeps
     them.
 
     Attributes:
@@ -161,6 +163,11 @@ class AnyLimit:
 
     @property
     @abstractmethod
+    def counter(self) -> Counter:
+        """What counts its units."""
+
+    @property
+    @abstractmethod
     def same_window(self) -> Identity:
         """Limits of one rule that agree in this share their counts, whatever their amounts."""
 
@@ -184,38 +191,8 @@ class AnyLimit:
         """Return the moment at which to look whether units that were spent at `at_us` have left."""
 
     @abstractmethod
-    def spend(
-        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-    ) -> tuple[bytes, WindowState]:
-        """See `ring.spend`."""
-
-    @abstractmethod
-    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `ring.charge`."""
-
-    @abstractmethod
-    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `ring.remove`."""
-
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `ring.settle`; of other kinds nothing leaves bit by bit."""
-        return window
-
-    @abstractmethod
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `ring.state`."""
-
-    @abstractmethod
-    def reset(self, window: bytes, now_us: int) -> bytes:
-        """See `ring.reset`."""
-
-    @abstractmethod
     def expires_us(self, window: bytes) -> int:
         """Return the moment from which a window holds nothing any more, if nothing is added to it."""
-
-    @abstractmethod
-    def mark(self, window: bytes) -> int:
-        """Return by what `remove` finds the units that were spent last."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -252,19 +229,11 @@ class Limit(AnyLimit):
     """k, the number of slices that make up the window: ``ceil(window_us / slice_us)``."""
     exact: bool = field(compare=False)
     """Whether the time of every unit is kept (``amount <= resolution``)."""
-    step_us: int = field(compare=False)
-    """Length of a slice of its ring: one microsecond where it is exact."""
     span_us: int = field(compare=False)
     """How long a unit counts after its moment, which is the last microsecond of its slice."""
     life_us: int = field(compare=False)
     """How long a unit counts at most, whatever the amount: k + 1 slices."""
-
-    spend = ring.spend
-    charge = ring.charge
-    remove = ring.remove
-    settle = ring.settle
-    state = ring.state
-    reset = ring.reset
+    counter: Ring = field(compare=False)
 
     def __init__(
         self,
@@ -288,8 +257,9 @@ class Limit(AnyLimit):
         slices = -(-window_us // slice_us)
         exact = amount <= resolution
         self._fill(amount=amount, window_us=window_us, resolution=resolution, name=name, slice_us=slice_us)
-        self._fill(slices=slices, exact=exact, step_us=1 if exact else slice_us)
-        self._fill(span_us=window_us if exact else slices * slice_us + 1, life_us=(slices + 1) * slice_us)
+        step_us, span_us = (1, window_us) if exact else (slice_us, slices * slice_us + 1)
+        self._fill(slices=slices, exact=exact, span_us=span_us, life_us=(slices + 1) * slice_us)
+        self._fill(counter=Ring(amount, resolution, step_us, span_us))
 
     @property
     def same_window(self) -> Identity:
@@ -314,15 +284,11 @@ class Limit(AnyLimit):
 
     def leaves_us(self, at_us: int) -> int:
         """Return when a unit spent at `at_us` has left."""
-        return at_us - at_us % self.step_us + self.step_us - 1 + self.span_us
+        return self.counter.moment_us(at_us) + self.span_us
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`, whatever the amount."""
-        return ring.expires_us(window, self.life_us)
-
-    def mark(self, window: bytes) -> int:
-        """See `AnyLimit.mark`: the newest moment."""
-        return self.state(window)[2]
+        return expires_us(window, self.life_us)
 
     def __str__(self) -> str:
         resolution = f" @{self.resolution}" if self.resolution != DEFAULT_RESOLUTION else ""

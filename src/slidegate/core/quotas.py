@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final
+from typing import Final, Self
 
 from .calendar import UNITS, Calendar, Period, Unit, load_zone, read_anchor
 from .errors import ConfigurationError, quoted
@@ -91,7 +91,7 @@ class Quota(AnyLimit):
     def spend(
         self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
     ) -> tuple[bytes, WindowState]:
-        """See `ring.spend`."""
+        """See `Ring.spend`."""
         until_us, ahead_us, floor_us, spent = _read(window)
         wanted = cost or 1
         wait_us = 0
@@ -102,25 +102,29 @@ class Quota(AnyLimit):
         return window, self.state(window, wait_us)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `ring.charge`; a debt lasts until the period ends."""
+        """See `Ring.charge`; a debt lasts until the period ends."""
         until_us, ahead_us, floor_us, spent = _read(window)
         kept = min(units, MAX_UNITS - spent)
         return _pack(until_us, ahead_us, floor_us, spent + kept), kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `ring.remove`; a charge is found by the end of its period, in Unix time."""
+        """See `Ring.remove`; a charge is found by the end of its period, in Unix time."""
         until_us, ahead_us, floor_us, spent = _read(window)
         if mark != until_us or not 0 < units <= spent or spent_us <= floor_us:
             return None
         return _pack(until_us, ahead_us, floor_us, spent - units)
 
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `Ring.settle`: nothing leaves before the period ends."""
+        return window
+
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `ring.state`: a unit counts until the period ends, whenever it was spent."""
+        """See `Ring.state`: a unit counts until the period ends, whenever it was spent."""
         until_us, ahead_us, _, spent = _read(window)
         return spent, until_us + ahead_us, until_us + ahead_us, wait_us
 
     def reset(self, window: bytes, now_us: int) -> bytes:
-        """See `ring.reset`."""
+        """See `Ring.reset`."""
         until_us, ahead_us, _, _ = _read(window)
         return _pack(until_us, ahead_us, now_us, 0)
 
@@ -130,8 +134,13 @@ class Quota(AnyLimit):
         return until_us + ahead_us + KEPT_US
 
     def mark(self, window: bytes) -> int:
-        """See `AnyLimit.mark`: the end of the period, in Unix time."""
+        """See `Ring.mark`: the end of the period, in Unix time."""
         return end_us(window)
+
+    @property
+    def counter(self) -> Self:
+        """See `AnyLimit.counter`."""
+        return self
 
     @property
     def same_window(self) -> Identity:

@@ -28,8 +28,8 @@ entries, 12 bytes      those before the newest, oldest first: moment (int64), un
                  (-1 for none);
 ``reserved_us``  until then, units that come free belong to those who wait in a line.
 
-Nothing at all is ``b""``. Every function takes the limit first, so that `Limit` has them as methods, and returns new
-bytes: who asks several limits keeps the old ones until all agree.
+Nothing at all is ``b""``. What changes a ring returns new bytes: who asks several limits keeps the old ones until all
+agree.
 
 Where a clock runs back, moments ahead of now are moved back to now. Nothing spent comes back, and a key is held no
 longer than a window and a slice, however far the clock stepped.
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, TypeAlias, final
 
 NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
@@ -59,7 +59,9 @@ long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
 
 HEAD: Final = Struct("<IIqqqq")
 ENTRY: Final = Struct("<qI")
-_NOTHING: Final = (0, 0, 0, 0, -1, 0)
+_Head: TypeAlias = tuple[int, int, int, int, int, int]
+"""Units in all, of the newest entry; moments of the newest entry, of the oldest; `floor_us`, `reserved_us`."""
+_NOTHING: Final[_Head] = (0, 0, 0, 0, -1, 0)
 _unpack: Final = HEAD.unpack_from
 _pack: Final = HEAD.pack
 _HEAD_BYTES: Final = HEAD.size
@@ -67,154 +69,160 @@ _ENTRY_BYTES: Final = ENTRY.size
 _pack_entry: Final = ENTRY.pack
 
 
-class RingLimit(Protocol):
-    """What a ring must know of its limit."""
-
-    @property
-    def amount(self) -> int:
-        """Units that a window may hold."""
-
-    @property
-    def resolution(self) -> int:
-        """How many numbers a window may remember."""
-
-    @property
-    def step_us(self) -> int:
-        """Length of a slice; 1 for an exact limit."""
-
-    @property
-    def span_us(self) -> int:
-        """How long units count after their moment."""
-
-
-class _NoLimit(NamedTuple):
-    """A limit that refuses nothing."""
-
-    amount: int
-    resolution: int
-    step_us: int
-    span_us: int
-
-
-def spend(
-    limit: RingLimit, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-) -> tuple[bytes, WindowState]:
-    """Spend units if there is room for them.
+@final
+class Ring:
+    """Counts the units of a limit that slides. Immutable.
 
     Args:
-        limit: The limit.
-        window: The ring.
-        now_us: The moment.
-        cost: Units; 0 spends nothing, and passes while there is room for one.
-        ahead: Units in the ring that the same demand has just spent: a cost that fits only without them never fits.
-        first_in_line: Whether units that are kept for those who wait are for this request.
-
-    Returns:
-        The ring afterwards, brought up to now, and its state.
+        amount: Units that a window may hold.
+        resolution: How many numbers a window may remember.
+        step_us: Length of a slice; 1 for an exact limit.
+        span_us: How long units count after their moment.
     """
-    span_us, step_us = limit.span_us, limit.step_us
-    spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
-    leaves_us = oldest_us + span_us if spent else 0
-    if now_us >= leaves_us or newest_us - now_us >= step_us:
-        window = settle(limit, window, now_us)
-        spent, units, newest_us, oldest_us, floor_us, reserved_us = _read(window)
+
+    __slots__ = ("amount", "resolution", "span_us", "step_us")
+
+    def __init__(self, amount: int, resolution: int, step_us: int, span_us: int) -> None:
+        self.amount = amount
+        self.resolution = resolution
+        self.step_us = step_us
+        self.span_us = span_us
+
+    # Compiled classes are made with their arguments also for copies and pickles.
+    def __getnewargs__(self) -> tuple[int, int, int, int]:
+        return self.amount, self.resolution, self.step_us, self.span_us
+
+    def spend(
+        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
+    ) -> tuple[bytes, WindowState]:
+        """Spend units if there is room for them.
+
+        Args:
+            window: The ring.
+            now_us: The moment.
+            cost: Units; 0 spends nothing, and passes while there is room for one.
+            ahead: Units in the ring that the same demand has just spent: a cost that fits only without them never fits.
+            first_in_line: Whether units that are kept for those who wait are for this request.
+
+        Returns:
+            The ring afterwards, brought up to now, and its state.
+        """
+        span_us, step_us = self.span_us, self.step_us
+        head: _Head = _unpack(window) if window else _NOTHING
+        spent, units, newest_us, oldest_us, floor_us, reserved_us = head
         leaves_us = oldest_us + span_us if spent else 0
-    excess = spent + (cost or 1) - limit.amount
-    if excess > 0:
-        if ahead + (cost or 1) > limit.amount:
-            return window, (spent, leaves_us, newest_us, NEVER)
-        wait_us = leaves_us - now_us if excess == 1 else _wait_us(limit, window, now_us, excess)
-        return window, (spent, leaves_us, newest_us, wait_us)
-    if now_us < reserved_us:
-        if not first_in_line and reserved_us - now_us <= KEPT_US + GRACE_US:  # else the clock has stepped back since
-            return window, (spent, leaves_us, newest_us, reserved_us - now_us)
-        reserved_us = min(reserved_us, now_us + GRACE_US)  # the next in line is called now
-    if not cost:
-        return window, (spent, leaves_us, newest_us, 0)
-    if spent and now_us <= newest_us:
+        if now_us >= leaves_us or newest_us - now_us >= step_us:
+            window = self.settle(window, now_us)
+            spent, units, newest_us, oldest_us, floor_us, reserved_us = _read(window)
+            leaves_us = oldest_us + span_us if spent else 0
+        excess = spent + (cost or 1) - self.amount
+        if excess > 0:
+            if ahead + (cost or 1) > self.amount:
+                return window, (spent, leaves_us, newest_us, NEVER)
+            wait_us = leaves_us - now_us if excess == 1 else self._wait_us(window, now_us, excess)
+            return window, (spent, leaves_us, newest_us, wait_us)
+        if now_us < reserved_us:
+            # If they are kept for longer, the clock has stepped back since.
+            if not first_in_line and reserved_us - now_us <= KEPT_US + GRACE_US:
+                return window, (spent, leaves_us, newest_us, reserved_us - now_us)
+            reserved_us = min(reserved_us, now_us + GRACE_US)  # the next in line is called now
+        if not cost:
+            return window, (spent, leaves_us, newest_us, 0)
+        if spent and now_us <= newest_us:
+            spent += cost
+            window = _pack(spent, units + cost, newest_us, oldest_us, floor_us, reserved_us) + window[_HEAD_BYTES:]
+            return window, (spent, leaves_us, newest_us, 0)
+        moment_us = self.moment_us(now_us)
+        if not spent:
+            window = _pack(cost, cost, moment_us, moment_us, floor_us, reserved_us)
+            return window, (cost, moment_us + span_us, moment_us, 0)
         spent += cost
-        window = _pack(spent, units + cost, newest_us, oldest_us, floor_us, reserved_us) + window[_HEAD_BYTES:]
-        return window, (spent, leaves_us, newest_us, 0)
-    moment_us = now_us - now_us % step_us + step_us - 1
-    if not spent:
-        return _pack(cost, cost, moment_us, moment_us, floor_us, reserved_us), (cost, moment_us + span_us, moment_us, 0)
-    spent += cost
-    older = window[_HEAD_BYTES:] + _pack_entry(newest_us, units)
-    window = _pack(spent, cost, moment_us, oldest_us, floor_us, reserved_us) + older
-    if len(older) > 2 * limit.resolution * _ENTRY_BYTES:
-        window = _merge_oldest(window)
-        return window, state(limit, window)
-    return window, (spent, leaves_us, moment_us, 0)
+        older = window[_HEAD_BYTES:] + _pack_entry(newest_us, units)
+        window = _pack(spent, cost, moment_us, oldest_us, floor_us, reserved_us) + older
+        if len(older) > 2 * self.resolution * _ENTRY_BYTES:
+            window = _merge_oldest(window)
+            return window, self.state(window)
+        return window, (spent, leaves_us, moment_us, 0)
 
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """Spend units whatever the limit, as many as a ring can count; return the ring and how many that were."""
+        window = self.settle(window, now_us)
+        kept = min(units, MAX_UNITS - self.state(window)[0])
+        boundless = Ring(MAX_UNITS, self.resolution, self.step_us, self.span_us)
+        charged, _ = boundless.spend(window, now_us, kept, 0, True)
+        kept_until_us = reserved_until_us(window)
+        return reserve(charged, kept_until_us) if kept_until_us > now_us else charged, kept
 
-def charge(limit: RingLimit, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-    """Spend units whatever the limit, as many as a ring can count; return the ring and how many that were."""
-    window = settle(limit, window, now_us)
-    kept = min(units, MAX_UNITS - state(limit, window)[0])
-    no_limit = _NoLimit(MAX_UNITS, limit.resolution, limit.step_us, limit.span_us)
-    charged, _ = spend(no_limit, window, now_us, kept, 0, first_in_line=True)
-    kept_until_us = reserved_until_us(window)
-    return reserve(charged, kept_until_us) if kept_until_us > now_us else charged, kept
+    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+        """Hand back units that were spent.
 
+        Args:
+            window: The ring.
+            now_us: The moment.
+            spent_us: When they were spent.
+            mark: The moment of their entry: the newest one of the state after they were spent.
+            units: How many.
 
-def remove(limit: RingLimit, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-    """Hand back units that were spent.
-
-    Args:
-        limit: The limit.
-        window: The ring.
-        now_us: The moment.
-        spent_us: When they were spent.
-        mark: The moment of their entry: the newest one of the state after they were spent.
-        units: How many.
-
-    Returns:
-        The ring without them; None where they have left, or cannot be told from others any more.
-    """
-    window = settle(limit, window, now_us)
-    if not window or units <= 0 or spent_us <= _floor_us(window):
+        Returns:
+            The ring without them; None where they have left, or cannot be told from others any more.
+        """
+        window = self.settle(window, now_us)
+        if not window or units <= 0 or spent_us <= _read(window)[4]:
+            return None
+        kept = list(entries(window))
+        for place, (at_us, there) in enumerate(kept):
+            if at_us == mark and units <= there:
+                kept[place] = at_us, there - units
+                return _with(window, [entry for entry in kept if entry[1]])
         return None
-    kept = list(entries(window))
-    for place, (at_us, there) in enumerate(kept):
-        if at_us == mark and units <= there:
-            kept[place] = at_us, there - units
-            return _with(window, [entry for entry in kept if entry[1]])
-    return None
 
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """Return a ring without what has left, and with what lies ahead of now moved back to now."""
+        if not window:
+            return window
+        spent, _, newest_us, oldest_us, floor_us, reserved_us = _read(window)
+        span_us = self.span_us
+        steps_back = newest_us - now_us >= self.step_us
+        if spent and now_us < oldest_us + span_us and not steps_back:
+            return window
+        kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
+        if steps_back:
+            # Another charge may come to have the moment of an earlier one, so none of before can be handed back.
+            floor_us = max(floor_us, newest_us)
+            latest_us = self.moment_us(now_us)
+            moved = sum(units for at_us, units in kept if at_us >= latest_us)
+            kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
+        if not kept and now_us >= floor_us + span_us and now_us >= reserved_us:
+            return b""
+        return _with(_pack(0, 0, 0, 0, floor_us, reserved_us), kept)
 
-def settle(limit: RingLimit, window: bytes, now_us: int) -> bytes:
-    """Return a ring without what has left, and with what lies ahead of now moved back to now."""
-    if not window:
-        return window
-    spent, _, newest_us, oldest_us, floor_us, reserved_us = _unpack(window)
-    span_us = limit.span_us
-    steps_back = newest_us - now_us >= limit.step_us
-    if spent and now_us < oldest_us + span_us and not steps_back:
-        return window
-    kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
-    if steps_back:
-        # Another charge may come to have the moment of an earlier one, so none of before can be handed back.
-        floor_us = max(floor_us, newest_us)
-        latest_us = _moment_us(limit, now_us)
-        moved = sum(units for at_us, units in kept if at_us >= latest_us)
-        kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
-    if not kept and now_us >= floor_us + span_us and now_us >= reserved_us:
-        return b""
-    return _with(_pack(0, 0, 0, 0, floor_us, reserved_us), kept)
+    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+        """Return the state of a ring that is settled, with a wait."""
+        if not window:
+            return 0, 0, 0, wait_us
+        spent, _, newest_us, oldest_us, _, _ = _read(window)
+        return spent, oldest_us + self.span_us if spent else 0, newest_us, wait_us
 
+    def reset(self, window: bytes, now_us: int) -> bytes:
+        """Return an empty ring that remembers for a window that no earlier charge can be handed back, if it need."""
+        spent, _, _, _, floor_us, _ = _read(window)
+        return _pack(0, 0, 0, 0, max(now_us, floor_us), 0) if spent or floor_us >= 0 else b""
 
-def state(limit: RingLimit, window: bytes, wait_us: int = 0) -> WindowState:
-    """Return the state of a ring that is settled, with a wait."""
-    if not window:
-        return 0, 0, 0, wait_us
-    spent, _, newest_us, oldest_us, _, _ = _unpack(window)
-    return spent, oldest_us + limit.span_us if spent else 0, newest_us, wait_us
+    def mark(self, window: bytes) -> int:
+        """Return by what `remove` finds the units that were spent last: the newest moment."""
+        return self.state(window)[2]
 
+    def _wait_us(self, window: bytes, now_us: int, excess: int) -> int:
+        """Return how long until so many units have left."""
+        left = entries(window)
+        while excess > 0:
+            moment_us, units = next(left)
+            excess -= units
+        return moment_us + self.span_us - now_us
 
-def reset(limit: RingLimit, window: bytes, now_us: int) -> bytes:
-    """Return an empty ring that remembers for a window that no earlier charge can be handed back; there may be none."""
-    spent, _, _, _, floor_us, _ = _read(window)
-    return _pack(0, 0, 0, 0, max(now_us, floor_us), 0) if spent or floor_us >= 0 else b""
+    def moment_us(self, now_us: int) -> int:
+        """Return the moment of units that are spent now."""
+        return now_us - now_us % self.step_us + self.step_us - 1
 
 
 def reserve(window: bytes, until_us: int) -> bytes:
@@ -236,43 +244,26 @@ def expires_us(window: bytes, life_us: int) -> int:
     """
     if not window:
         return 0
-    _, _, newest_us, _, floor_us, reserved_us = _unpack(window)
-    return int(max(newest_us + life_us, floor_us + life_us, reserved_us))
+    _, _, newest_us, _, floor_us, reserved_us = _read(window)
+    return max(newest_us + life_us, floor_us + life_us, reserved_us)
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
     """Yield (moment, units), oldest first."""
     if window:
-        spent, units, newest_us, *_ = _unpack(window)
+        spent, units, newest_us, _, _, _ = _read(window)
         yield from ENTRY.iter_unpack(window[_HEAD_BYTES:])
         if spent:
             yield newest_us, units
 
 
-def _wait_us(limit: RingLimit, window: bytes, now_us: int, excess: int) -> int:
-    """Return how long until so many units have left."""
-    left = entries(window)
-    while excess > 0:
-        moment_us, units = next(left)
-        excess -= units
-    return moment_us + limit.span_us - now_us
-
-
-def _moment_us(limit: RingLimit, now_us: int) -> int:
-    return now_us - now_us % limit.step_us + limit.step_us - 1
-
-
-def _read(window: bytes) -> tuple[int, int, int, int, int, int]:
+def _read(window: bytes) -> _Head:
     return _unpack(window) if window else _NOTHING
-
-
-def _floor_us(window: bytes) -> int:
-    return _read(window)[4]
 
 
 def _with(window: bytes, kept: list[tuple[int, int]]) -> bytes:
     """Return a ring with other entries."""
-    *_, floor_us, reserved_us = _unpack(window)
+    _, _, _, _, floor_us, reserved_us = _read(window)
     if not kept:
         return _pack(0, 0, 0, 0, floor_us, reserved_us)
     newest_us, units = kept[-1]

@@ -76,9 +76,10 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, no
         window: The window. A quota's is in the period of now.
         now_us: The store's time.
     """
-    window = limit.settle(window, now_us)
-    used, leaves_us, newest_us, _ = limit.state(window)
-    wait_us = limit.spend(window, now_us, 1)[1][3]
+    counter = limit.counter
+    window = counter.settle(window, now_us)
+    used, leaves_us, newest_us, _ = counter.state(window)
+    wait_us = counter.spend(window, now_us, 1)[1][3]
     return WindowView(
         rule,
         label,

@@ -93,7 +93,7 @@ class Peaks:
 
     def _count(self, now_us: int) -> None:
         for index, limit in enumerate(self._in_slices):
-            self._rings[index], (spent, _, _, _) = limit.spend(self._rings[index], now_us, 1)
+            self._rings[index], (spent, _, _, _) = limit.counter.spend(self._rings[index], now_us, 1)
             if spent > self.counted[index]:
                 self.counted[index] = spent
 

@@ -138,7 +138,7 @@ class MessageCounter:
         if self.shared is None:
             # These windows live as long as the connection does, so they need no store that others share.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
-            places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in self._bucket.limits]
+            places: list[Place] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
             return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.statistics.now_us)
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):

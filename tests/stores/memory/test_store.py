@@ -26,7 +26,6 @@ from slidegate.core import (
     Reason,
     parse_limits,
 )
-from slidegate.core.ring import WindowState
 from slidegate.limiter import Limiter
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.memory.store import SHARD_KEYS, MemoryStats, MemoryStore
@@ -77,8 +76,8 @@ def storm(work: Callable[[], int], threads: int = 8) -> int:
     return sum(results)
 
 
-def hit_often(store: MemoryStore, asked: Bucket, times: int) -> int:
-    checks = ((asked, "ann", 1),)
+def hit_often(store: MemoryStore, asked: Bucket, times: int, key: str = "ann") -> int:
+    checks = ((asked, key, 1),)
     return sum(store.hit(checks).allowed for _ in range(times))
 
 
@@ -97,18 +96,12 @@ def without_locks(store: MemoryStore) -> MemoryStore:
     return store
 
 
-class Hesitant(Limit):
-    """A limit that lets other threads go first between looking at a window and changing it."""
+class Hesitant(str):
+    """A key that lets other threads go first between looking at a window and changing it."""
 
-    def spend(
-        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-    ) -> tuple[bytes, WindowState]:
+    def __hash__(self) -> int:
         time.sleep(0)  # no pause: it hands the interpreter to another thread
-        return super().spend(window, now_us, cost, ahead, first_in_line)
-
-
-def hesitant(amount: int) -> Bucket:
-    return Bucket("rule", (Hesitant(amount, "1h"),))
+        return super().__hash__()
 
 
 @pytest.mark.deep
@@ -122,17 +115,17 @@ def test_eight_threads_admit_exactly_the_amount_of_very_many(amount: int, hits_e
 @pytest.mark.usefixtures("_fine_switching")
 @pytest.mark.parametrize("amount", [50, 300])
 def test_threads_are_told_apart_by_the_lock_alone(amount: int) -> None:
-    store, asked = MemoryStore(), hesitant(amount)
-    assert storm(lambda: hit_often(store, asked, 200), threads=16) == amount
+    store, asked = MemoryStore(), bucket(f"{amount}/hour")
+    assert storm(lambda: hit_often(store, asked, 200, Hesitant("ann")), threads=16) == amount
 
 
 @pytest.mark.usefixtures("_fine_switching")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("amount", [50, 300])
 def test_without_the_lock_the_same_threads_break_the_bound(amount: int) -> None:
-    store, asked = without_locks(MemoryStore()), hesitant(amount)
+    store, asked = without_locks(MemoryStore()), bucket(f"{amount}/hour")
     with pytest.raises(AssertionError):
-        assert storm(lambda: hit_often(store, asked, 200), threads=16) == amount
+        assert storm(lambda: hit_often(store, asked, 200, Hesitant("ann")), threads=16) == amount
 
 
 @pytest.mark.usefixtures("_fine_switching")

@@ -62,14 +62,14 @@ class Golden:
         for packed in self.redis.hvals(f"{self.store._prefix}:4:w:{{ann}}"):
             assert isinstance(packed, bytes)
             stored = packed
-        ours, theirs = (self.limit.settle(window, self.clock.now_us) for window in (stored, self.window))
+        ours, theirs = (self.limit.counter.settle(window, self.clock.now_us) for window in (stored, self.window))
         assert ours == theirs or (ours in EMPTY and theirs in EMPTY), (_shown(ours), _shown(theirs))
 
     async def hit(self) -> None:
         """Spend, as one who waits in a line or not, once or twice in one demand."""
         self.latest_us = max(self.latest_us, self.clock.now_us)
         first, twice = self.dice.below(4) == 0, self.dice.below(6) == 0
-        twice = twice and self.limit.state(self.window)[0] < 2**31  # a ring that is full holds no second cost
+        twice = twice and self.limit.counter.state(self.window)[0] < 2**31  # a ring that is full holds no second cost
         bucket = Bucket("rule", (self.limit,), count_denied=self.dice.below(8) == 0)
         checks = [(bucket, "ann", self.dice.pick((1, 1, 2, 3, 0))) for _ in range(1 + twice)]
         ours = await settle(self.store.hit(checks, first_in_line=first))
@@ -90,8 +90,8 @@ class Golden:
     async def _charge(self, units: int) -> None:
         self.latest_us = max(self.latest_us, self.clock.now_us)
         ours = await self.store.charge([(Bucket("rule", (self.limit,)), "ann", units)])
-        self.window, kept = self.limit.charge(self.window, self.clock.now_us, min(units, 2**32 - 1))
-        assert [tuple(note) for note in ours.charge] == [(self.limit.mark(self.window), kept)]
+        self.window, kept = self.limit.counter.charge(self.window, self.clock.now_us, min(units, 2**32 - 1))
+        assert [tuple(note) for note in ours.charge] == [(self.limit.counter.mark(self.window), kept)]
 
     async def refund(self) -> None:
         """Hand back."""
@@ -116,7 +116,7 @@ class Golden:
             self.latest_us = max(self.latest_us, self.clock.now_us)
             await self.store.reset("ann")
             there = self.window not in EMPTY
-            self.window = self.limit.reset(self.window, self.clock.now_us) if there else b""
+            self.window = self.limit.counter.reset(self.window, self.clock.now_us) if there else b""
         else:
             self.limit = self.dice.pick(self.limits)
 

@@ -211,7 +211,7 @@ class BanRules:
         """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
         if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
             return False
-        state.made, (_, _, _, wait_us) = policy.max_rate.spend(state.made, now_us, 1)
+        state.made, (_, _, _, wait_us) = policy.max_rate.counter.spend(state.made, now_us, 1)
         if wait_us:
             self._say(bans_capped(policy, key), policy.name, now_us)
             return False

@@ -114,7 +114,7 @@ class Transaction:
                     windows, row = self.permit_rows().window(_row_of(key, digest), takes)
                 else:
                     windows, row = self._window(key, digest, head, limit, makes)
-                places.append((limit, cost, windows, row))
+                places.append((limit.counter, cost, windows, row))
         self.places = places
         return places
 
@@ -188,8 +188,8 @@ class Transaction:
                 window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
                 if version == ROW_VERSION and window:
                     lasts = _expires_us(stored, self.now_us, self._process.unix_us) > self.now_us
-                    had_units |= lasts and limit.state(window)[0] > 0
-                    cursor.put(row, stored[:HEAD_BYTES] + limit.reset(window, self.now_us))
+                    had_units |= lasts and limit.counter.state(window)[0] > 0
+                    cursor.put(row, stored[:HEAD_BYTES] + limit.counter.reset(window, self.now_us))
                 there = cursor.next()
         return had_units
 

@@ -155,9 +155,10 @@ class Table:
         window = self.fresh.get(key) or self.stale.pop(key, b"")
         if not window:
             return False
-        self.fresh[key] = self.limit.reset(window, now_us)
-        spent = self.limit.state(self.limit.settle(window, now_us))[0]
-        return spent > self.limit.state(self.fresh[key])[0]
+        counter = self.limit.counter
+        self.fresh[key] = counter.reset(window, now_us)
+        spent = counter.state(counter.settle(window, now_us))[0]
+        return spent > counter.state(self.fresh[key])[0]
 
     def turn(self, now_us: int, unix_us: int) -> dict[str, bytes]:
         """Let go of what nobody has asked for during the life of a window, and return it."""

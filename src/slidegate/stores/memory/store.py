@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.concurrency import Concurrency, taken
-from ...core.decide import Place, charge_all, decide, enter_periods, refund_all
+from ...core.decide import Counter, Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, Whole, check_positive, quoted
 from ...core.limits import AnyLimit
@@ -114,7 +114,7 @@ class MemoryStore(Store):
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
-        self._bound: dict[Bucket, list[tuple[AnyLimit, Tables]]] = {}
+        self._bound: dict[Bucket, list[tuple[Counter, Tables]]] = {}
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -191,9 +191,9 @@ class MemoryStore(Store):
                 return False
             now_us = self._now_us()
             places = [
-                (limit, cost, *tables[self._shard_of(key)].known(key, self._secret))
+                (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
                 for bucket, key, cost in decision.checks
-                for limit, tables in self._bound.get(bucket) or self._bind(bucket)
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
             enter_periods(places, now_us, self.unix_us())
             return refund_all(decision, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
@@ -263,15 +263,15 @@ class MemoryStore(Store):
             at = hash(key) >> HASH_BITS & self._mask
             if bucket.dated:
                 dated = True
-            for limit, tables in self._bound.get(bucket) or self._bind(bucket):
+            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
                 table = tables[at]
                 if key in table.fresh:
-                    places.append((limit, cost, table.fresh, key))
+                    places.append((counter, cost, table.fresh, key))
                 else:
                     windows, name = table.place(key, self._secret)
-                    places.append((limit, cost, windows, name))
+                    places.append((counter, cost, windows, name))
                     if windows is table.cells:
-                        self._share(limit, now_us)
+                        self._share(table.limit, now_us)
         if dated:
             enter_periods(places, now_us, self.unix_us())
         return places
@@ -294,13 +294,13 @@ class MemoryStore(Store):
                         if room < 0:
                             name = (identity, cell_of(key, self._secret))
                     windows.setdefault(name, window)
-                    places.append((limit, cost, windows, name))
+                    places.append((limit.counter, cost, windows, name))
         now_us = self._time_us()
         enter_periods(places, now_us, self.unix_us())
         return now_us, places
 
-    def _bind(self, bucket: Bucket) -> list[tuple[AnyLimit, Tables]]:
-        """Return the limits of a bucket with their tables, and make those that are missing. A shard's lock is held."""
+    def _bind(self, bucket: Bucket) -> list[tuple[Counter, Tables]]:
+        """Return the counters of a bucket with their tables; missing ones are made. A shard's lock is held."""
         bound = []
         for limit in bucket.limits:
             identity = bucket.rule, limit.same_window
@@ -311,7 +311,7 @@ class MemoryStore(Store):
                 if tables is made:
                     self._new.extend(made)
                     self._sweep_us = 0
-            bound.append((limit, tables))
+            bound.append((limit.counter, tables))
         if len(self._bound) >= MAX_BUCKETS:
             self._bound.clear()
         self._bound[bucket] = bound

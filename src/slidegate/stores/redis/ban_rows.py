@@ -120,7 +120,7 @@ def pack_policy(policy: BanPolicy) -> bytes:
             policy.action == "shadow",
             max_rate.amount,
             max_rate.resolution,
-            max_rate.step_us,
+            max_rate.counter.step_us,
             max_rate.span_us,
             len(policy.ladder_us),
             len(name),

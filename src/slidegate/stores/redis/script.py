@@ -207,7 +207,7 @@ class Packing:
         for limit in bucket.limits:
             field = _field(bucket.rule, limit)
             if isinstance(limit, Limit):
-                ring = limit.amount, limit.step_us, limit.span_us, 0, limit.resolution
+                ring = limit.amount, limit.counter.step_us, limit.span_us, 0, limit.resolution
                 plans.append(_PLAN.pack(field, *ring, bucket.count_denied))
             else:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
