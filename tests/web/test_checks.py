@@ -343,6 +343,12 @@ async def test_a_rule_that_no_route_can_meet_is_said_at_the_start(rule: Rule) ->
     assert repr(rule.label) in message
 
 
+async def test_of_many_such_rules_ten_are_named_and_the_others_counted() -> None:
+    found = await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))
+    assert len(found) == 11
+    assert found[-1] == "1990 more paths of rules match no route"
+
+
 async def test_the_nearest_path_is_named() -> None:
     (message,) = await unmet(shop(), Rule("/logni", "5/minute"))
     assert "; did you mean '/login'?" in message

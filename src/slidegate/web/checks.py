@@ -73,6 +73,8 @@ _KIND: Final = re.compile(":[a-z]+}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
 _MAX_NAMED: Final = 3
+_MAX_UNMET: Final = 10
+"""For how many paths without a route the nearest one is looked for, which takes time for each route."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -388,19 +390,25 @@ def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     if not routes or any(map(_may_answer_more, (top, *others))):
         return
     by_path = RoutesByPath(routes)
-    for rule in middleware.rules:
-        if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
-            continue
-        for path in rule.paths:
-            # Only a limit may be written with the root that the application takes away from paths.
-            tails = [path] if rule.exempt else list(_without_roots(path))
-            if not any(by_path.met_by(rule, tail) for tail in tails):
-                near = closest(path, [_KIND.sub("}", _typed(place)) for place in routes])
-                yield Finding(
-                    "SG123",
-                    f"path {path!r} of rule {rule.label!r} matches no route{near}; write it with the prefix of its "
-                    "router, or drop it",
-                )
+    unmet = [(path, rule) for rule in middleware.rules for path in rule.paths if not _is_met(rule, path, by_path)]
+    known = [_KIND.sub("}", _typed(place)) for place in routes] if unmet else []
+    for path, rule in unmet[:_MAX_UNMET]:
+        yield Finding(
+            "SG123",
+            f"path {path!r} of rule {rule.label!r} matches no route{closest(path, known)}; write it with the prefix of "
+            "its router, or drop it",
+        )
+    if len(unmet) > _MAX_UNMET:
+        yield Finding("SG123", f"{len(unmet) - _MAX_UNMET} more paths of rules match no route")
+
+
+def _is_met(rule: Rule, path: str, by_path: RoutesByPath) -> bool:
+    """Return whether a path of a rule leads to a route, or meets scanners, or preflights, on purpose."""
+    if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
+        return True
+    # Only a limit may be written with the root that the application takes away from paths.
+    tails = [path] if rule.exempt else _without_roots(path)
+    return any(by_path.met_by(rule, tail) for tail in tails)
 
 
 def _may_answer_more(app: Application) -> bool:
