@@ -9,14 +9,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import zip_longest
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
-from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
-from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag
@@ -26,8 +22,9 @@ from ..core.logs import logger
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
-from .matching import Convertors, PathIndex, PathMatcher
-from .route_tree import Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
+from .matching import PathMatcher
+from .overlap import KIND, RoutesByPath, hidden_rules, read_path, typed_path
+from .route_tree import Application, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
@@ -58,18 +55,6 @@ CLIENT_CHOOSES: Final = r"(?:^|\+)(?:header|cookie|query):"
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
-_SAMPLES: Final[Mapping[type, str]] = {
-    StringConvertor: "\0",
-    PathConvertor: "\0/\0",
-    IntegerConvertor: "7081965043211",
-    FloatConvertor: "7081965043211.5",
-    UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
-}
-"""Values of parameters that nobody writes into a path."""
-_MAY_HOLD_A_SLASH: Final = re.compile(r"\{\w+:(?!(?:str|int|float|uuid)\})")
-_WIDTHS: Final = {":uuid": 0, ":int": 1, ":float": 2, ":str": 3, "": 3}
-"""The kinds of parameters, by how much they take; other kinds take more."""
-_KIND: Final = re.compile(":[a-z]+}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
 _MAX_NAMED: Final = 3
@@ -191,7 +176,7 @@ def about_routes(
 
 def _about_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the findings about rules that can never apply."""
-    for earlier, later in _hidden_rules(middleware.rules):
+    for earlier, later in hidden_rules(middleware.rules):
         yield Finding(
             "SG104",
             f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
@@ -259,52 +244,6 @@ def _many_workers() -> str:
         if counts and int(counts[-1]) > 1:
             return f"--workers {counts[-1]} in {where}"
     return ""
-
-
-def _hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
-    ending: PathIndex[int] = PathIndex()
-    for place, later in enumerate(rules):
-        samples = [_read(matcher.path).sample for matcher in later.matchers]
-        # A rule that covers all paths covers the first one.
-        candidates = sorted(ending.find(samples[0] if samples else ""))
-        earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
-        if earlier is not None:
-            yield earlier, later
-        if (later.final or later.blocks) and not later.conditional:
-            for matcher in later.matchers:
-                ending.add((matcher.path, matcher.convertors), place)
-            if not later.matchers:
-                ending.add(None, place)
-
-
-class _Path(NamedTuple):
-    """A path in Starlette's syntax, as it is read."""
-
-    pattern: re.Pattern[str]
-    convertors: Convertors
-    sample: str
-    """A path that it takes, with values that patterns of narrower kinds do not."""
-    goes_on: bool
-    """Whether something stands behind a parameter that may hold a slash."""
-
-
-@lru_cache(4_096)
-def _read(path: str) -> _Path:
-    pattern, _, convertors = compile_path(path)
-    sample = PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
-    return _Path(pattern, convertors, sample, _MAY_HOLD_A_SLASH.search(path.rpartition("/")[0]) is not None)
-
-
-def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
-    methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
-    if earlier.connection is not None and earlier.connection != later.connection:
-        return False
-    if earlier.methods is not None and (methods is None or not methods <= earlier.methods):
-        return False
-    if not earlier.matchers or not samples:
-        return not earlier.matchers
-    return all(any(matcher.exempts(sample) for matcher in earlier.matchers) for sample in samples)
 
 
 def about_request(scope: Scope, client: ClientAddress, store: Store) -> Iterator[Finding]:
@@ -391,7 +330,7 @@ def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
         return
     by_path = RoutesByPath(routes)
     unmet = [(path, rule) for rule in middleware.rules for path in rule.paths if not _is_met(rule, path, by_path)]
-    known = [_KIND.sub("}", _typed(place)) for place in routes] if unmet else []
+    known = [KIND.sub("}", typed_path(place)) for place in routes] if unmet else []
     for path, rule in unmet[:_MAX_UNMET]:
         yield Finding(
             "SG123",
@@ -418,67 +357,12 @@ def _may_answer_more(app: Application) -> bool:
     return any(id(route) not in app.inner and not hasattr(route, "endpoint") for route, _ in app.routes)
 
 
-class RoutesByPath:
-    """Finds the routes that a path of a rule is about, however many there are; both may have parameters.
-
-    Args:
-        routes: The routes.
-    """
-
-    def __init__(self, routes: Iterable[ResolvedRoute]) -> None:
-        self._routes = list(routes)
-        self._index: PathIndex[tuple[str, ResolvedRoute]] = PathIndex()
-        for place in self._routes:
-            path = _typed(place)
-            self._index.add((path, _read(path).convertors), (path, place))
-
-    def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
-        """Return the routes by which some request comes that a path of a rule is about."""
-        found = self._routes
-        if path != "*":
-            alike = self._index.find_like((path, _read(path).convertors))
-            found = [place for own, place in alike if _meet(path, own)]
-        return [place for place in found if _is_for(rule, place)]
-
-
-def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
-    if rule.connection is not None and rule.connection != place.connection:
-        return False
-    return rule.methods is None or place.methods is None or not rule.methods.isdisjoint(place.methods)
-
-
-def _meet(path: str, other: str) -> bool:
-    """Return whether two paths, which are alike by their segments, have one in common."""
-    if any(_read(one).goes_on for one in (path, other)):
-        return True  # what stands behind a slash that a parameter holds may be anywhere
-    pairs = zip_longest(path.split("/"), other.split("/"), fillvalue="{rest:path}")
-    sample = "/".join(_read(min(pair, key=_width)).sample for pair in pairs)
-    return all(_read(one).pattern.match(sample) is not None for one in (path, other))
-
-
-def _width(segment: str) -> tuple[int, int]:
-    """Tell how much a segment takes: text takes least, and of parameters of one kind that with more text beside it."""
-    kinds = [kind for _, kind in PARAM_REGEX.findall(segment)]
-    return max((_WIDTHS.get(kind, len(_WIDTHS)) for kind in kinds), default=-1), -len(PARAM_REGEX.sub("", segment))
-
-
 def _without_roots(path: str) -> Iterator[str]:
     """Yield a path, and what is left of it where a server puts a root before all paths."""
     yield path
     for found in re.finditer("/", path[1:]):
         if not path.startswith("/{", found.end()):
             yield path[found.end() :]
-
-
-def _typed(place: ResolvedRoute) -> str:
-    """Return the path of a route, the kinds of its parameters told where parts of it tell them: ``/items/{id:int}``."""
-    template: str = (
-        "".join(mount.path_format.removesuffix("/{path}") for mount in place.paths) + place.route.path_format
-    )
-    if isinstance(place.route, Frontend):
-        return template.replace("{path}", "{path:path}")
-    typed = "".join(getattr(part, "path", "") for part in (*place.paths, place.route))
-    return typed if _KIND.sub("}", typed) == template else template
 
 
 def _about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Iterator[Finding]:
@@ -499,7 +383,7 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
     """Return the rules that count or block requests to an application at a place."""
     found: dict[int, Rule] = {}
     for method, rest in _ASKED:
-        path = root + _read(place).sample + rest
+        path = root + read_path(place).sample + rest
         selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
         rules = [bound.rule for bound in selection.limiting]
         rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]
@@ -520,7 +404,7 @@ def _admin_apps(app: object) -> Iterator[str]:
                 seen.add(inner)
                 waiting.append((above + getattr(mount, "path", ""), inner))
     places = [(path, inner.layers) for path, inner in waiting[1:]]
-    places += [(_typed(place), list(layers(place.route.endpoint))) for place in top.walk()]
+    places += [(typed_path(place), list(layers(place.route.endpoint))) for place in top.walk()]
     for path, found in places:
         if any(isinstance(layer, AdminApp) for layer in found):
             yield _ALL_BELOW.sub("", path)
