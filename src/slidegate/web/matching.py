@@ -13,7 +13,7 @@ header names another path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -284,37 +284,36 @@ class PathIndex(Generic[T]):
             if part is _REST:
                 at.rest.append(owner)
                 return
-            at = at.below.setdefault(part, _Segment())
+            if part is _ANY:
+                at.any = at.any or _Segment()
+                at = at.any
+            else:
+                at = at.below.setdefault(part, _Segment())
         at.here.append(owner)
 
     def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        owners = self._find(text.split("/")[1:])
+        owners = [*self._always]
         # A pattern ends before one final newline too.
-        return owners + self._find(text[:-1].split("/")[1:]) if text[-1:] == "\n" else owners
+        for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
+            places = [self._top]
+            for part in ending.split("/")[1:]:
+                inner = []
+                for at in places:
+                    if at.rest:
+                        owners += at.rest
+                    if part in at.below:
+                        inner.append(at.below[part])
+                    if at.any is not None:
+                        inner.append(at.any)
+                places = inner
+            for at in places:
+                owners += at.here
+        return owners
 
     def find_like(self, written: Written) -> list[T]:
         """Return the owners of all paths that may have a text in common with another path."""
-        return self._find(_segments(*written))
-
-    def _find(self, parts: Iterable[str]) -> list[T]:
-        owners = [*self._always]
-        places = [self._top]
-        for part in parts:
-            inner = []
-            for at in places:
-                owners += at.rest
-                if part is _REST:
-                    owners += [owner for branch in at.below.values() for owner in branch.all()]
-                    continue
-                for other in at.below if part is _ANY else (part, _ANY):
-                    below = at.below.get(other)
-                    if below is not None:
-                        inner.append(below)
-            places = inner
-        for at in places:
-            owners += at.here
-        return owners
+        return [*self._always, *self._top.like([*_segments(*written)])]
 
 
 class _Segment(Generic[T]):
@@ -323,21 +322,39 @@ class _Segment(Generic[T]):
     Attributes:
         here: The owners of those that end here.
         rest: The owners of those whose next parameter stands for all that follows.
-        below: The others by their next segment.
+        below: Those that go on with text, by that.
+        any: Those that go on with a parameter.
     """
 
-    __slots__ = ("below", "here", "rest")
+    __slots__ = ("any", "below", "here", "rest")
 
     def __init__(self) -> None:
         self.here: list[T] = []
         self.rest: list[T] = []
         self.below: dict[str, _Segment[T]] = {}
+        self.any: _Segment[T] | None = None
+
+    def inner(self) -> list[_Segment[T]]:
+        """Return those that go on."""
+        return [*self.below.values(), *([] if self.any is None else [self.any])]
 
     def all(self) -> Iterator[T]:
         """Yield the owners of all paths."""
         yield from (*self.here, *self.rest)
-        for inner in self.below.values():
+        for inner in self.inner():
             yield from inner.all()
+
+    def like(self, parts: Sequence[str]) -> Iterator[T]:
+        """Yield the owners of the paths that may have a text in common with one that goes on with these segments."""
+        if not parts:
+            yield from self.here
+        elif parts[0] is _REST:
+            yield from self.all()
+        else:
+            yield from self.rest
+            for inner in self.inner():
+                if parts[0] is _ANY or inner is self.any or inner is self.below.get(parts[0]):
+                    yield from inner.like(parts[1:])
 
 
 def _segments(path: str, convertors: Convertors) -> Iterator[str]:
