@@ -27,7 +27,7 @@ from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import Combined, Key, PathParam, everyone, parts_of
-from .matching import PathMatcher, normal_forms, route_path
+from .matching import PathIndex, PathMatcher, normal_forms, route_path
 from .network_files import AddressList
 from .request import limits_above
 
@@ -96,24 +96,26 @@ class BanSignals:
         """How many bits of an address do not distinguish clients."""
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
-        self._paths: list[tuple[re.Pattern[str], Signal]] = []
+        self._paths: PathIndex[tuple[re.Pattern[str], Signal]] = PathIndex()
         self._signals: dict[int | str, list[Signal]] = {}
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
-        self.on_request = bool(self._paths)
+        self.on_request = any(str(signal).startswith("/") for signal in self._signals)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
-        signals = chain((signal for _, signal in self._paths), *self._signals.values())
+        signals = chain.from_iterable(self._signals.values())
         self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
             try:
-                pattern = PathMatcher(signal).limits
+                matcher = PathMatcher(signal)
             except ConfigurationError as error:
                 raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-            self._paths.append((pattern, Signal(policy, weight, clean_reason(f"path {signal}"))))
+            made = Signal(policy, weight, clean_reason(f"path {signal}"))
+            self._signals.setdefault(signal, []).append(made)
+            self._paths.add((matcher.path, matcher.convertors), (matcher.limits, made))
         elif signal == "refused":
             self._signals.setdefault(signal, []).append(Signal(policy, weight, signal))
         else:
@@ -130,9 +132,10 @@ class BanSignals:
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
-        texts = normal_forms(route_path(scope)) if self._paths else ()
-        signals = [signal for pattern, signal in self._paths if any(map(pattern.match, texts))]
-        return self._not_struck_by(signals, outer)
+        texts = normal_forms(route_path(scope)) if self.on_request else ()
+        found = [(pattern.match(text), signal) for text in texts for pattern, signal in self._paths.find(text)]
+        # Two texts of a path may lead to one signal.
+        return self._not_struck_by([*{id(signal): signal for match, signal in found if match}.values()], outer)
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
