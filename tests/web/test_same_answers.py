@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -33,7 +33,6 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web import checks as startup_checks
 from slidegate.web import headers
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
@@ -82,11 +81,6 @@ STEPS: Final = st.one_of(STARTS, BODIES, BODIES, SOCKETS, st.sampled_from(["tick
 """What an application does: it sends a message, lets time go by, raises, or meets a limit of its own."""
 
 
-def past_the_first_requests() -> Any:
-    """Have gates look for findings at one request and no more."""
-    return patch.object(startup_checks, "WATCHED", 1)
-
-
 class Play:
     """An application that does what it is told, between a gate and a server that may go away."""
 
@@ -98,8 +92,7 @@ class Play:
         )
         self.limit = RateLimit("3/minute", name="own")
         self.steps: list[Any] = []
-        with past_the_first_requests():
-            self.gate = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
+        self.gate = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
 
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
         for step in self.steps:
@@ -210,12 +203,6 @@ async def test_answers_counts_figures_and_events_do_not_depend_on_what_no_reques
 # -- what a request leaves in memory -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def later_requests() -> Iterator[None]:
-    with past_the_first_requests():
-        yield
-
-
 class Server:
     """A server as uvicorn is one: what it sends a request with holds the scope of it."""
 
@@ -231,7 +218,6 @@ class Server:
 
 @pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}, {"on_refused": lambda request, decision: Response()}])
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.usefixtures("later_requests")
 async def test_a_request_is_freed_without_the_garbage_collector(options: dict[str, Any], fails: bool) -> None:
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
         await hello(scope, receive, send)
@@ -257,7 +243,6 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
 
 
 @pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}])
-@pytest.mark.usefixtures("later_requests")
 async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_is(options: dict[str, Any]) -> None:
     kept: list[Send] = []
 
