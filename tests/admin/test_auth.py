@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slidegate import ConfigurationError, Limiter, client_ip
 from slidegate.admin import AdminRoutes, User
+from slidegate.core import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import call
-from .away_store import AwayStore
+from ..remote_stores import SickStore
 from .dashboard_client import (
     CHANGE,
     HOST,
@@ -269,11 +269,11 @@ async def test_wrong_tokens_are_logged_by_address_and_never_as_they_are(
 
 
 @pytest.mark.parametrize("on_error", ["allow", "deny", "local"])
-async def test_while_the_store_is_away_the_bound_holds_in_each_worker(on_error: str, tmp_path: Path) -> None:
-    store = AwayStore(tmp_path / "store")
-    limiter = Limiter(store, on_error=on_error, deadline="30s")  # type: ignore[arg-type]
+async def test_while_the_store_is_away_the_bound_holds_in_each_worker(on_error: Any, clock: FakeClock) -> None:
+    store: Any = SickStore(clock)
+    limiter = Limiter(store, on_error=on_error, deadline="30s")
     door = Dashboard(limiter, token=TOKEN)
-    store.away = True
+    store.error = StoreUnavailable("away")
     assert (await with_token(door, "GET", LOOK)).status == 200
     statuses = [(await with_token(door, "GET", LOOK, WRONG)).status for _ in range(8)]
     assert statuses == [401] * 5 + [429] * 3

@@ -13,11 +13,12 @@ from starlette.types import Message
 
 from slidegate import ConfigurationError
 from slidegate.admin import AdminRoutes, messages
+from slidegate.core import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call, scope_of, send_scope
-from .away_store import AwayStore
+from ..remote_stores import SickStore
 from .dashboard_client import (
     CHANGE,
     HOST,
@@ -522,13 +523,11 @@ async def test_a_failure_shows_a_number_and_the_log_says_why(
     check_fields(answer)
 
 
-async def test_a_store_that_does_not_answer_is_no_failure_of_ours(clock: FakeClock, tmp_path: Any) -> None:
-    store = AwayStore(tmp_path / "store")
+async def test_a_store_that_does_not_answer_is_no_failure_of_ours(clock: FakeClock) -> None:
+    store = SickStore(clock)
     site = Site(clock, store)
     browser = await logged_in(site)
-    store.away = True
+    store.error = StoreUnavailable("away")
     answer = await browser.send("DELETE", "/api/session")
     assert (answer.status, said(answer)["code"], answer.headers["retry-after"]) == (503, "store", "1")
     check_fields(answer)
-    store.away = False
-    await site.limiter.close()

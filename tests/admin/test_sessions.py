@@ -14,12 +14,13 @@ from itsdangerous import URLSafeTimedSerializer
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.admin import User
+from slidegate.core import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..asgi import call
-from .away_store import AwayStore
+from ..remote_stores import SickStore
 from .dashboard_client import HOST, LOOK, READ_TOKEN, TOKEN, Browser, Site, logged_in, said
 
 HOUR_S = 3_600
@@ -262,14 +263,14 @@ async def test_a_worker_with_the_same_store_knows_that_a_session_was_revoked(tmp
 
 @pytest.mark.parametrize("on_error", ["allow", "deny", "local"])
 async def test_while_the_store_is_away_a_session_is_good_for_looking_and_logging_out_fails(
-    on_error: Any, tmp_path: Path, clock: FakeClock
+    on_error: Any, clock: FakeClock
 ) -> None:
     site = Site(clock)
-    store = AwayStore(tmp_path / "store")
+    store: Any = SickStore(clock)
     limiter = Limiter(store, on_error=on_error, deadline="30s")
     browser = await logged_in(site)
     assert await moved(browser, worker(limiter)) == 201
-    store.away = True
+    store.error = StoreUnavailable("away")
     assert await moved(browser, worker(limiter)) == 403
     assert (await browser.send("GET", LOOK)).status == 200
     assert (await browser.send("DELETE", "/api/session")).status == 503

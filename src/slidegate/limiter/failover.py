@@ -99,9 +99,6 @@ class Failover:
         deadline_us: How long a question may take.
         failures: How many questions had no answer so far; those that were not put, because a breaker was open, not
             included.
-
-    Raises:
-        ConfigurationError: A value cannot work.
     """
 
     def __init__(
@@ -112,7 +109,6 @@ class Failover:
         emit: Callable[[Event], None],
         clock: Clock = lambda: monotonic_ns() // 1000,
     ) -> None:
-        check_failure_policy(deadline, on_error)
         self._store = store
         self.deadline_us = parse_duration_us(deadline, "deadline")
         self._deadline_s = self.deadline_us / 1_000_000
