@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Final
 
 import httpx
 
+from ..redis_servers import until
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 60
 """How long a hang lasts. Whatever is waited for is asked for again and again until then."""
-PAUSE_S: Final = 0.1
 
 
 class Site:
@@ -66,14 +66,6 @@ class Site:
             self.process.wait(timeout=PATIENCE_S)
             assert self.process.stdout is not None
             self.process.stdout.close()
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s, f"waited in vain until {what}"
-        time.sleep(PAUSE_S)
 
 
 @contextmanager

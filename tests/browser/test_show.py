@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from ..redis_servers import REDIS, RedisServer
+from ..redis_servers import REDIS, RedisServer, until
 from .conftest import OpenPage
-from .served import Site, served, until
+from .served import Site, served
 from .site import AMOUNT, TOKEN
 
 pytestmark = pytest.mark.all

@@ -13,8 +13,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
+from ..redis_servers import until
 from .conftest import OpenPage
-from .served import PATIENCE_S, Site, served, until
+from .served import PATIENCE_S, Site, served
 from .site import READ_TOKEN, TOKEN
 
 pytestmark = pytest.mark.all

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tracemalloc
 from io import StringIO
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, statuses
 from ..events_page import DETAILS
+from ..redis_servers import until
 from ..test_logs import EVIL
 
 LONG_S = 60.0
@@ -138,9 +138,7 @@ def test_it_is_also_said_when_no_event_comes_for_a_while(site: Site, monkeypatch
     site.tell(7)
     site.clock.advance("1s")
     site.tell(kind="near_limit")
-    until_s = monotonic() + LONG_S
-    while site.left_out < 6 and monotonic() < until_s:
-        sleep(0.005)
+    until(lambda: site.left_out >= 6, "the events that were left out are told of")
     assert site.left_out == 6
 
 

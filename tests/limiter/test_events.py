@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -22,6 +22,8 @@ from slidegate.events import Event
 from slidegate.limiter import event_worker
 from slidegate.limiter.events import KINDS, LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
+
+from ..redis_servers import until
 
 LONG_S = 60.0
 """No delivery takes so long, also on a machine that is busy; nobody waits as long as this but for a fault."""
@@ -339,10 +341,7 @@ def test_a_thread_without_work_ends_and_the_next_event_starts_another(monkeypatc
     for number in range(3):
         tell(limiter, 1, first=number)
         flushed(limiter)
-        until_s = monotonic() + LONG_S
-        while set(threads()) - set(others) and monotonic() < until_s:
-            sleep(0.005)
-        assert not set(threads()) - set(others)
+        until(lambda: not set(threads()) - set(others), "the thread ends")
     assert numbers(heard) == [0, 1, 2]
 
 

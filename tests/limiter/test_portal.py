@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +19,7 @@ from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
+from ..redis_servers import until
 from ..remote_stores import SlowStore
 
 PATIENCE_S = 30.0
@@ -30,14 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def threads() -> list[threading.Thread]:
     """Return the threads with loops that run."""
     return [thread for thread in threading.enumerate() if thread.name == "slidegate-loop"]
-
-
-def until(state: Callable[[], object]) -> None:
-    """Come back when a state is reached."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not state():
-        assert time.monotonic() < until_s, "the state was not reached"
-        time.sleep(0.001)
 
 
 def waits(thread: int) -> bool:
@@ -85,7 +77,7 @@ def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
     limiter = Limiter(SlowStore())
     limiter.sync.hit("user:1", "5/minute")
     asyncio.run(limiter.close())
-    until(lambda: not threads())
+    until(lambda: not threads(), "the thread ends")
 
 
 def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
@@ -178,7 +170,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
     def send_signal() -> None:
         assert asked.wait(PATIENCE_S)
         # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
-        until(lambda: waits(main))
+        until(lambda: waits(main), "the caller waits")
         signal.pthread_kill(main, signal.SIGUSR1)
 
     main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, interrupt)
