@@ -148,7 +148,7 @@ def lowest(*args: str) -> int:
 
 
 def bench(*args: str) -> int:
-    if ({*args} <= {"--save"} or "compiled" in args[:2]) and steps("python -m scripts.compile_wheel"):
+    if ({*args} <= {"--save"} or "compiled" in args) and steps("python -m scripts.compile_wheel"):
         return 1
     return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
 

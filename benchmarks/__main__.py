@@ -1,7 +1,8 @@
 """Run benchmarks: `python3 dev.py bench [NAME]`.
 
-A benchmark is a module here with `tables(options)`, which yields `report.tables.Table`; `PACKAGES` names
-those whose versions stand below, and `arguments(parser)` adds flags. All candidates of a table take turns in it.
+A benchmark is a module here with `tables(options)`, which yields `report.tables.Table`; `PACKAGES` names those whose
+versions stand below, `arguments(parser)` adds flags, and `FOR_THE_PAGE` are flags with which it runs where all of them
+do. All candidates of a table take turns in it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,9 @@ from typing import Final
 
 from .report import chart, comparison, figures, page
 
-HERE: Final = Path(__file__).resolve().parent
-
-
-def names() -> list[str]:
-    """Return the names of all benchmarks: the modules here. What they share stands in packages, and in `measure.py`."""
-    return sorted(path.stem for path in HERE.glob("[!_]*.py") if path.stem != "measure")
+ROOT: Final = Path(__file__).resolve().parents[1]
+NAMES: Final = ("real", "server", "floods", "lmdb", "redis", "memory", "networks", "startup")
+"""In the order of the page."""
 
 
 def run(name: str, flags: list[str], save: bool) -> None:
@@ -43,11 +41,12 @@ def run(name: str, flags: list[str], save: bool) -> None:
 
 def run_all(save: bool) -> int:
     """Run every benchmark in a process of its own; return 1 if one failed."""
-    command = [sys.executable, "-m", "benchmarks"]
     failed = []
-    for name in names():
+    for name in NAMES:
         print(f"\n## {name}", flush=True)
-        if subprocess.run([*command, name, *(["--save"] if save else [])], cwd=HERE.parent).returncode:
+        flags = getattr(importlib.import_module(f"benchmarks.{name}"), "FOR_THE_PAGE", ())
+        command = [sys.executable, "-m", "benchmarks", name, *flags, *(["--save"] if save else [])]
+        if subprocess.run(command, cwd=ROOT).returncode:
             failed.append(name)
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall benchmarks ended well")
     return int(bool(failed))
@@ -58,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="dev.py bench", description=__doc__, epilog="Other flags belong to the benchmark.", add_help=False
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(names())}; without one, all of them")
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(NAMES)}; without one, all of them")
     parser.add_argument("--save", action="store_true", help="save the figures, and write them into docs/benchmarks.md")
     parser.add_argument(
         "--write",
@@ -66,8 +65,8 @@ def main() -> int:
         help="write docs/benchmarks.md and the table of README.md from the saved figures",
     )
     options, flags = parser.parse_known_args()
-    if options.name and options.name not in names():
-        parser.error(f"{options.name!r} is no benchmark; expected one of: {', '.join(names())}")
+    if options.name and options.name not in NAMES:
+        parser.error(f"{options.name!r} is no benchmark; expected one of: {', '.join(NAMES)}")
     if not options.name and {"-h", "--help"} & set(flags):
         parser.print_help()
         return 0

@@ -1,91 +1,71 @@
-"""Hits on one host: `LmdbStore` with 1, 2 and 4 processes, against memory and against `limits` with Redis.
+"""Hits on one host: `LmdbStore` with 1, 2 and 4 processes, and beside it `limits` with Redis on the same machine.
 
-Every process sends hits from as many tasks as are named, over 64 keys; all are admitted. Hits are those of all
-processes over the time in which they ran. The wait is that of single hits, in the process where it was longest; the
-turn of the loop is how long other tasks of the application had to wait meanwhile; each is measured in a run of its own.
-
-The peer counts on a redis-server of its own, which starts and ends with the benchmark; ``--alone`` leaves it out.
+Every process sends `await limiter.hit` from as many tasks as are named, over 64 keys; all are admitted. Hits are those
+of all processes over the time in which they ran. The wait is the 99th percentile of single hits, in a run of its own,
+in the process where it was longest. Medians over the rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
-import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
 
-from slidegate import Decision, Limiter, MemoryStore, parse_limits
-from slidegate.core import Bucket
+from slidegate import Limiter
 from slidegate.stores.lmdb import LmdbStore
 
+from .redis_server import redis_server
 from .report.tables import Table
 
 PACKAGES = ("lmdb", "limits", "redis")
-
-AMOUNT = "100000000/hour"
-KEYS = [f"user:{number}" for number in range(64)]
+KEYS: Final = [f"user:{number}" for number in range(64)]
 Hit = Callable[[str], Awaitable[object]]
 
 
+def in_a_file(place: Path, durability: Any = "fast") -> Hit:
+    limiter = Limiter(LmdbStore(f"{place}-{durability}", durability=durability), deadline="10s", on_error="deny")
+    return lambda key: limiter.hit(key, "100000000/hour")
+
+
+def of_limits(url: str, place: Path) -> Hit:
+    from limits import parse
+    from limits.aio.storage import RedisStorage
+    from limits.aio.strategies import MovingWindowRateLimiter
+
+    limiter = MovingWindowRateLimiter(RedisStorage(f"async+{url}", implementation="redispy"))
+    limit = parse("1000/hour")  # the most that a list of moments stays fast with
+    return lambda key: limiter.hit(limit, key)
+
+
 class Candidate(NamedTuple):
-    """One way to send hits: by how many processes and tasks, to which store."""
+    """One way to send hits: by how many processes and tasks, to which store, how many, and how many are asked for."""
 
     name: str
     processes: int
     tasks: int
-    make: Callable[[str], Hit]
+    make: Callable[[Path], Hit]
+    share: int = 1
+    asked: str = ""
 
 
-def in_memory(place: str) -> Hit:
-    limiter = Limiter(MemoryStore())
-    return lambda key: limiter.hit(key, AMOUNT)
+class Seen(NamedTuple):
+    """What one process saw: when its hits began and ended, and the 99th percentile of their waits."""
+
+    began_s: float
+    ended_s: float
+    wait_s: float
 
 
-def in_a_file(place: str) -> Hit:
-    limiter = Limiter(LmdbStore(place), deadline="10s", on_error="deny")
-    return lambda key: limiter.hit(key, AMOUNT)
-
-
-def without_a_limiter(place: str) -> Hit:
-    store, asked = LmdbStore(place), Bucket("hit", parse_limits(AMOUNT))
-
-    async def hit(key: str) -> object:
-        answer = store.hit(((asked, key, 1),))
-        return answer if isinstance(answer, Decision) else await answer
-
-    return hit
-
-
-def synced(place: str) -> Hit:
-    limiter = Limiter(LmdbStore(f"{place}-safe", durability="safe"), deadline="10s", on_error="deny")
-    return lambda key: limiter.hit(key, AMOUNT)
-
-
-def over_redis(url: str) -> Callable[[str], Hit]:
-    def make(place: str) -> Hit:
-        from limits import parse
-        from limits.aio.storage import RedisStorage
-        from limits.aio.strategies import MovingWindowRateLimiter
-
-        limiter = MovingWindowRateLimiter(RedisStorage(f"async+{url}", implementation="redispy"))
-        limit = parse("1000/hour")  # the most that a list of moments stays fast with
-        return lambda key: limiter.hit(limit, key)
-
-    return make
-
-
-async def measure(hit: Hit, tasks: int, hits: int) -> dict[str, float]:
-    """Send hits; return when it began and ended, and the 99th percentiles of waits and of turns of the loop."""
+async def measure(hit: Hit, tasks: int, hits: int, begin: Callable[[], object]) -> Seen:
+    """Send hits as soon as all processes are ready, and then once more, each by the clock."""
     waits_s: list[float] = []
-    turns_s: list[float] = []
 
     async def work(number: int) -> None:
         for turn in range(hits // tasks):
@@ -97,104 +77,63 @@ async def measure(hit: Hit, tasks: int, hits: int) -> dict[str, float]:
             await hit(KEYS[(number + turn) % len(KEYS)])
             waits_s.append(time.perf_counter() - started_s)
 
-    async def watch() -> None:
-        while True:
-            started_s = time.perf_counter()
-            await asyncio.sleep(0)
-            turns_s.append(time.perf_counter() - started_s)
-
     await asyncio.gather(*(hit(key) for key in KEYS))  # opens files and connections
+    begin()
     began_s = time.monotonic()
     await asyncio.gather(*map(work, range(tasks)))
     ended_s = time.monotonic()
     await asyncio.gather(*map(work_by_the_clock, range(tasks)))
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*map(work, range(tasks)))
-    watching.cancel()
-    return {"began": began_s, "ended": ended_s, "wait": percentile(waits_s), "turn": percentile(turns_s)}
+    return Seen(began_s, ended_s, sorted(waits_s)[len(waits_s) * 99 // 100])
 
 
-def percentile(spans_s: list[float]) -> float:
-    """Return the 99th; 0 of none, as where there are fewer hits than tasks."""
-    return sorted(spans_s)[int(len(spans_s) * 0.99)] if spans_s else 0.0
+def run(candidate: Candidate, place: Path, hits: int, ready: Any, results: Any) -> None:
+    """Send the hits of one process."""
+    results.put(asyncio.run(measure(candidate.make(place), candidate.tasks, hits, ready.wait)))
 
 
-@contextmanager
-def forked(candidate: Candidate, place: str, hits: int) -> Iterator[list[int]]:
-    """Run processes that begin together; yield the ends of their pipes."""
-    gate_reading, gate_writing = os.pipe()
-    pipes = []
-    for _ in range(candidate.processes):
-        reading, writing = os.pipe()
-        pipes.append(reading)
-        if not os.fork():
-            try:
-                os.close(gate_writing)
-                hit = candidate.make(place)
-                os.read(gate_reading, 1)
-                os.write(writing, json.dumps(asyncio.run(measure(hit, candidate.tasks, hits))).encode())
-                os._exit(0)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
-        os.close(writing)
-    os.close(gate_reading)
-    time.sleep(0.2)  # until all stand at the gate
-    os.close(gate_writing)
-    yield pipes
-    for _ in pipes:
-        os.wait()
-
-
-def play(candidate: Candidate, place: str, hits: int) -> tuple[float, float, float]:
-    """Return hits a second of all processes, and the 99th percentiles in microseconds."""
-    with forked(candidate, place, hits) as pipes:
-        seen: list[dict[str, Any]] = []
-        for reading in pipes:
-            with open(reading, "rb") as pipe:
-                seen.append(json.loads(pipe.read()))
-    span_s = max(one["ended"] for one in seen) - min(one["began"] for one in seen)
+def play(candidate: Candidate, place: Path, hits: int) -> tuple[float, float]:
+    """Return hits a second of all processes, and the longest 99th percentile in microseconds."""
+    spawn = get_context("spawn")
+    ready, results = spawn.Barrier(candidate.processes), spawn.Queue()
+    hits //= candidate.share
+    workers = [
+        spawn.Process(target=run, args=(candidate, place, hits, ready, results), daemon=True)
+        for _ in range(candidate.processes)
+    ]
+    for worker in workers:
+        worker.start()
+    seen: list[Seen] = [results.get(timeout=300) for _ in workers]
+    for worker in workers:
+        worker.join()
+    span_s = max(one.ended_s for one in seen) - min(one.began_s for one in seen)
     done = hits // candidate.tasks * candidate.tasks * candidate.processes
-    return done / span_s, max(one["wait"] for one in seen) * 1e6, max(one["turn"] for one in seen) * 1e6
+    return done / span_s, max(one.wait_s for one in seen) * 1e6
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hits", type=int, default=40_000, help="of each process")
-    parser.add_argument("--alone", action="store_true", help="without the peer, which needs a redis-server")
-
-
-def in_turn(
-    candidates: list[Candidate], place: str, options: Namespace
-) -> dict[Candidate, list[tuple[float, float, float]]]:
-    """Play every candidate once in each round."""
-    taken: dict[Candidate, list[tuple[float, float, float]]] = {candidate: [] for candidate in candidates}
-    for number in range(options.rounds):
-        for candidate in candidates:
-            slow = candidate.make not in (in_memory, in_a_file, without_a_limiter)
-            hits = options.hits // 10 if slow else options.hits
-            taken[candidate].append(play(candidate, str(Path(place) / str(number)), hits))
-    return taken
 
 
 def tables(options: Namespace) -> Iterator[Table]:
     """Let all candidates send hits in turn."""
-    candidates = [Candidate("memory", 1, tasks, in_memory) for tasks in (1, 64)]
-    candidates += [Candidate("LMDB", processes, tasks, in_a_file) for processes in (1, 2, 4) for tasks in (1, 64)]
-    candidates += [Candidate("LMDB, the store alone", 1, tasks, without_a_limiter) for tasks in (1, 64)]
-    candidates += [Candidate('LMDB, durability="safe"', 1, 64, synced)]
-    with ExitStack() as stack:
-        if not options.alone:
-            from .redis import ready, server
-
-            url, _ = stack.enter_context(server())
-            asyncio.run(ready(url))
-            candidates += [Candidate("limits with Redis", count, 64, over_redis(url)) for count in (1, 2, 4)]
-        place = stack.enter_context(tempfile.TemporaryDirectory())
-        taken = in_turn(candidates, place, options)
-    columns = {"what": "", "processes": "d", "tasks each": "d", "hits/s": ",.0f"}
-    columns |= {"p99 of the wait, us": ",.0f", "p99 of a turn of the loop, us": ",.0f"}
+    with redis_server() as url, TemporaryDirectory() as folder:
+        theirs = partial(of_limits, url)
+        candidates = [
+            Candidate("LMDB", 1, 1, in_a_file, asked="≥80,000"),
+            Candidate("LMDB", 1, 64, in_a_file, asked="≥150,000"),
+            Candidate("LMDB", 2, 64, in_a_file),
+            Candidate("LMDB", 4, 64, in_a_file),
+            Candidate('LMDB, durability="safe"', 1, 64, partial(in_a_file, durability="safe"), share=10),
+            Candidate("limits with Redis", 1, 64, theirs, share=10),
+            Candidate("limits with Redis", 2, 64, theirs, share=10),
+        ]
+        taken: dict[Candidate, list[tuple[float, float]]] = {candidate: [] for candidate in candidates}
+        for number in range(options.rounds):
+            for candidate in candidates:
+                taken[candidate].append(play(candidate, Path(folder, str(number)), options.hits))
+    columns = {"what": "", "processes": "d", "tasks each": "d", "hits/s": ",.0f", "p99 us": ",.0f", "asked": ""}
     yield Table("", columns, [
-        [candidate.name, candidate.processes, candidate.tasks, *map(median, zip(*rows, strict=True))]
-        for candidate, rows in taken.items()
+        [one.name, one.processes, one.tasks, *map(median, zip(*rows, strict=True)), one.asked]
+        for one, rows in taken.items()
     ])  # fmt: skip

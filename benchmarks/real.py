@@ -1,43 +1,47 @@
 """One request as a worker meets it: ours in many arrangements, beside what the peers add.
 
-Ten routes, 10,000 paths, 256 clients, counted in memory, straight into the ASGI application, with other code between
-two requests. Each row is a ratio or a difference of one round, in which every candidate takes its turn, forwards and
-backwards by turns; medians over the rounds of a process, and of them over several processes. One process is always a
-little faster than the next, by how its memory happens to lie.
+Ten routes, 10,000 paths, 256 clients, straight into the ASGI application, with other code between two requests. In each
+round every candidate takes its turn, in an order drawn anew for every two rounds, and the second time backwards. What
+is reached is a ratio or a difference of one round; medians over the rounds of a process, and of them over several
+processes: one process is always a little faster than the next, by how its memory happens to lie.
 
-`--other PATH` measures a second version of slidegate as well, in processes of its own that take turns with ours.
+A second version is measured in processes of its own that take turns with those of the first.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import zipfile
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from . import versions
+from .redis_server import redis_server
 from .report.tables import Cell, Table
 
-PACKAGES = ("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "limits")
-ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGES = (
+    *("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "fastapi-guard", "limits"),
+    *("lmdb", "redis"),
+)
+FOR_THE_PAGE: Final = ("--other", "compiled")
 
 Times = dict[str, float]
 """Candidate -> microseconds of one operation, in one round."""
+Measured = list[list[Times]]
+"""Processes -> their rounds."""
 Reached = Callable[..., float]
 """Returns what is reached in one round from the time of the row itself and from those of other candidates."""
 
 
-def share(own: float, bare: float, peer: float) -> float:
-    """Return what a candidate adds, in units of what the peer adds."""
-    return (own - bare) / (peer - bare)
+def share(own: float, bare: float, peer: float, peer_bare: float) -> float:
+    """Return what a candidate adds to its bare application, in units of what a peer adds to its own."""
+    return (own - bare) / (peer - peer_bare)
 
 
 def ratio(own: float, other: float) -> float:
@@ -52,32 +56,23 @@ def times_as_fast(own: float, peer: float) -> float:
     return peer / own
 
 
-def share_between(own: float, bare: float, fewer: float, fewer_bare: float) -> float:
-    """Return what a candidate adds to its bare application, in units of what another adds to another."""
-    return (own - bare) / (fewer - fewer_bare)
-
-
 @dataclass(frozen=True)
 class Row:
     """One row of a table.
 
     Attributes:
         name: The candidate.
-        bare: The candidate without a gate; empty where there is none.
+        bare: The candidate without a limiter, whose time is taken off; empty where there is none.
         reached: What is asked of it; None where nothing is.
         others: The further candidates from which that follows.
-        unit: What the reached number counts.
-        source: What is asked of the source.
-        wheel: What is asked of the compiled wheel.
+        asked: What is asked: of the source, and of the compiled wheel.
     """
 
     name: str
     bare: str = ""
     reached: Reached | None = None
     others: tuple[str, ...] = ()
-    unit: str = ""
-    source: str = ""
-    wheel: str = ""
+    asked: str = ""
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -89,92 +84,90 @@ BARE: Final = "bare Starlette"
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
 FASTAPI: Final = "bare FastAPI"
-NEW: Final = "bare Starlette, new paths"
-MANY: Final = "bare Starlette, new paths, 1,000 routes"
+AT_ENDPOINT: Final = "fastapi-limiter"
+AT_ENDPOINT_REFUSED: Final = "fastapi-limiter, refused"
 
 
-def to_peer(name: str, source: str = "", wheel: str = "", *, peer: str = PEER) -> Row:
-    """Return the row of a candidate that is compared with what a peer adds to Starlette."""
-    return Row(name, BARE, share, (BARE, peer), f"of what {peer} adds", source, wheel)
+def to_peer(name: str, asked: str = "", *, peer: str = PEER) -> Row:
+    return Row(name, BARE, share, (BARE, peer, BARE), asked)
 
 
-def to_default(name: str, source: str, wheel: str = "") -> Row:
-    return Row(name, BARE, more, ("default",), "us more than default", source, wheel)
+def to_default(name: str, asked: str) -> Row:
+    return Row(name, BARE, more, ("default",), asked)
 
 
-def to_bare(name: str, bare: str, source: str = "", wheel: str = "") -> Row:
-    return Row(name, bare, ratio, (bare,), f"of the answer of {bare}", source, wheel)
+def to_bare(name: str, asked: str = "") -> Row:
+    return Row(name, BARE, ratio, (BARE,), asked)
 
 
-def at_endpoint(name: str, source: str = "", wheel: str = "") -> Row:
-    peer = "fastapi-limiter"
-    return Row(name, FASTAPI, share, (FASTAPI, peer), f"of what {peer} adds", source, wheel)
+def at_endpoint(name: str, asked: str = "", *, peer: str = AT_ENDPOINT) -> Row:
+    return Row(name, FASTAPI, share, (FASTAPI, peer, FASTAPI), asked)
 
 
-def to_limits(name: str, peer: str, source: str, wheel: str) -> Row:
-    return Row(name, "", times_as_fast, (peer,), "times as fast as limits, moving window", source, wheel)
+def to_limits(name: str, peer: str, asked: str) -> Row:
+    return Row(name, "", times_as_fast, (peer,), asked)
 
 
 def to_before(name: str) -> Row:
-    return Row(name, "", ratio, ("hit before",), "of a hit before", "<= 1.1")
+    return Row(name, "", ratio, ("hit before",), "≤1.1")
 
 
 TABLES: Final[dict[str, list[Row]]] = {
-    "One request": [
+    "Admitted: to what asgi-ratelimit adds": [
         Row(BARE),
-        to_peer("default", "<= 1.5", "<= 1.0"),
-        to_default("two windows", "<= 2.5", "<= 1.0"),
-        to_peer("five rules", peer=FIVE),
-        to_peer("trusted proxies", "<= 1.6", "<= 1.2"),
-        to_peer("ban policy", "<= 1.6", "<= 1.2"),
-        to_peer("blocklist", "<= 1.6", "<= 1.2"),
-        to_peer("everything", "<= 2.0", "<= 1.3", peer=FIVE),
-        to_default("an address banned", "<= 0.5"),
-        to_default("a network banned", "<= 0.8"),
-        to_bare("refused by a limit", BARE, "< 1", "< 1"),
-        to_bare("refused by a ban", BARE, "< 1", "< 1"),
+        to_peer("default", "≤1.5; ≤1.0"),
+        to_peer("ban policy", "≤1.6; ≤1.2"),
+        to_peer("blocklist", "≤1.6; ≤1.2"),
+        to_peer("trusted proxies", "≤1.6; ≤1.2"),
+        to_peer("everything", "≤2.0; ≤1.3", peer=FIVE),
         Row(PEER, BARE),
         to_peer("asgi-ratelimit, once more"),
         to_peer(FIVE),
-        to_bare("asgi-ratelimit, refused", BARE),
         to_peer("slowapi"),
-        to_bare("slowapi, refused", BARE),
+        to_peer("fastapi-guard"),
+        to_peer("fastapi-guard, with its scan"),
     ],
-    "A path never seen before": [
-        Row("new paths, 10 routes", NEW),
-        Row(
-            "new paths, 1,000 routes",
-            MANY,
-            share_between,
-            (MANY, "new paths, 10 routes", NEW),
-            "of what it adds with 10 routes",
-            "<= 1.5",
-        ),
-        Row("new paths, 10 routes, refused", NEW),
-        Row(
-            "new paths, 1,000 routes, refused",
-            MANY,
-            ratio,
-            ("new paths, 10 routes, refused",),
-            "of the answer with 10 routes",
-            "<= 1.5",
-        ),
+    "Admitted: microseconds more than default": [
+        to_default("two windows", "≤2.5; ≤1.0"),
+        to_default("an address banned", "≤0.5"),
+        to_default("a network banned", "≤0.8"),
     ],
-    "A limit at an endpoint of FastAPI": [
+    "Admitted by a shared store: to what default adds in memory": [
+        to_peer("default on LMDB", peer="default"),
+        to_peer("default on Redis", peer="default"),
+        to_peer("asgi-ratelimit on Redis", peer="default"),
+    ],
+    "Refused: to the answer of the bare application": [
+        to_bare("refused by a limit", "<1; <1"),
+        to_bare("refused by a ban", "<1; <1"),
+        to_bare("asgi-ratelimit, refused"),
+        to_bare("slowapi, refused"),
+        to_bare("fastapi-guard, refused"),
+    ],
+    "A path never seen before: 1,000 routes to 10": [
+        Row(
+            "1,000 routes",
+            "bare, 1,000 routes",
+            share,
+            ("bare, 1,000 routes", "10 routes", "bare, 10 routes"),
+            "≤1.5",
+        ),
+        Row("1,000 routes, refused", "", ratio, ("10 routes, refused",), "≤1.5"),
+    ],
+    "A limit at an endpoint of FastAPI: to what fastapi-limiter adds": [
         Row(FASTAPI),
-        at_endpoint("dependency", "<= 0.9", "clearly < 1"),
-        at_endpoint("decorator", "<= 0.6", "clearly < 1"),
-        Row("fastapi-limiter", FASTAPI),
-        to_bare("dependency, refused", FASTAPI),
-        to_bare("decorator, refused", FASTAPI),
-        to_bare("fastapi-limiter, refused", FASTAPI),
+        at_endpoint("dependency", "≤0.9; <1"),
+        at_endpoint("decorator", "≤0.6; <1"),
+        Row(AT_ENDPOINT, FASTAPI),
+        at_endpoint("dependency, refused", peer=AT_ENDPOINT_REFUSED),
+        at_endpoint("decorator, refused", peer=AT_ENDPOINT_REFUSED),
+        Row(AT_ENDPOINT_REFUSED, FASTAPI),
     ],
-    "One hit": [
-        to_limits("hit", "hit of limits", ">= 2.0", ">= 3"),
-        to_limits("hit, refused", "hit of limits, refused", ">= 1.5", ">= 2.4"),
+    "A hit without HTTP: times as fast as the moving window of limits": [
+        to_limits("hit", "hit of limits", "≥2.0; ≥3"),
+        to_limits("hit, refused", "hit of limits, refused", "≥1.5; ≥2.4"),
     ],
-    "Hits of other buckets": [
-        Row("hit before"),
+    "Hits of other buckets: to hits before": [
         to_before("hit after `wait`"),
         to_before("hit after `count_denied`"),
         to_before("hit after a quota"),
@@ -186,27 +179,14 @@ TABLES: Final[dict[str, list[Row]]] = {
 ROWS: Final = [row for rows in TABLES.values() for row in rows]
 
 
-def version_at(text: str) -> Path:
-    """Return a checkout, a folder with slidegate in it, or a wheel."""
-    path = Path(text).resolve()
-    if path.suffix == ".whl" and path.is_file():
-        return path
-    for folder in (path / "src", path):
-        if (folder / "slidegate" / "__init__.py").is_file():
-            return folder
-    raise ArgumentTypeError(f"{text!r} is no checkout, no folder with slidegate in it, and no wheel")
-
-
 def arguments(parser: ArgumentParser) -> None:
     names = ", ".join(row.name for row in ROWS)
-    parser.add_argument("--rounds", type=int, default=50, help="in each process")
+    parser.add_argument("--rounds", type=int, default=15, help="in each process")
     parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
-    parser.add_argument("--requests", type=int, default=250, help="in each round of each candidate")
+    parser.add_argument("--requests", type=int, default=200, help="in each round of each candidate")
     parser.add_argument("--paths", type=int, default=10_000, help="that are asked for again and again")
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help=f"repeatable: {names}")
-    version = {"type": version_at, "metavar": "PATH"}
-    parser.add_argument("--own", default=ROOT / "src", help="the version that is measured, by default this", **version)
-    parser.add_argument("--other", help="another one: a checkout, a folder that has slidegate, or a wheel", **version)
+    versions.arguments(parser)
 
 
 class Worker:
@@ -215,15 +195,19 @@ class Worker:
     Args:
         folder: Where it finds slidegate.
         names: The candidates.
-        requests: The requests in a round of each.
-        paths: How many paths they ask for.
+        options: The flags of the command.
+        redis_url: The server of the candidates that count on Redis.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], requests: int, paths: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.in_process.worker", json.dumps([names, requests, paths])]
-        path = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    def __init__(self, folder: Path, names: Sequence[str], options: Namespace, redis_url: str) -> None:
+        what = json.dumps([names, options.requests, options.paths, redis_url])
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.worker", what],
+            cwd=versions.ROOT,
+            env=versions.environment(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._folder = folder
 
@@ -235,14 +219,12 @@ class Worker:
 
     def begin(self) -> None:
         """Wait until everything is made, checked and warm, and check which version it is."""
-        said = self._answer()
-        if Path(said["where"]) != self._folder / "slidegate":
-            raise SystemExit(f"expected slidegate from {self._folder}, and {said['where']} was measured")
+        versions.check(self._answer()["where"], self._folder)
 
-    def round(self, backwards: bool) -> Times:
+    def round(self, turn: int) -> Times:
         """Run every candidate once."""
         assert self._process.stdin
-        self._process.stdin.write("backwards\n" if backwards else "forwards\n")
+        self._process.stdin.write(f"{turn}\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -255,74 +237,49 @@ class Worker:
         return found
 
 
-Measured = list[list[Times]]
-"""Processes -> their rounds."""
-
-
-def measure(options: Namespace, names: Sequence[str], folders: Sequence[Path]) -> list[Measured]:
+def measure(options: Namespace, names: Sequence[str], folders: Mapping[str, Path]) -> dict[str, Measured]:
     """Return what each version took. Two versions run at a time, and one waits while the other has a round."""
-    found: list[Measured] = [[] for _ in folders]
+    found: dict[str, Measured] = {version: [] for version in folders}
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
-            workers = [
-                stack.enter_context(Worker(folder, names, options.requests, options.paths)) for folder in folders
-            ]
-            for worker, measured in zip(workers, found, strict=True):
+            url = stack.enter_context(redis_server())
+            workers = {
+                version: stack.enter_context(Worker(folder, names, options, url)) for version, folder in folders.items()
+            }
+            for version, worker in workers.items():
                 worker.begin()
-                measured.append([])
-            for turn in range(options.rounds):
-                order = list(zip(workers, found, strict=True))
-                for worker, measured in reversed(order) if turn % 4 > 1 else order:
-                    measured[-1].append(worker.round(turn % 2 == 1))
+                found[version].append([])
+            for turn in range(2, options.rounds + 2):
+                order = list(workers.items())
+                for version, worker in reversed(order) if turn % 4 > 1 else order:
+                    found[version][-1].append(worker.round(turn))
     return found
 
 
-def over_processes(measured: Measured, reached: Reached, names: Sequence[str]) -> list[float]:
-    """Return the median of each process."""
-    return [median(reached(*(times[name] for name in names)) for times in rounds) for rounds in measured]
+def over_processes(measured: Measured, reached: Reached, names: Sequence[str]) -> float:
+    """Return the median over processes of their medians over rounds."""
+    return median(median(reached(*(times[name] for name in names)) for times in rounds) for rounds in measured)
 
 
-def row_of(row: Row, measured: Measured) -> list[Cell]:
-    """Return the cells of a row: what is asked, and what is reached, over all processes and in each of them."""
-    took_us = median(over_processes(measured, lambda own: own, [row.name]))
-    added_us = median(over_processes(measured, more, [row.name, row.bare])) if row.bare else None
-    if row.reached is None:
-        return [row.name, took_us, added_us, None, None, None, None, None]
-    reached = over_processes(measured, row.reached, [row.name, *row.others])
-    span = f"{min(reached):.2f} to {max(reached):.2f}"
-    return [row.name, took_us, added_us, median(reached), span, row.unit, row.source, row.wheel]
+def row_of(row: Row, measured: Mapping[str, Measured]) -> list[Cell]:
+    """Return the cells of a row: what each version takes or adds and reaches, and what is asked."""
+    cells: list[Cell] = [row.name]
+    for taken in measured.values():
+        if row.bare:
+            cells.append(over_processes(taken, more, [row.name, row.bare]))
+        else:
+            cells.append(over_processes(taken, lambda own: own, [row.name]))
+        cells.append(over_processes(taken, row.reached, [row.name, *row.others]) if row.reached else None)
+    return [*cells, row.asked]
 
 
-COLUMNS: Final = {
-    "what": "",
-    "median us": ".2f",
-    "added us": "+.2f",
-    "reached": ".2f",
-    "processes": "",
-    "unit": "",
-    "asked (source)": "",
-    "asked (wheel)": "",
-}
-BOTH: Final = {
-    "what": "",
-    "median us": ".2f",
-    "other": ".2f",
-    "to other": ".2f",
-    "reached": ".2f",
-    "other's": ".2f",
-    "unit": "",
-}
-
-
-def beside(row: Row, own: Measured, other: Measured) -> list[Cell]:
-    """Return the cells of a row of two versions; the ratio of their times is one of neighbouring rounds."""
-    first, second = row_of(row, own), row_of(row, other)
-    pairs = [
-        median(mine[row.name] / theirs[row.name] for mine, theirs in zip(*rounds, strict=True))
-        for rounds in zip(own, other, strict=True)
-    ]
-    return [row.name, first[1], second[1], median(pairs), first[3], second[3], row.unit]
+def columns(names: Sequence[str]) -> dict[str, str]:
+    """Return the columns of a table of some versions."""
+    found = {"what": ""}
+    for name in names:
+        found |= {f"{name} us": ".1f", f"{name} reached": ".2f"}
+    return {**found, "asked": ""}
 
 
 def tables(options: Namespace) -> Iterator[Table]:
@@ -331,21 +288,12 @@ def tables(options: Namespace) -> Iterator[Table]:
     for name in options.only:
         if name not in known:
             raise SystemExit(f"bench real: {name!r} is no row; expected one of: {', '.join(sorted(known))}")
-    rows = {
+    chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in TABLES.items()
     }
-    names = list(dict.fromkeys(name for chosen in rows.values() for row in chosen for name in row.candidates))
-    with TemporaryDirectory() as unpacked:
-        folders = []
-        for number, path in enumerate(filter(None, (options.own, options.other))):
-            if path.suffix == ".whl":
-                zipfile.ZipFile(path).extractall(folder := Path(unpacked, str(number)))
-                folders.append(folder)
-            else:
-                folders.append(path)
-        own, *others = measure(options, names, folders)
-    for title, chosen in rows.items():
-        if chosen:
-            yield Table(title, COLUMNS, [row_of(row, own) for row in chosen])
-        if chosen and others:
-            yield Table(f"{title}, beside the other version", BOTH, [beside(row, own, others[0]) for row in chosen])
+    names = list(dict.fromkeys(name for rows in chosen.values() for row in rows for name in row.candidates))
+    with versions.chosen(options) as folders:
+        measured = measure(options, names, folders)
+    for title, rows in chosen.items():
+        if rows:
+            yield Table(title, columns(list(measured)), [row_of(row, measured) for row in rows])

@@ -1,73 +1,55 @@
-"""Hits on Redis: `RedisStore` against the exact moving window of `limits`, and others that are installed.
+"""Hits on Redis: `RedisStore` against the exact moving window of `limits`, the fastest exact peer, and others.
 
-Every round sends hits from as many tasks as are named, over 64 keys; all are admitted. Measured is the whole of
-`await limiter.hit`, deadline and circuit breaker included. `throttled-py`'s sliding window is an estimate from two
-counters; `pyrate-limiter` is what fastapi-limiter counts with.
-
-The server is one of its own: `redis-server` on a free port of 127.0.0.1, with nothing kept. It is looked for on PATH,
-then beside this Python. The two that the aim is about are compared in five runs besides, each with another server.
+Measured is the whole of `await limiter.hit`, deadline and circuit breaker included, from 1 task and from 64, over 64
+keys; all are admitted. `throttled-py`'s sliding window is an estimate from two counters; `pyrate-limiter` is what
+fastapi-limiter counts with. Every run has a redis-server of its own; in it all candidates take turns for some rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from itertools import cycle
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from limits import parse
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import MovingWindowRateLimiter
+from pyrate_limiter import Duration, Rate, RedisBucket
+from pyrate_limiter import Limiter as PyrateLimiter
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError
+from throttled.asyncio import RateLimiterType, Throttled, per_hour
+from throttled.asyncio import RedisStore as ThrottledStore
 
 from slidegate import Limiter
 from slidegate.stores.redis import RedisStore
 
-from .measure import Candidate, compared, rounds
+from .redis_server import redis_server
 from .report.tables import Cell, Table
 
 PACKAGES = ("redis", "hiredis", "limits", "throttled-py", "pyrate-limiter")
-
-AMOUNT = 100_000_000
-KEYS = [f"user:{number}" for number in range(64)]
-PEER = "limits, moving window"
-DEADLINE_S = 0.05
-PAUSED_HITS = 60_000
-RUNS = 5
+AMOUNT: Final = 100_000_000
+KEYS: Final = [f"user:{number}" for number in range(64)]
+PEER: Final = "limits, moving window"
+TASKS: Final = {1: "≥0.8", 64: "≥4"}
+"""Tasks, and how many times as fast as the peer hits are to be in every run."""
+REFUSED_HITS: Final = 1_000
 Hit = Callable[[str], Awaitable[Any]]
 
 
-def ours(url: str, stores: list[RedisStore]) -> Hit:
-    stores.append(RedisStore(url, prefix="bench"))
-    limiter = Limiter(stores[-1], deadline="10s", on_error="deny")
-    return lambda key: limiter.hit(key, f"{AMOUNT}/hour")
-
-
 def of_limits(url: str) -> Hit:
-    limiter, limit = (
-        MovingWindowRateLimiter(RedisStorage(f"async+{url}", implementation="redispy")),
-        parse("60000/hour"),
-    )
+    limiter = MovingWindowRateLimiter(RedisStorage(f"async+{url}", implementation="redispy"))
+    limit = parse("60000/hour")
     return lambda key: limiter.hit(limit, key)
 
 
 def of_throttled(url: str) -> Hit:
-    from throttled.asyncio import RateLimiterType, Throttled, per_hour
-    from throttled.asyncio import RedisStore as Theirs
-
-    limiter = Throttled(using=RateLimiterType.SLIDING_WINDOW.value, quota=per_hour(AMOUNT), store=Theirs(server=url))
+    store = ThrottledStore(server=url)
+    limiter = Throttled(using=RateLimiterType.SLIDING_WINDOW.value, quota=per_hour(AMOUNT), store=store)
 
     async def hit(key: str) -> bool:
         return not (await limiter.limit(key)).limited
@@ -76,9 +58,6 @@ def of_throttled(url: str) -> Hit:
 
 
 def of_pyrate(url: str) -> Hit:
-    from pyrate_limiter import Duration, Rate, RedisBucket
-    from pyrate_limiter import Limiter as Theirs
-
     client = Redis.from_url(url)
 
     @cache
@@ -86,7 +65,7 @@ def of_pyrate(url: str) -> Hit:
         return asyncio.ensure_future(make(key))
 
     async def make(key: str) -> Any:
-        return Theirs(await RedisBucket.init([Rate(AMOUNT, Duration.HOUR)], client, f"pyrate:{key}"))
+        return PyrateLimiter(await RedisBucket.init([Rate(AMOUNT, Duration.HOUR)], client, f"pyrate:{key}"))
 
     async def hit(key: str) -> bool:
         return bool(await (await limiter(key)).try_acquire_async(key, blocking=False))
@@ -94,133 +73,100 @@ def of_pyrate(url: str) -> Hit:
     return hit
 
 
-def candidate(hit: Hit, tasks: int, hits: int) -> Candidate:
-    """Return a candidate that sends hits from many tasks; it returns the time of a round divided by its hits."""
+async def hits_us(hit: Hit, tasks: int, count: int) -> float:
+    """Send hits from many tasks; return the time of all of them divided by their number."""
+    keys, left = cycle(KEYS), iter(range(count))
 
-    async def run() -> float:
-        numbers = itertools.cycle(KEYS)
-        left = iter(range(hits))
+    async def work() -> None:
+        for _ in left:
+            if not await hit(next(keys)):
+                raise RuntimeError("a refusal")
 
-        async def work() -> None:
-            for _ in left:
-                if not await hit(next(numbers)):
-                    raise RuntimeError("a refusal")
-
-        started_s = time.perf_counter()
-        await asyncio.gather(*(work() for _ in range(tasks)))
-        return (time.perf_counter() - started_s) / hits * 1_000_000
-
-    return run
+    started_s = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    return (time.perf_counter() - started_s) / count * 1_000_000
 
 
-@contextmanager
-def server() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a server, and yield its address and process; it ends with the benchmark."""
-    beside = Path(sys.executable).parent
-    program = shutil.which("redis-server") or shutil.which("redis-server", path=str(beside))
-    if program is None:
-        sys.exit("this needs a redis-server: sudo apt install redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
-        try:
-            yield f"redis://127.0.0.1:{port}/0", process
-        finally:
-            process.kill()
+async def commands_of_refusals(url: str) -> int:
+    """Return how many commands reach the server for hits of keys that are known to be refused."""
+    store = RedisStore(url, prefix="refused")
+    limiter = Limiter(store, deadline="10s", on_error="deny")
+    for key in [*KEYS, *KEYS]:
+        await limiter.hit(key, "1/hour")
 
-
-async def ready(url: str) -> None:
-    """Wait until the server answers."""
     async with Redis.from_url(url) as client:
-        for _ in range(100):
-            try:
-                await client.ping()
-                return
-            except ConnectionError:
-                await asyncio.sleep(0.05)
-    sys.exit("redis-server does not answer")
+
+        async def scripts() -> int:
+            said = await client.info("commandstats")
+            return sum(value["calls"] for name, value in said.items() if "eval" in name or "fcall" in name)
+
+        before = await scripts()
+        for number in range(REFUSED_HITS):
+            await limiter.hit(KEYS[number % len(KEYS)], "1/hour")
+        after = await scripts()
+    await store.close()
+    return after - before
 
 
-def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--hits", type=int, default=2_000)
+Times = dict[int, dict[str, list[float]]]
+"""Tasks -> candidate -> microseconds of one hit, in each round."""
 
 
-def tables(options: Namespace) -> list[Table]:
-    """Measure hits, and then a server that stops."""
-    return asyncio.run(measured(options))
-
-
-async def measured(options: Namespace) -> list[Table]:
-    with server() as (url, process):
-        await ready(url)
-        found = [*await compare(url, options), await stop_midway(url, process)]
-    return [*found[:2], await run_by_run(options), found[2]]
-
-
-async def run_by_run(options: Namespace) -> Table:
-    """Measure how many times as fast as the exact peer hits are, in several runs, each with a server of its own."""
-    rows: list[list[Cell]] = []
-    for number in range(1, RUNS + 1):
-        stores: list[RedisStore] = []
-        row: list[Cell] = [str(number)]
-        with server() as (url, _):
-            await ready(url)
-            hits = {"slidegate": ours(url, stores), PEER: of_limits(url)}
-            for tasks in (1, 64):
-                candidates = {name: candidate(hit, tasks, options.hits) for name, hit in hits.items()}
-                taken = await rounds(candidates, options.rounds)
-                row.append(median(theirs / own for own, theirs in zip(*taken.values(), strict=True)))
-            await stores[0].close()
-        rows.append(row)
-    title = f"Times as fast as {PEER}, in {RUNS} runs"
-    return Table(title, {"run": "", "1 waiting": ".2f", "64 waiting": ".2f"}, rows)
-
-
-async def compare(url: str, options: Namespace) -> list[Table]:
-    """Measure every candidate alone and with 64 tasks."""
-    stores: list[RedisStore] = []
-    hits = {
-        "slidegate": ours(url, stores),
+async def run_once(url: str, rounds: int, count: int) -> Times:
+    """Measure every candidate on one server, after a round that is thrown away."""
+    store = RedisStore(url, prefix="bench")
+    limiter = Limiter(store, deadline="10s", on_error="deny")
+    hits: dict[str, Hit] = {
+        "slidegate": lambda key: limiter.hit(key, f"{AMOUNT}/hour"),
         PEER: of_limits(url),
         "throttled-py, sliding window": of_throttled(url),
         "pyrate-limiter": of_pyrate(url),
     }
-    found = []
-    for tasks in (1, 64):
-        candidates = {name: candidate(hit, tasks, options.hits) for name, hit in hits.items()}
-        taken = await rounds(candidates, options.rounds)
-        found.append(compared(f"{tasks} waiting", taken, {name: PEER for name in hits if name != PEER}))
-    await stores[0].close()
-    return found
-
-
-async def stop_midway(url: str, process: subprocess.Popen[bytes]) -> Table:
-    """Measure how long hits take when the server stops in their middle (SIGSTOP), and goes on later."""
-    store = RedisStore(url, prefix="paused")
-    limiter = Limiter(store, deadline=DEADLINE_S, on_error="local")
-    waits_s: list[float] = []
-
-    async def work() -> None:
-        for number in itertools.count():
-            if process.returncode is not None or len(waits_s) >= PAUSED_HITS:
-                return
-            started_s = time.perf_counter()
-            await limiter.hit(KEYS[number % len(KEYS)], f"{AMOUNT}/hour")
-            waits_s.append(time.perf_counter() - started_s)
-            await asyncio.sleep(0.001)
-
-    asyncio.get_running_loop().call_later(0.5, process.send_signal, signal.SIGSTOP)
-    asyncio.get_running_loop().call_later(2.5, process.send_signal, signal.SIGCONT)
-    await asyncio.gather(*(work() for _ in range(64)))
+    taken: Times = {tasks: {name: [] for name in hits} for tasks in TASKS}
+    for tasks, of_tasks in taken.items():
+        for number in range(rounds + 1):
+            for name, hit in hits.items():
+                took_us = await hits_us(hit, tasks, count)
+                if number:
+                    of_tasks[name].append(took_us)
     await store.close()
-    waits_s.sort()
-    row: list[Cell] = [len(waits_s), waits_s[len(waits_s) * 99 // 100] * 1000, waits_s[-1] * 1000]
-    what = f'64 tasks, `deadline="{DEADLINE_S * 1000:g}ms"`, `on_error="local"`'
-    return Table(
-        "A server that stops for two seconds (SIGSTOP)",
-        {"what": "", "hits": ",d", "p99 ms": ".1f", "longest ms": ".1f"},
-        [[what, *row]],
-    )
+    return taken
+
+
+def row_of(name: str, runs: list[Times]) -> list[Cell]:
+    """Return the cells of a candidate: its time, how many times as fast as the peer it is, and the worst run."""
+    cells: list[Cell] = [name]
+    for tasks, asked in TASKS.items():
+        cells.append(median(median(run[tasks][name]) for run in runs))
+        times = [
+            median(theirs / own for own, theirs in zip(run[tasks][name], run[tasks][PEER], strict=True)) for run in runs
+        ]
+        cells += [None, None] if name == PEER else [median(times), min(times)]
+        cells.append(asked if name == "slidegate" else None)
+    return cells
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="in each run")
+    parser.add_argument("--hits", type=int, default=2_000, help="of each candidate in each round")
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure all runs, and what refusals send."""
+    runs: list[Times] = []
+    for _ in range(options.runs):
+        with redis_server() as url:
+            runs.append(asyncio.run(run_once(url, options.rounds, options.hits)))
+    with redis_server() as url:
+        commands = asyncio.run(commands_of_refusals(url))
+    columns = {"what": ""}
+    for tasks in TASKS:
+        columns |= {
+            f"{tasks} waiting, us": ".1f",
+            f"times {tasks}": ".2f",
+            f"worst {tasks}": ".2f",
+            f"asked {tasks}": "",
+        }
+    note = f"{REFUSED_HITS:,} hits of refused keys made {commands} calls of a script."
+    yield Table("", columns, [row_of(name, runs) for name in runs[0][1]], note)

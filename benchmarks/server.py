@@ -1,90 +1,141 @@
 """Requests a second behind a real server: uvicorn with uvloop and httptools, one worker, 32 connections over loopback.
 
-All servers stand at once, and a client in another process asks one after the other, a second each. Every round has
-new servers: one process of a program is some hundredths faster than the next, as its memory happens to lie. The
-client is wrk; where there is none, `serving/client.py` stands in. A twin is a bare application that sends the same
-fields and body as the gate. Beside requests a second, the processor time of the server for one request is taken: on a
-busy machine it says more.
+All servers stand at once, and wrk asks one after the other, some seconds each. Every round has new servers: one process
+of a program is some hundredths faster than the next, as its memory happens to lie. What is reached are requests a
+second to those of the peer in the same round, medians over the rounds.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
+from typing import Final, NamedTuple
 
+from . import versions
 from .report.tables import Cell, Table
-from .serving.apps import APPS, BARE
-from .serving.load import Round, Server, ask, load, relative
 
-ROUNDS = 8
-PACKAGES = ("uvicorn", "uvloop", "httptools", "starlette", "asgi-ratelimit", "slowapi", "limits")
+PACKAGES = ("uvicorn", "uvloop", "httptools", "starlette", "asgi-ratelimit", "slowapi")
+FOR_THE_PAGE: Final = ("--other", "compiled")
+CONNECTIONS: Final = 32
+ANSWER_S: Final = 30
+PEER: Final = "asgi-ratelimit"
+FIVE: Final = "asgi-ratelimit, five patterns"
+PEERS: Final = {
+    "bare Starlette": PEER,
+    PEER: "",
+    "asgi-ratelimit, once more": PEER,
+    FIVE: PEER,
+    "slowapi": PEER,
+}
+OURS: Final = {"default": PEER, "everything": FIVE}
+"""Candidates, each with what its requests a second are compared with."""
+ASKED: Final = {"source": "≥0.85", "wheel": "≥0.97"}
 
 
-@contextmanager
-def serving(name: str, path: str = "") -> Iterator[Server]:
-    """Start the server of one candidate, and end it afterwards.
+class Candidate(NamedTuple):
+    """A row of the table: the application that is served, the version of slidegate, its folder, and the peer."""
 
-    Args:
-        name: The candidate.
-        path: Where the server finds the package; empty for the source.
+    app: str
+    version: str
+    folder: Path
+    peer: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.app}, {self.version}" if self.app in OURS else self.app
+
+
+class Server:
+    """The server of one candidate: it starts at once, and ends with the block."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.serve", candidate.app],
+            cwd=versions.ROOT,
+            env=versions.environment(candidate.folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def url(self) -> str:
+        """Return the address of a page, as soon as the server listens."""
+        assert self._process.stdout is not None
+        where, _, port = self._process.stdout.readline().strip().rpartition(" ")
+        if not port:
+            sys.exit(f"the server of {self._candidate.name!r} did not start")
+        versions.check(where, self._candidate.folder)
+        return f"http://127.0.0.1:{port}/items/7"
+
+
+def load(url: str, seconds: int) -> float:
+    """Send requests for so many seconds; return how many are answered in one.
+
+    Raises:
+        RuntimeError: There was another answer than 200, or none.
     """
-    command = [sys.executable, "-m", "benchmarks.serving.worker", name]
-    env = {**os.environ, "PYTHONPATH": path} if path else None
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                sys.exit(f"the server of {name!r} did not start")
-            app = APPS[name]
-            statuses = [ask(int(line)) for _ in range(2)]
-            if statuses != [app.first, app.status]:
-                sys.exit(f"{name!r} answers {statuses}; expected {[app.first, app.status]}")
-            yield Server(int(line), process.pid, app.status)
-        finally:
-            process.kill()
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-H", "X-Forwarded-For: 203.0.113.9", url]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_S + seconds).stdout
+    rate = re.search(r"Requests/sec: +([\d.]+)", said)
+    if rate is None or "Non-2xx" in said or "Socket errors" in said:
+        raise RuntimeError(f"expected 200 only, got:\n{said}")
+    return float(rate[1])
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=1, help="of each candidate in each round")
+    versions.arguments(parser)
+
+
+def measure(candidates: list[Candidate], rounds: int, seconds: int) -> dict[str, list[float]]:
+    """Let candidates serve in turn, each after a second that is thrown away, forwards and backwards by turns."""
+    taken: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds} ...", file=sys.stderr, flush=True)
+        with ExitStack() as stack:
+            servers = {candidate.name: stack.enter_context(Server(candidate)) for candidate in candidates}
+            urls = {name: server.url() for name, server in servers.items()}
+            for url in urls.values():
+                load(url, 1)
+            for name in reversed(urls) if number % 2 else urls:
+                taken[name].append(load(urls[name], seconds))
+    return taken
+
+
+def row_of(candidate: Candidate, taken: Mapping[str, list[float]]) -> list[Cell]:
+    """Return the cells of a candidate."""
+    own = taken[candidate.name]
+    cells: list[Cell] = [candidate.name, median(own)]
+    if not candidate.peer:
+        return [*cells, None, None]
+    reached = median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))
+    return [*cells, reached, ASKED.get(candidate.version) if candidate.app in OURS else None]
 
 
 def tables(options: Namespace) -> Iterator[Table]:
     """Let all candidates serve."""
-    yield compared("", {name: (name, "") for name in APPS}, options.rounds, options.seconds)
-
-
-def compared(title: str, candidates: Mapping[str, tuple[str, str]], rounds: int, seconds: int) -> Table:
-    """Let candidates serve in turn, each after a second that is thrown away.
-
-    Args:
-        title: The heading of the table.
-        candidates: The name of each row -> the name of the candidate, and where its server finds the package (empty for
-            the source).
-        rounds: How often each serves.
-        seconds: For how long each time.
-    """
-    taken: dict[str, list[Round]] = {row: [] for row in candidates}
-    for _ in range(rounds):
-        with ExitStack() as stack:
-            servers = {row: stack.enter_context(serving(*candidate)) for row, candidate in candidates.items()}
-            for server in servers.values():
-                load(server, 1)
-            for row, server in servers.items():
-                taken[row].append(load(server, seconds))
-    rows: list[list[Cell]] = []
-    for row, (name, _) in candidates.items():
-        own, twin = taken[row], APPS[name].twin
-        cells: list[Cell] = [row, median(one.per_second for one in own)]
-        cells += relative(own, taken[BARE]) if name != BARE else [None, None]
-        rows.append([*cells, *(relative(own, taken[twin]) if twin else [None, None])])
-    columns = {"what": "", "requests/s": ",.0f", "to bare": ".2f", "by CPU time": ".2f", "to its twin": ".2f"}
-    client = "wrk" if shutil.which("wrk") else "`benchmarks/serving/client.py`, as there was no wrk"
-    return Table(title, {**columns, "to its twin, by CPU time": ".2f"}, rows, f"The client was {client}.")
+    if not shutil.which("wrk"):
+        sys.exit("this needs wrk: sudo apt install wrk")
+    with versions.chosen(options) as folders:
+        first = next(iter(folders.items()))
+        candidates = [Candidate(app, *first, peer) for app, peer in PEERS.items()]
+        candidates += [Candidate(app, *version, peer) for app, peer in OURS.items() for version in folders.items()]
+        taken = measure(candidates, options.rounds, options.seconds)
+    columns = {"what": "", "requests/s": ",.0f", "to its peer": ".2f", "asked": ""}
+    yield Table("", columns, [row_of(candidate, taken) for candidate in candidates])

@@ -46,8 +46,7 @@ def tables(options: Namespace) -> Iterator[Table]:
     starlette_ms, slidegate_ms = (least[name] - least["nothing"] for name in ("starlette", "slidegate"))
     ratio = slidegate_ms / starlette_ms
     rows: list[list[Cell]] = [
-        ["an empty interpreter", least["nothing"], None],
-        ["`import starlette.applications` adds", starlette_ms, None],
-        ["`import slidegate` adds, with what it needs of Starlette", slidegate_ms, ratio],
+        ["`import starlette.applications` adds", starlette_ms, None, None],
+        ["`import slidegate` adds, with what it needs of Starlette", slidegate_ms, ratio, "≤1.5"],
     ]
-    yield Table("", {"what": "", "least ms": ".1f", "ratio": ".2f"}, rows)
+    yield Table("", {"what": "", "least ms": ".1f", "ratio": ".2f", "asked": ""}, rows)

@@ -1,4 +1,4 @@
-"""Draws the chart of README and docs from the saved figures: what each gate adds to a request, in light and in dark.
+"""Draws the chart of README and docs from the saved figures: what a limiter adds to a request, in light and in dark.
 
 The bars begin at the answer of the bare application: one that ends on the left of it is cheaper than that answer. Bars
 that would be much longer than ours end in a jagged edge, and the number says how long they are.
@@ -12,12 +12,29 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .figures import FOLDER, Figures, load
-from .tables import Table
 
 TARGETS: Final = FOLDER.parents[1] / "docs" / "charts"
-PANELS: Final = {"One request, admitted": "Admitted", "One request, refused": "Refused"}
-BARE: Final = "bare Starlette"
 OURS: Final = "slidegate"
+PANELS: Final = {
+    "Admitted": {
+        f"{OURS}, default": ("default", "source us"),
+        f"{OURS}, default, compiled wheel": ("default", "wheel us"),
+        f"{OURS}, everything": ("everything", "source us"),
+        f"{OURS}, everything, compiled wheel": ("everything", "wheel us"),
+        "asgi-ratelimit": ("asgi-ratelimit", "source us"),
+        "asgi-ratelimit, five patterns": ("asgi-ratelimit, five patterns", "source us"),
+        "slowapi": ("slowapi", "source us"),
+        "fastapi-guard": ("fastapi-guard", "source us"),
+    },
+    "Refused": {
+        f"{OURS}, by a limit": ("refused by a limit", "source us"),
+        f"{OURS}, by a limit, compiled wheel": ("refused by a limit", "wheel us"),
+        "asgi-ratelimit": ("asgi-ratelimit, refused", "source us"),
+        "slowapi": ("slowapi, refused", "source us"),
+        "fastapi-guard": ("fastapi-guard, refused", "source us"),
+    },
+}
+"""Bars by their names, each with its row and column among the figures of `bench real`."""
 
 WIDTH: Final = 760
 LEFT: Final = 330
@@ -53,10 +70,10 @@ class Bar(NamedTuple):
     added_us: float
 
 
-def bars(table: Table) -> list[Bar]:
-    """Return what each gate over the bare application adds to it."""
-    place = list(table.columns).index("to")
-    return [Bar(str(row[0]), table.number(str(row[0]), "added us")) for row in table.rows if row[place] == BARE]
+def bars(found: Figures, panel: dict[str, tuple[str, str]]) -> list[Bar]:
+    """Return the bars of a panel; a compiled wheel may not have been measured."""
+    measured = {name: found.number(*place) for name, place in panel.items()}
+    return [Bar(name, added_us) for name, added_us in measured.items() if added_us is not None]
 
 
 class Scale(NamedTuple):
@@ -113,7 +130,7 @@ def panel(title: str, shown: list[Bar], top: int, on: Scale, theme: Theme) -> It
 
 def draw(found: Figures, theme: Theme) -> str:
     """Return the chart as SVG."""
-    panels = {title: bars(found.table(name)) for name, title in PANELS.items()}
+    panels = {title: bars(found, named) for title, named in PANELS.items()}
     on = scale([bar for shown in panels.values() for bar in shown])
     parts: list[str] = []
     top = TOP
@@ -121,8 +138,8 @@ def draw(found: Figures, theme: Theme) -> str:
         parts += panel(title, shown, top, on, theme)
         top += HEAD + ROW * len(shown)
     height = top + 20
-    words = "What a gate adds to one request, in microseconds"
-    below = f"0 is the answer of {BARE} alone; less is better. {found.date}, {found.machine['cores']} cores, "
+    words = "What a limiter adds to one request, in microseconds"
+    below = f"0 is the answer of bare Starlette alone; less is better. {found.date}, {found.machine['cores']} cores, "
     below += ", ".join(f"{name} {number}" for name, number in list(found.versions.items())[:2])
     said = "; ".join(f"{title}: {bar.name} {bar.added_us:+.1f}" for title, shown in panels.items() for bar in shown)
     return "\n".join(
@@ -141,7 +158,7 @@ def draw(found: Figures, theme: Theme) -> str:
 
 def charts() -> dict[Path, str]:
     """Return the text of each chart by its file."""
-    found = load("middleware")
+    found = load("real")
     return {TARGETS / f"added-{name}.svg": draw(found, theme) for name, theme in THEMES.items()}
 
 

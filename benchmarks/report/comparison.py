@@ -32,17 +32,19 @@ QUESTIONS: Final = {
     "`5/minute` and `50/hour`": "`5/minute` and `50/hour` together allow 50: admitted",
 }
 """Columns of the overview, by how they begin, and what the README calls them."""
-MIDDLEWARES: Final = {
-    "slidegate": "slidegate",
-    "slowapi": "slowapi (ASGI middleware)",
-    "asgi-ratelimit": "asgi-ratelimit",
-    "fastapi-guard": "fastapi-guard, without its scan",
+ROWS: Final = {
+    "on Starlette": {
+        "slidegate": ("default", "refused by a limit"),
+        "slowapi": ("slowapi", "slowapi, refused"),
+        "asgi-ratelimit": ("asgi-ratelimit", "asgi-ratelimit, refused"),
+        "fastapi-guard": ("fastapi-guard", "fastapi-guard, refused"),
+    },
+    "at an endpoint of FastAPI": {
+        "slidegate": ("decorator", "decorator, refused"),
+        "fastapi-limiter": ("fastapi-limiter", "fastapi-limiter, refused"),
+    },
 }
-ENDPOINTS: Final = {
-    "slidegate": "slidegate at the endpoint of FastAPI",
-    "fastapi-limiter": "fastapi-limiter at the endpoint",
-}
-"""Rows of the benchmark by the names of the libraries."""
+"""Rows of `bench real`, admitted and refused, by the names of the libraries."""
 KNOWN: Final[dict[str, list[str]]] = {
     "Counts for several hosts in": [
         "Redis, Valkey, Redis Cluster",
@@ -89,12 +91,10 @@ def fact(text: str, row: str, column: str) -> str:
     raise LookupError(f"no table has the row {row!r} and the column {column!r}")
 
 
-def added(figures: Figures, names: dict[str, str], system: str) -> str:
-    """Return what a system adds to a request, admitted and refused; an empty text where it was not measured."""
-    tables = [figures.table(f"One request, {outcome}") for outcome in ("admitted", "refused")]
-    if not all(names.get(system) in {cells[0] for cells in table.rows} for table in tables):
-        return ""
-    return "; ".join(f"{table.number(names[system], 'added us'):+.0f}" for table in tables)
+def added(figures: Figures, rows: tuple[str, ...]) -> str:
+    """Return what a system adds to a request, by the names of rows; an empty text where it was not measured."""
+    found = [figures.number(row, "source us") for row in rows]
+    return "; ".join("" if us is None else f"{us:+.0f}" for us in found)
 
 
 def table(overview: str, figures: Figures) -> Table:
@@ -102,14 +102,14 @@ def table(overview: str, figures: Figures) -> Table:
 
     Args:
         overview: The text of docs/coming_from/index.md.
-        figures: Those of the benchmark of the middleware.
+        figures: Those of `bench real`.
     """
     systems = [OURS, *OTHERS]
     rows = [
         [called, *(fact(overview, system, question) for system in systems)] for question, called in QUESTIONS.items()
     ]
-    for what, names in (("on Starlette", MIDDLEWARES), ("at an endpoint of FastAPI", ENDPOINTS)):
-        costs = [added(figures, names, system) for system in systems]
+    for what, measured in ROWS.items():
+        costs = [added(figures, measured.get(system, ())) for system in systems]
         rows.append([f"Microseconds that it adds {what}: admitted; refused", *costs])
     rows.extend([what, *said] for what, said in KNOWN.items())
     links = [f"[{system}]({PAGES}/{page}.md)" for system, page in OTHERS.items()]
@@ -118,7 +118,7 @@ def table(overview: str, figures: Figures) -> Table:
 
 def filled(text: str) -> str:
     """Return the README with the table in its place."""
-    shown = table((ROOT / PAGES / "index.md").read_text("utf-8"), load("middleware")).markdown()
+    shown = table((ROOT / PAGES / "index.md").read_text("utf-8"), load("real")).markdown()
     return PLACE.sub(lambda found: f"{found['opens']}\n{shown}\n\n{found['closes']}", text)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,7 +17,6 @@ from typing import Any, Final
 from .tables import Table
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "figures"
-WIDTH: Final = 130
 INNERMOST: Final = re.compile(r"\[[^\[\]{}]*\]")
 
 
@@ -45,16 +43,15 @@ class Figures:
         return "\n\n".join([*(table.markdown() for table in self.tables), self.closing()])
 
     def closing(self) -> str:
-        """Say when, where and with what this was measured."""
-        busy = f" with a load of {self.machine['load']:g}" if self.machine.get("load") is not None else ""
-        what = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        said = f"`{self.command}` measured this on {self.date}, on {self.machine['cores']} cores{busy}: {what}."
-        return textwrap.fill(said, WIDTH, break_long_words=False, break_on_hyphens=False)
+        """Say how, when and where this was measured; the versions of packages stand in the file."""
+        busy = f", load {self.machine['load']:g}" if self.machine.get("load") is not None else ""
+        python, version = next(iter(self.versions.items()))
+        return f"`{self.command}`, {self.date}, {self.machine['cores']} cores{busy}, {python} {version}."
 
-    def table(self, title: str) -> Table:
-        """Return a table by its heading."""
-        (found,) = (table for table in self.tables if table.title == title)
-        return found
+    def number(self, row: str, column: str) -> float | None:
+        """Return a number by the name of its row, which is in one table alone, and its column; None where it is not."""
+        found = [table.number(row, column) for table in self.tables]
+        return next((number for number in found if number is not None), None)
 
 
 def machine() -> dict[str, Any]:

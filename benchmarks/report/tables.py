@@ -38,17 +38,13 @@ class Table:
         grid = "\n".join(line(cells) for cells in ([*self.columns], rules, *bodies))
         return "\n\n".join(part for part in (self.title and f"### {self.title}", grid, self.note) if part)
 
-    def number(self, row: str, column: str) -> float:
-        """Return a number by the name of its row and its column.
-
-        Raises:
-            KeyError: There is no such row or column, or what stands there is no number.
-        """
-        place = list(self.columns).index(column) if column in self.columns else None
-        for cells in self.rows:
-            if place is not None and cells[0] == row and isinstance(cells[place], int | float):
-                return float(cells[place])  # type: ignore[arg-type]
-        raise KeyError(f"{self.title!r} has no number in column {column!r} of row {row!r}")
+    def number(self, row: str, column: str) -> float | None:
+        """Return a number by the name of its row and its column; None where there is none."""
+        if column not in self.columns:
+            return None
+        place = list(self.columns).index(column)
+        found = next((cells[place] for cells in self.rows if cells[0] == row), None)
+        return float(found) if isinstance(found, int | float) else None
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Table:

@@ -1,1 +1,1 @@
-"""Attacks on a gate, played beside an honest client."""
+"""The scenes of `bench floods`."""

@@ -6,8 +6,8 @@ milliseconds by a plan, on a connection of its own, and its time counts from the
 held up cannot hide it.
 
 The time of the loop is the CPU time of its thread, so other programs do not count, and it goes on at once where nothing
-is to be done, so nobody sleeps. A step is one call that the loop makes. Collections of garbage are measured apart: a
-process with many modules has long ones without any gate.
+is to be done, so nobody sleeps. A step is one call that the loop makes, with the collections of garbage in it; the
+collector does not walk what the process held before the scene.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ import selectors
 import sys
 import time
 from asyncio.events import Handle
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import anyio.lowlevel
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Scope
+
+from ..asgi import ask, scope_of
 
 ATTACKERS: Final = 16
 PAUSE_S: Final = 0.004
 ALONE_S: Final = 0.5
-LOOKS: Final = 64
-"""How often the memory is looked at."""
+SAMPLES: Final = 64
+"""How often the memory is read."""
 STATM: Final = Path("/proc/self/statm")
 HONEST: Final = "198.51.100.7"
 
@@ -66,50 +68,18 @@ class Seen:
         statuses: How many of the attackers' requests were answered with each status.
         growth_mib: By how much the memory of the process grew at most.
         later_mib: The part of it that came in the second half of the attack.
-        longest_ms: The longest step of the event loop, in CPU time, without collections of garbage in it.
-        collection_ms: The longest collection of garbage: before the attack, and while it lasted.
+        longest_ms: The longest step of the event loop, in CPU time.
         p99_ms: The 99th percentile of the honest client's times: alone, beside the same requests to the bare
-            application, and beside the attack on the gate.
+            application, and beside the attack.
         refused: How many honest requests were refused.
-        facts: What else is worth a word.
     """
 
     statuses: dict[str, int] = field(default_factory=dict)
     growth_mib: float = 0.0
     later_mib: float = 0.0
     longest_ms: float = 0.0
-    collection_ms: tuple[float, float] = (0.0, 0.0)
     p99_ms: dict[str, float] = field(default_factory=dict)
     refused: int = 0
-    facts: dict[str, float] = field(default_factory=dict)
-
-
-def scope_of(client: str, path: str = "/", headers: tuple[tuple[bytes, bytes], ...] = ()) -> Scope:
-    """Return a request as a server hands it on."""
-    return {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "GET",
-        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"app.test"), *headers], "client": (client, 4711), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-
-
-async def ask(app: ASGIApp, scope: Scope) -> int:
-    """Send a request and return the status of the answer; 0 where there is none."""
-    status, read = 0, False
-
-    async def receive() -> Message:
-        nonlocal read
-        if read:  # the client stays until it is answered
-            await asyncio.get_running_loop().create_future()
-        read = True
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        nonlocal status
-        status = message.get("status", status)
-
-    await app(scope, receive, send)
-    return status
 
 
 def held_mib() -> float:
@@ -122,46 +92,30 @@ def held_mib() -> float:
 
 @contextmanager
 def steps_watched(seen: Seen) -> Iterator[None]:
-    """Note the longest step that the event loop makes meanwhile, and the longest collection of garbage."""
+    """Note the longest step that the event loop makes meanwhile."""
     run: Callable[[Handle], None] = Handle._run
-    began_ns = longest_ns = collected_ns = 0
-
-    def collecting(phase: str, _: object) -> None:
-        nonlocal began_ns, longest_ns, collected_ns
-        if phase == "start":
-            began_ns = time.thread_time_ns()
-        else:
-            taken_ns = time.thread_time_ns() - began_ns
-            longest_ns, collected_ns = max(longest_ns, taken_ns), collected_ns + taken_ns
 
     def watched(handle: Handle) -> None:
-        before_ns, started_ns = collected_ns, time.thread_time_ns()
+        began_ns = time.thread_time_ns()
         run(handle)
-        taken_ns = time.thread_time_ns() - started_ns - (collected_ns - before_ns)
-        seen.longest_ms = max(seen.longest_ms, taken_ns / 1e6)
+        seen.longest_ms = max(seen.longest_ms, (time.thread_time_ns() - began_ns) / 1e6)
 
     Handle._run = watched  # type: ignore[method-assign]
-    gc.callbacks.append(collecting)
     try:
-        gc.collect()
-        before_ns, longest_ns = longest_ns, 0
         yield
     finally:
         Handle._run = run  # type: ignore[method-assign]
-        gc.callbacks.remove(collecting)
-    seen.collection_ms = before_ns / 1e6, longest_ns / 1e6
 
 
 @asynccontextmanager
-async def honest_client(app: ASGIApp, scope: Scope, seen: Seen, name: str) -> AsyncIterator[None]:
+async def honest_client(app: ASGIApp, path: str, seen: Seen, name: str) -> AsyncIterator[None]:
     """Let the honest client come and go meanwhile, and note the 99th percentile of its times under a name."""
     taken_s: list[float] = []
-
     now_s = asyncio.get_running_loop().time
     asking: set[asyncio.Task[None]] = set()
 
     async def ask_once(planned_s: float) -> None:
-        seen.refused += await ask(app, {**scope}) not in (200, 404)
+        seen.refused += (await ask(app, scope_of(path, HONEST))).status not in (200, 404)
         taken_s.append(now_s() - planned_s)
 
     async def come() -> None:
@@ -174,7 +128,7 @@ async def honest_client(app: ASGIApp, scope: Scope, seen: Seen, name: str) -> As
                 task.add_done_callback(asking.discard)
                 planned_s += PAUSE_S
 
-    await ask(app, {**scope})
+    await ask(app, scope_of(path, HONEST))
     task = asyncio.create_task(come())
     try:
         yield
@@ -202,14 +156,14 @@ async def attack(app: ASGIApp, scopes: Iterator[Scope], count: int, seen: Seen, 
     waiting: set[asyncio.Task[None]] = set()
 
     async def send_one(scope: Scope) -> None:
-        status = str(await ask(app, scope))
+        status = str((await ask(app, scope)).status)
         seen.statuses[status] = seen.statuses.get(status, 0) + 1
 
     async def attacker() -> None:
         nonlocal sent, peak_mib, halfway_mib
         for scope in scopes:
             sent += 1
-            if sent % max(count // LOOKS, 1) == 0:
+            if sent % max(count // SAMPLES, 1) == 0:
                 peak_mib = max(peak_mib, held_mib())
             if sent == count // 2:
                 halfway_mib = peak_mib
@@ -234,6 +188,10 @@ def loop_clock(start_us: int = 10**12) -> Callable[[], int]:
     return lambda: start_us + int((now_s() - begin_s) * 1_000_000)
 
 
+async def nothing() -> None:
+    """Do nothing."""
+
+
 async def play(
     app: ASGIApp,
     bare: ASGIApp,
@@ -242,35 +200,42 @@ async def play(
     *,
     held: bool = False,
     begin: Callable[[], object] = lambda: None,
-    path: str = "/",
+    end: Callable[[], Awaitable[None]] = nothing,
+    path: str = "/items/7",
 ) -> Seen:
     """Play a scene: the honest client alone, beside the requests to the bare application, beside the attack.
 
     Args:
-        app: The application behind the gate.
-        bare: The same application without the gate.
+        app: The application behind a limiter.
+        bare: The same application without it.
         scopes: Returns so many requests of the attackers.
         count: The number of requests.
         held: Whether requests are sent while others wait for their answers.
         begin: Called when the attack begins.
+        end: Awaited when all requests are answered, as a part of the attack.
         path: What the honest client asks for.
     """
     await anyio.lowlevel.checkpoint()  # imports what is imported once, at the first wait of a process
     seen, unimportant = Seen(), Seen()
-    scope = scope_of(HONEST, path)
-    async with honest_client(app, scope, seen, "alone"):
+    async with honest_client(app, path, seen, "alone"):
         await asyncio.sleep(min(ALONE_S, count / 1_000))
-    async with honest_client(bare, scope, seen, "no gate"):
+    async with honest_client(bare, path, seen, "bare"):
         few = max(count // 10, ATTACKERS)
         await attack(bare, scopes(few), few, unimportant)
     begin()
     with steps_watched(seen):
-        async with honest_client(app, scope, seen, "gate"):
+        async with honest_client(app, path, seen, "attack"):
             await attack(app, scopes(count), count, seen, held=held)
+            await end()
     return seen
 
 
 def played(scene: Coroutine[Any, Any, Seen]) -> Seen:
     """Play a scene on a loop of its own."""
-    with asyncio.Runner(loop_factory=CpuLoop) as runner:
-        return runner.run(scene)
+    gc.collect()
+    gc.freeze()
+    try:
+        with asyncio.Runner(loop_factory=CpuLoop) as runner:
+            return runner.run(scene)
+    finally:
+        gc.unfreeze()

@@ -29,19 +29,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Scope
 
 from .apps import CLIENTS, PROXY, TEMPLATES
+from .asgi import Client, scope_of
 
 now_ns: Final = perf_counter_ns if sys.platform == "win32" else process_time_ns
 """The clock. Windows counts processor time in steps of 16 ms."""
-HEADERS: Final = (
-    (b"host", b"app.test"),
-    (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64) benchmark"),
-    (b"accept", b"*/*"),
-    (b"accept-encoding", b"gzip, deflate, br"),
-    (b"connection", b"keep-alive"),
-)
 
 
 class Request(NamedTuple):
@@ -75,26 +69,11 @@ def requests_of(turn: int, count: int, paths: range) -> list[Request]:
     return [Request(path_of(number), chance.choice(CLIENTS)) for number in numbers]
 
 
-def scope_of(asked: Request, proxied: bool = False) -> Scope:
-    """Return a request as a server hands it on: all of it is new."""
-    path, client, headers = asked.path, asked.client, list(HEADERS)
+def request_scope(asked: Request, proxied: bool = False) -> Scope:
+    """Return a request as a server hands it on, straight from its client or from a proxy."""
     if proxied:
-        headers.append((b"x-forwarded-for", client.encode()))
-        client = PROXY
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": "".join(path),
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": (client, 4711),
-        "server": ("127.0.0.1", 80),
-    }
+        return scope_of(asked.path, PROXY, [(b"x-forwarded-for", asked.client.encode())])
+    return scope_of(asked.path, asked.client)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -105,36 +84,6 @@ class CountingLoop(asyncio.SelectorEventLoop):
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         self.scheduled += 1
         return super().call_soon(callback, *args, context=context)
-
-
-class Client:
-    """The client of an application: it has no body, stays, and keeps status and header fields of the last answer."""
-
-    def __init__(self) -> None:
-        self.headers: Iterable[tuple[bytes, bytes]] = ()
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin the next request."""
-        self.status, self._has_read = 0, False
-
-    async def receive(self) -> Message:
-        if self._has_read:  # the client stays until it is answered
-            await asyncio.get_running_loop().create_future()
-        self._has_read = True
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = message.get("headers", ())
-
-
-async def ask(app: ASGIApp, asked: Request, proxied: bool = False) -> Client:
-    """Send one request and return what came back."""
-    client = Client()
-    await app(scope_of(asked, proxied), client.receive, client.send)
-    return client
 
 
 async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxied: bool, between: OtherCode) -> float:
@@ -151,7 +100,7 @@ async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxie
     count = taken_ns = 0
     for asked in requests:
         await between.run()
-        scope = scope_of(asked, proxied)
+        scope = request_scope(asked, proxied)
         client.begin()
         loop.scheduled = 0
         began_ns = now_ns()
@@ -192,7 +141,7 @@ class OtherCode:
         """Do the next part of it, and answer a request of the other application."""
         path = next(self._steps)
         self._client.begin()
-        await self._app(scope_of(Request(path, "192.0.2.1")), self._client.receive, self._client.send)
+        await self._app(scope_of(path, "192.0.2.1"), self._client.receive, self._client.send)
 
     def _in_turn(self) -> Iterator[str]:
         """Yield the path that is asked for next, each time after a part of the work."""

@@ -1,8 +1,8 @@
 """A process that measures one version of slidegate: it runs a round each time that its parent asks for one.
 
-`python -m benchmarks.in_process.worker` takes the names of candidates, the number of requests in a round and that of
-paths, all as one JSON text. It makes and checks them, says which slidegate it has, and then answers every line with the
-microseconds of each candidate; "backwards" asks for them in the other order.
+`python -m benchmarks.worker` takes the names of candidates, the number of requests in a round, that of paths, and the
+address of a Redis server, all as one JSON text. It makes and checks them, says which slidegate it has, and then answers
+every line, which is the number of a round, with the microseconds of each candidate.
 """
 
 from __future__ import annotations
@@ -12,18 +12,33 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+from limits import parse
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import MovingWindowRateLimiter
 
 import slidegate
 from slidegate import Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
 
-from .. import limiter
-from ..limiter import KEYS, Turns
 from .apps import BLOCKED, CLIENTS, FEW, TEMPLATES, App, bare, candidates
-from .traffic import CountingLoop, OtherCode, Request, ask, everyone_everywhere, now_ns, path_of, requests_of, timed
+from .asgi import Client, ask
+from .traffic import (
+    CountingLoop,
+    OtherCode,
+    Request,
+    everyone_everywhere,
+    now_ns,
+    path_of,
+    request_scope,
+    requests_of,
+    timed,
+)
 
 Round = Callable[[int], Awaitable[float]]
 """Runs the round with this number; returns the microseconds of one operation."""
@@ -33,18 +48,19 @@ EVERYONE: Final = len(CLIENTS) * len(TEMPLATES)
 """So many requests bring each client to each route."""
 MAX_KEYS: Final = 20_000
 TO_BE_BANNED: Final = 40
-HITS: Final[dict[str, tuple[Callable[[], Turns], bool]]] = {
-    "hit": (partial(limiter.ours, "100/hour"), False),
-    "hit of limits": (limiter.theirs, False),
-    "hit, refused": (partial(limiter.ours, "100/hour"), True),
-    "hit of limits, refused": (limiter.theirs, True),
-}
+KEYS: Final = [f"user:{number}" for number in range(64)]
+TURNS: Final = 100
+
+
+async def send_to(app: App, made: Any, path: int, client: str) -> Client:
+    """Send one request to an application that a candidate has made."""
+    return await ask(made, request_scope(Request(path_of(path), client), app.proxied))
 
 
 async def statuses(app: App, count: int, client: str = CLIENTS[0]) -> list[int]:
     """Return the statuses of so many requests of one client to a new application that admits a few."""
     made = await app.make(FEW)
-    return [(await ask(made, Request(path_of(5), client), app.proxied)).status for _ in range(count)]
+    return [(await send_to(app, made, 5, client)).status for _ in range(count)]
 
 
 def expect(name: str, what: str, found: object, expected: object) -> None:
@@ -54,14 +70,13 @@ def expect(name: str, what: str, found: object, expected: object) -> None:
 
 
 async def check(name: str, app: App) -> None:
-    """Check that a gate counts, and that it does all that its candidate is for."""
-    if not app.gate:
+    """Check that a limiter counts, and that it does all that its candidate is for."""
+    if not app.limited:
         return
     few = FEW.amount
     expect(name, "requests of one client", await statuses(app, few + 2), [200] * few + [429] * 2)
     made = await app.make(FEW)
-    asked = [Request(path_of(5), CLIENTS[number]) for number in (0, 0, 0, 0, 1)]
-    answers = [await ask(made, request, app.proxied) for request in asked]
+    answers = [await send_to(app, made, 5, CLIENTS[number]) for number in (0, 0, 0, 0, 1)]
     expect(name, "another client after them", answers[-1].status, 200 if app.by_client else 429)
     if app.ours:
         fields = [dict(answer.headers) for answer in answers]
@@ -78,36 +93,68 @@ async def check(name: str, app: App) -> None:
 async def of_requests(app: App, count: int, paths: int, between: OtherCode) -> Round:
     """Return the rounds of an application that has seen every client at every route."""
     made = await app.make(app.allowed)
-    for request in everyone_everywhere(FIRST_NEW, EVERYONE) if app.new_paths else everyone_everywhere(0, paths):
-        await ask(made, request, app.proxied)
+    known = everyone_everywhere(FIRST_NEW, EVERYONE) if app.new_paths else everyone_everywhere(0, paths)
+    for request in known[:: app.share]:
+        await ask(made, request_scope(request, app.proxied))
 
     async def run(turn: int) -> float:
         first = FIRST_NEW + EVERYONE + turn * count
         numbers = range(first, first + count) if app.new_paths else range(paths)
-        return await timed(made, requests_of(turn, count, numbers), app.status, app.proxied, between)
+        requests = requests_of(turn, count, numbers)[:: app.share]
+        return await timed(made, requests, app.status, app.proxied, between)
 
     return run
 
 
-def of_hits(fresh: Callable[[], Turns], refused: bool) -> Round:
+Hits = tuple[Callable[..., Awaitable[object]], Sequence[tuple[object, object]]]
+"""The method that hits, and its arguments for each key."""
+
+
+def our_hits() -> Hits:
+    return Limiter().hit, [(key, "100/hour") for key in KEYS]
+
+
+def hits_of_limits() -> Hits:
+    limit = parse("100/hour")
+    return MovingWindowRateLimiter(MemoryStorage()).hit, [(limit, key) for key in KEYS]
+
+
+async def hit_in_turn(hits: Hits, turns: int, expected: bool) -> float:
+    """Hit each key so many times, and check every answer; return the microseconds of one hit."""
+    hit, arguments = hits
+    began_ns = now_ns()
+    for _ in range(turns):
+        for first, second in arguments:
+            if bool(await hit(first, second)) is not expected:
+                raise RuntimeError("the wrong answer")
+    return (now_ns() - began_ns) / (turns * len(arguments)) / 1_000
+
+
+def of_hits(fresh: Callable[[], Hits], refused: bool) -> Round:
     """Return the rounds of hits that are admitted, or of those that are refused after them."""
 
     async def run(turn: int) -> float:
-        turns = fresh()
+        hits = fresh()
         if refused:
-            await turns(True)
-        began_ns = now_ns()
-        await turns(not refused)
-        return (now_ns() - began_ns) / (100 * len(KEYS)) / 1_000
+            await hit_in_turn(hits, TURNS, True)
+        return await hit_in_turn(hits, TURNS, not refused)
 
     return run
+
+
+HITS: Final = {
+    "hit": of_hits(our_hits, False),
+    "hit of limits": of_hits(hits_of_limits, False),
+    "hit, refused": of_hits(our_hits, True),
+    "hit of limits, refused": of_hits(hits_of_limits, True),
+}
 
 
 async def requests_below(own: Limiter, count: int, **options: Any) -> None:
     """Send requests of one client through a rule that shares the limiter."""
-    gate = RateLimitMiddleware(await bare(FEW), limiter=own, rules=[Rule("*", **options)])
+    app = RateLimitMiddleware(await bare(FEW), limiter=own, rules=[Rule("*", **options)])
     for _ in range(count):
-        await ask(gate, Request(path_of(0), CLIENTS[0]))
+        await ask(app, request_scope(Request(path_of(0), CLIENTS[0])))
 
 
 async def quota(own: Limiter) -> None:
@@ -139,53 +186,49 @@ EVENTS: Final[dict[str, Callable[[Limiter], Awaitable[None]]]] = {
 
 async def of_hits_after(event: Callable[[Limiter], Awaitable[None]]) -> Round:
     """Return the rounds of hits after something else has come to the same limiter."""
-    own, limit = Limiter(MemoryStore(max_keys=MAX_KEYS)), "2000000000/minute"
-
-    async def run(turn: int) -> float:
-        hit, began_ns = own.hit, now_ns()
-        for _ in range(50):
-            for key in KEYS:
-                await hit(key, limit)
-        return (now_ns() - began_ns) / (50 * len(KEYS)) / 1_000
-
-    await run(0)
+    own = Limiter(MemoryStore(max_keys=MAX_KEYS))
+    hits: Hits = own.hit, [(key, "2000000000/minute") for key in KEYS]
+    await hit_in_turn(hits, 1, True)
     await event(own)
-    return run
+    return lambda turn: hit_in_turn(hits, TURNS // 2, True)
 
 
-async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Round]:
+async def rounds_of(
+    names: list[str], requests: int, paths: int, known: dict[str, App], between: OtherCode
+) -> dict[str, Round]:
     """Make, check and warm the named candidates."""
-    between, found, made = OtherCode(), candidates(), dict[str, Round]()
+    made: dict[str, Round] = {}
     for name in names:
-        if name in found:
-            await check(name, found[name])
-            made[name] = await of_requests(found[name], requests, paths, between)
-        elif name in HITS:
-            made[name] = of_hits(*HITS[name])
+        if name in known:
+            await check(name, known[name])
+            made[name] = await of_requests(known[name], requests, paths, between)
         else:
-            made[name] = await of_hits_after(EVENTS[name])
+            made[name] = HITS[name] if name in HITS else await of_hits_after(EVENTS[name])
     return made
 
 
-async def run_all(made: dict[str, Round], turn: int, backwards: bool) -> dict[str, float]:
-    """Run every candidate once."""
-    return {name: await made[name](turn) for name in (reversed(made) if backwards else made)}
+async def run_all(made: dict[str, Round], turn: int) -> dict[str, float]:
+    """Run every candidate once: in an order drawn anew for every two rounds, and the second time backwards."""
+    names = list(made)
+    Random(turn // 2).shuffle(names)
+    return {name: await made[name](turn) for name in (reversed(names) if turn % 2 else names)}
 
 
 def main() -> None:
     """Answer the parent until it goes."""
     logging.disable()
-    names, requests, paths = json.loads(sys.argv[1])
-    with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        made = runner.run(rounds_of(names, requests, paths))
-        runner.run(run_all(made, 0, False))
+    names, requests, paths, redis_url = json.loads(sys.argv[1])
+    with asyncio.Runner(loop_factory=CountingLoop) as runner, TemporaryDirectory() as folder:
+        known = candidates(redis_url, Path(folder))
+        made = runner.run(rounds_of(names, requests, paths, known, OtherCode()))
+        runner.run(run_all(made, 0))
         # The collector does not walk what all candidates hold for the one in whose round it happens to run.
         gc.collect()
         gc.freeze()
         where = str(Path(slidegate.__file__).parent)
         print(json.dumps({"where": where, "compiled": slidegate.core.compiled}), flush=True)
-        for turn, line in enumerate(sys.stdin, 1):
-            print(json.dumps(runner.run(run_all(made, turn, line.strip() == "backwards"))), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(runner.run(run_all(made, int(line)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The applications of `bench real`: bare ones, ours in many arrangements, and the peers as their pages set them up.
+"""The applications that are measured: bare ones, ours in many arrangements, and the peers as their pages set them up.
 
 All have ten routes with an endpoint each, or a thousand, and admit the same requests. Ours use names alone that
 two versions of slidegate share.
@@ -6,19 +6,24 @@ two versions of slidegate share.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from ipaddress import IPv4Network
-from itertools import islice
+from itertools import count, islice
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
+from guard import RateLimitManager, SecurityConfig, SecurityMiddleware
 from pyrate_limiter import Limiter as PyrateLimiter
 from pyrate_limiter import Rate
 from ratelimit import RateLimitMiddleware as PeerMiddleware
 from ratelimit import Rule as PeerRule
+from ratelimit.backends.redis import RedisBackend
 from ratelimit.backends.simple import MemoryBackend
+from redis.asyncio import StrictRedis
 from slowapi import Limiter as SlowLimiter
 from slowapi import _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded
@@ -46,6 +51,7 @@ TEMPLATES: Final = (
 )
 CLIENTS: Final = tuple(f"203.0.113.{number}" for number in range(256))
 PROXY: Final = "10.0.0.1"
+PROXIES: Final = ["10.0.0.0/8", "127.0.0.0/8"]
 NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
 """A thousand networks, no two of which make one larger network."""
 BLOCKED: Final = "198.18.0.1"
@@ -54,7 +60,7 @@ NETWORK_ELSEWHERE: Final = "192.0.2.0/24"
 
 
 class Allowed(NamedTuple):
-    """What a gate admits of each client."""
+    """What a limiter admits of each client."""
 
     amount: int
     unit: str
@@ -65,6 +71,13 @@ ONE: Final = Allowed(1, "hour")
 FEW: Final = Allowed(3, "hour")
 
 Make = Callable[[Allowed], Awaitable[ASGIApp]]
+SECONDS: Final = {"minute": 60, "hour": 3_600}
+_numbers: Final = count()
+
+
+def fresh_name() -> str:
+    """Return a name that no other application has in a shared store, of no other process either."""
+    return f"{os.getpid()}-{next(_numbers)}"
 
 
 def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
@@ -102,9 +115,10 @@ async def ours(
     limits: str = "{0.amount}/{0.unit}",
     five_rules: bool = False,
     banned: Iterable[str] = (),
+    counts: Callable[[], Limiter] = Limiter,
     **options: Any,
 ) -> ASGIApp:
-    """Return the application behind our gate.
+    """Return the application behind our middleware.
 
     Args:
         allowed: What every limit admits of a client.
@@ -112,6 +126,7 @@ async def ours(
         limits: The limits of a client, as a format of `allowed`.
         five_rules: Whether five rules with these limits take the place of one; a half of the requests meets two.
         banned: The addresses and networks that are banned.
+        counts: Makes the limiter.
         **options: Those of `RateLimitMiddleware`.
     """
     written = limits.format(allowed)
@@ -125,7 +140,7 @@ async def ours(
         ]
     else:
         options["limits"] = written
-    limiter = Limiter(MemoryStore())
+    limiter = counts()
     for address in banned:
         await limiter.ban(address, "1h")
     app = starlette(routes)
@@ -133,15 +148,17 @@ async def ours(
     return app
 
 
-async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",)) -> ASGIApp:
+async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",), redis_url: str = "") -> ASGIApp:
     """Return the application behind asgi-ratelimit; a zone is what lets it count a client over all paths."""
 
     async def who(scope: Scope) -> tuple[str, str]:
         return scope["client"][0], "default"
 
-    config = {pattern: [PeerRule(zone=pattern, **{allowed.unit: allowed.amount})] for pattern in patterns}
+    name = fresh_name()
+    config = {pattern: [PeerRule(zone=f"{name}{pattern}", **{allowed.unit: allowed.amount})] for pattern in patterns}
+    backend = RedisBackend(StrictRedis.from_url(redis_url)) if redis_url else MemoryBackend()
     app = starlette(10)
-    app.add_middleware(PeerMiddleware, authenticate=who, backend=MemoryBackend(), config=config)
+    app.add_middleware(PeerMiddleware, authenticate=who, backend=backend, config=config)
     return app
 
 
@@ -152,6 +169,20 @@ async def slowapi(allowed: Allowed) -> ASGIApp:
     app.state.limiter = SlowLimiter(key_func=get_remote_address, application_limits=[limit])
     app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
     app.add_middleware(SlowAPIASGIMiddleware)
+    return app
+
+
+async def fastapi_guard(allowed: Allowed, *, scan: bool) -> ASGIApp:
+    """Return the application behind fastapi-guard, with its scan of requests for attacks or without it."""
+    RateLimitManager._instance = None  # else all applications of the process count together
+    config = SecurityConfig(
+        rate_limit=allowed.amount,
+        rate_limit_window=SECONDS[allowed.unit],
+        enable_redis=False,
+        enable_penetration_detection=scan,
+    )
+    app = starlette(10)
+    app.add_middleware(SecurityMiddleware, config=config)
     return app
 
 
@@ -186,7 +217,7 @@ async def our_decorator(allowed: Allowed) -> ASGIApp:
 
 
 async def fastapi_limiter(allowed: Allowed) -> ASGIApp:
-    rate = Rate(allowed.amount, {"minute": 60_000, "hour": 3_600_000}[allowed.unit])
+    rate = Rate(allowed.amount, SECONDS[allowed.unit] * 1_000)
     return fastapi(lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))])
 
 
@@ -197,59 +228,57 @@ class App(NamedTuple):
         make: Makes the application.
         allowed: What it admits while it is measured.
         status: The status of every answer.
-        gate: Whether it counts; only bare applications do not.
+        limited: Whether it counts; only bare applications do not.
         ours: Whether it has to send our fields.
         by_client: Whether it counts each client apart.
         new_paths: Whether no path is asked for twice.
         proxied: Whether requests come through a proxy.
         bans: Whether clients that go on are banned.
         blocks: Whether the networks of the list are refused.
+        share: One in so many requests is sent, where one takes milliseconds.
     """
 
     make: Make
     allowed: Allowed = PLENTY
     status: int = 200
-    gate: bool = True
+    limited: bool = True
     ours: bool = False
     by_client: bool = True
     new_paths: bool = False
     proxied: bool = False
     bans: bool = False
     blocks: bool = False
+    share: int = 1
 
 
-def behind_ours(allowed: Allowed = PLENTY, status: int = 200, **options: Any) -> App:
-    """Return a candidate with our gate; what it has to do follows from its options."""
+def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool = False, **options: Any) -> App:
+    """Return a candidate with our middleware; what it has to do follows from its options."""
     return App(
-        partial(ours, **{key: value for key, value in options.items() if key != "new_paths"}),
+        partial(ours, **options),
         allowed,
         status,
         ours=True,
-        gate=CLIENTS[0] not in options.get("banned", ()),
-        new_paths=options.get("new_paths", False),
+        limited=CLIENTS[0] not in options.get("banned", ()),
+        new_paths=new_paths,
         proxied="client" in options,
         bans="bans" in options,
         blocks="blocklist" in options,
     )
 
 
-def bare_one(make: Make = bare, **said: Any) -> App:
-    """Return a candidate without a gate."""
-    return App(make, gate=False, **said)
+def bare_one(make: Make = bare, *, new_paths: bool = False) -> App:
+    """Return a candidate without a limiter."""
+    return App(make, limited=False, new_paths=new_paths)
 
 
-def candidates() -> dict[str, App]:
-    """Return all candidates by their names."""
-    proxies = {"client": client_ip(trusted=["10.0.0.0/8"])}
+def in_arrangements() -> dict[str, App]:
+    """Return ours in memory, around ten routes."""
+    proxies = {"client": client_ip(trusted=PROXIES)}
     policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
     blocklist = {"blocklist": Networks(NETWORKS)}
-    five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
-    many = {"routes": 1_000, "new_paths": True}
     return {
-        "bare Starlette": bare_one(),
         "default": behind_ours(),
         "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
-        "five rules": behind_ours(five_rules=True),
         "trusted proxies": behind_ours(**proxies),
         "ban policy": behind_ours(**policy),
         "blocklist": behind_ours(**blocklist),
@@ -258,18 +287,53 @@ def candidates() -> dict[str, App]:
         "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
         "refused by a limit": behind_ours(ONE, 429),
         "refused by a ban": behind_ours(status=403, banned=CLIENTS),
+    }
+
+
+def peers() -> dict[str, App]:
+    """Return the other libraries, around the same ten routes."""
+    five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
+    return {
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
         "asgi-ratelimit, refused": App(asgi_ratelimit, ONE, 429),
         "slowapi": App(slowapi),
         "slowapi, refused": App(slowapi, ONE, 429),
-        "bare Starlette, new paths": bare_one(new_paths=True),
-        "new paths, 10 routes": behind_ours(new_paths=True),
-        "new paths, 10 routes, refused": behind_ours(ONE, 429, new_paths=True),
-        "bare Starlette, new paths, 1,000 routes": bare_one(partial(bare, routes=1_000), new_paths=True),
-        "new paths, 1,000 routes": behind_ours(**many),
-        "new paths, 1,000 routes, refused": behind_ours(ONE, 429, **many),
+        "fastapi-guard": App(partial(fastapi_guard, scan=False)),
+        "fastapi-guard, refused": App(partial(fastapi_guard, scan=False), ONE, 429),
+        "fastapi-guard, with its scan": App(partial(fastapi_guard, scan=True), share=100),
+    }
+
+
+def in_shared_stores(redis_url: str, folder: Path) -> dict[str, App]:
+    """Return what counts in files of a folder, or on a Redis server."""
+
+    def counting(url: str) -> Callable[[], Limiter]:
+        # No fallback answers in the place of a store that a busy machine keeps waiting.
+        return lambda: Limiter.from_url(url.format(fresh_name()), deadline="10s", on_error="deny")
+
+    return {
+        "default on LMDB": behind_ours(counts=counting(f"lmdb://{folder}/{{}}")),
+        "default on Redis": behind_ours(counts=counting(f"{redis_url}?prefix=app{{}}")),
+        "asgi-ratelimit on Redis": App(partial(asgi_ratelimit, redis_url=redis_url)),
+    }
+
+
+def at_paths_never_seen() -> dict[str, App]:
+    many = {"routes": 1_000, "new_paths": True}
+    return {
+        "bare, 10 routes": bare_one(new_paths=True),
+        "10 routes": behind_ours(new_paths=True),
+        "10 routes, refused": behind_ours(ONE, 429, new_paths=True),
+        "bare, 1,000 routes": bare_one(partial(bare, routes=1_000), new_paths=True),
+        "1,000 routes": behind_ours(**many),
+        "1,000 routes, refused": behind_ours(ONE, 429, **many),
+    }
+
+
+def at_endpoints() -> dict[str, App]:
+    return {
         "bare FastAPI": bare_one(bare_fastapi),
         "dependency": App(our_dependency, ours=True),
         "decorator": App(our_decorator, ours=True),
@@ -277,4 +341,21 @@ def candidates() -> dict[str, App]:
         "dependency, refused": App(our_dependency, ONE, 429, ours=True),
         "decorator, refused": App(our_decorator, ONE, 429, ours=True),
         "fastapi-limiter, refused": App(fastapi_limiter, ONE, 429, by_client=False),
+    }
+
+
+def candidates(redis_url: str, folder: Path) -> dict[str, App]:
+    """Return all candidates by their names.
+
+    Args:
+        redis_url: The server of those that count on Redis.
+        folder: Where those that count in a file make it.
+    """
+    return {
+        "bare Starlette": bare_one(),
+        **in_arrangements(),
+        **peers(),
+        **in_shared_stores(redis_url, folder),
+        **at_paths_never_seen(),
+        **at_endpoints(),
     }

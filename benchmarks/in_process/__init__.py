@@ -1,1 +1,0 @@
-"""Requests straight into ASGI applications, with other code between two of them; processes that measure them."""
