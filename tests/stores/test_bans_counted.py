@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, MemoryStore
+from slidegate import BanPolicy, ConfigurationError, MemoryStore
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
@@ -159,6 +159,21 @@ async def test_prefixes_are_a_tenth_of_all_bans_at_most(opened: Opened) -> None:
     assert len(await networks(after, 99, 98, 97)) == 11
     clock.advance("2h")
     assert len(await networks(after, *range(50, 65))) == 10
+
+
+@ALL
+async def test_where_there_is_no_room_bans_are_made_by_hand_alone_and_none_are_imported(opened: Opened) -> None:
+    heard = RecordingObserver()
+    store, full = (opened(place, max_bans=1, clock=FakeClock(10**15)) for place in ("store", "full"))
+    store.observe(heard)
+    assert await strike(store, AT_ONCE, "user:ann", "user:bob", "user:eve") == [True, False, False]
+    await settle(store.bans.ban("user:bob", None, "", "ann"))
+    assert sorted(ban.key for ban in await active(store)) == ["user:ann", "user:bob"]
+    assert heard.kinds == ["banned", "strikes_dropped", "bans_full", "banned"], "what goes on and on is told once"
+    await settle(full.bans.ban("user:old", None, "", "ann"))
+    with pytest.raises(ConfigurationError, match="no room for 1 more bans"):
+        await settle(full.bans.load(await settle(store.bans.dump())))
+    assert [ban.key for ban in await active(full)] == ["user:old"]
 
 
 @ALL

@@ -294,24 +294,12 @@ def test_keys_of_one_demand_that_meet_keep_their_bounds_whatever_is_handed_back(
         assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
 
 
-@pytest.mark.parametrize("max_keys", [1, 2, 3, 8])
+@pytest.mark.parametrize("programs", [250, pytest.param(4_000, marks=pytest.mark.deep)])
 def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
-    small: Small, max_keys: int, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+    small: Small, programs: int, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     cells(monkeypatch, 2)
-    for _ in range(60):
-        clock = FakeClock(10**12)
-        store = small(clock, max_keys)
-        Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()
-        store.close()
-
-
-@pytest.mark.deep
-def test_nobody_passes_a_bound_in_very_many_programs(
-    small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    cells(monkeypatch, 2)
-    for _ in range(4_000):
+    for _ in range(programs):
         clock = FakeClock(10**12)
         store = small(clock, rng.choice((1, 1, 2, 3, 8)))
         Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()

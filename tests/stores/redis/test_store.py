@@ -295,16 +295,6 @@ async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_th
 
 
 @needs_redis
-async def test_what_this_worker_hands_back_is_known_at_once(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        for _ in range(3):
-            charged = await hit(store, "ann", cost=5)
-            assert charged.allowed
-            assert not await hit(store, "ann")
-            assert await store.refund(charged)
-
-
-@needs_redis
 async def test_refusals_that_count_cost_one_command_and_count_all(server: RedisServer, ahead: Ahead) -> None:
     async with store_at(server) as store:
         asked = bucket("1000/hour", count_denied=True)
@@ -456,26 +446,6 @@ async def test_a_step_of_the_servers_clock_is_told_and_forgets_what_was_known(
 
 
 @needs_redis
-async def test_where_there_is_no_room_automatic_bans_are_not_recorded_and_others_are(server: RedisServer) -> None:
-    policy = BanPolicy("1/minute", name="p")
-    async with store_at(server, max_bans=1) as store:
-        heard = RecordingObserver()
-        store.observe(heard)
-        assert await store.bans.strike(policy, "user:ann", 1, "")
-        assert await store.bans.strike(policy, "user:bob", 1, "") is None
-        assert await store.bans.strike(policy, "user:eve", 1, "") is None
-        await store.bans.ban("user:bob", None, "", "ann")
-        assert sorted(ban.key for ban in await store.bans.active()) == ["user:ann", "user:bob"]
-        assert heard.kinds == ["banned", "strikes_dropped", "bans_full", "banned"]  # told once a minute
-        rows = await store.bans.dump()
-    async with store_at(server, max_bans=1) as full:
-        await full.bans.ban("user:old", None, "", "ann")
-        with pytest.raises(ConfigurationError, match="no room for 1 more bans"):
-            await full.bans.load(rows)
-        assert [ban.key for ban in await full.bans.active()] == ["user:old"]
-
-
-@needs_redis
 async def test_strikes_that_are_not_enough_are_sent_in_time(server: RedisServer) -> None:
     policy = BanPolicy("100/minute", name="p")
     async with store_at(server) as store:
@@ -545,18 +515,6 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
         (name,) = [name for name in kept(server, store) if name.startswith(":4:w:")]
         assert "ann" not in name
         assert ":4:w:{user:ann}" in kept(server, readable)
-
-
-@needs_redis
-async def test_all_who_start_at_once_under_a_prefix_share_it_and_others_do_not(server: RedisServer) -> None:
-    prefix = fresh_prefix()
-    stores = [store_of(server, prefix=prefix) for _ in range(8)]
-    await asyncio.gather(*(hit(store, "ann", "100/minute") for store in stores))
-    assert (await hit(stores[0], "ann", "100/minute", 0)).remaining == 92
-    async with store_at(server) as other:
-        assert (await hit(other, "ann", "100/minute", 0)).remaining == 100
-    for store in stores:
-        await store.close()
 
 
 # -- the object --------------------------------------------------------------------------------------------------------
