@@ -626,6 +626,24 @@ async def test_a_demand_of_several_keys_that_is_given_up_is_handed_back(cluster:
 
 
 @needs_redis
+async def test_after_a_look_at_the_bans_that_took_too_long_the_next_answer_is_enough(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.monotonic()
+    replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic", lambda: now_s)
+    async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
+        await hit(store, "user:bob")
+        await other.bans.ban("user:eve", None, "", "ann")
+        await store.bans.find(())
+        monkeypatch.setattr(cluster_module, "NEWS_TIMEOUT_S", 0.0)
+        assert await hit(store, "user:eve", "1000000/hour")
+        monkeypatch.setattr(cluster_module, "NEWS_TIMEOUT_S", PLENTY_S)
+        async with asyncio.timeout(BOUND_S):
+            while (await hit(store, "user:eve", "1000000/hour")).reason is not Reason.BANNED:
+                pass
+
+
+@needs_redis
 @pytest.mark.usefixtures("patient")
 async def test_a_banned_key_refuses_a_demand_of_several_keys(cluster: RedisCluster) -> None:
     async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:

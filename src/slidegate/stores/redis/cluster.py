@@ -185,7 +185,7 @@ class ClusterBatcher(Batcher):
             self._open()
             return
         requests, bans, refusals = self._taken(), self._shared.bans, self._shared.refusals
-        if refusals.age_s() >= TRUST_S / 2:
+        if refusals.age_s() >= TRUST_S / 2 or not self._waits_for_news:
             self._hear()
         are_none = not bans.kinds.text and refusals.age_s() < TRUST_S
         passing, unknown = list[Request](), list[Request]()
