@@ -277,14 +277,14 @@ async def test_clients_leave_when_their_window_has_passed() -> None:
 async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
     admin = AdminClient()
     operator = admin.operator()
-    for turn in range(20):
+    for turn in range(25):
         for number in range(200):
             await admin.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
         for _ in range(100):
             await admin.limiter.hit("busy", "9/minute; 50/hour", rule="all")
         busiest = (await operator.get("clients"))["clients"][0]
     assert (busiest["key"], busiest["nearest"]["rule"]) == ("busy", "all")
-    assert busiest["requests"] > 1_800
+    assert busiest["requests"] > 2_300
 
 
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:

@@ -316,7 +316,9 @@ class Worker:
 async def test_where_the_store_is_shared_whichever_worker_is_asked_shows_what_all_have_published() -> None:
     board = Board()
     first, second = Worker(board), Worker(board)
-    await first.serve(3)
+    await call(first.app)
+    assert await first.passed() == [1], "who is asked before it has published does so"
+    await first.serve(2)
     await second.serve(4)
     assert [await worker.passed() for worker in (first, second)] == [[3, 4], [3, 4]]
     await call(first.app)
