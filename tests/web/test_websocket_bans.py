@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from slidegate.web import websockets as sockets
 
 from ..asgi import scope_of
 from ..redis_servers import needs_redis
-from .test_hand_backs import until
 from .test_servers import BOUND_S, SERVERS, Serve, serving
 
 
@@ -71,6 +70,11 @@ async def listener(scope: Scope, receive: Receive, send: Send) -> None:
     while (message := await receive())["type"] != "websocket.disconnect":
         pass
     scope["state"] = {"ended": message["code"]}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        await asyncio.sleep(0)
 
 
 async def some_turns() -> None:
