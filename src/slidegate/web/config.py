@@ -43,6 +43,7 @@ MAX_ERRORS: Final = 20
 MAX_DEPTH: Final = 32
 """The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
 _KINDS: Final = {
+    "literal_error": "text",
     "string_type": "text",
     "int_type": "a whole number",
     "bool_type": "true or false",
@@ -118,31 +119,38 @@ class ConfigFile:
 
     def invalid(self, error: ValidationError) -> ConfigurationError:
         """Make one error of everything that validation found."""
-        facts = error.errors(include_url=False)
-        found = [str(self._mistake(fact)) for fact in facts[:MAX_ERRORS]]
-        more = [f"{self.path}: and {len(facts) - MAX_ERRORS} more"] if len(facts) > MAX_ERRORS else []
+        facts: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
+        for fact in error.errors(include_url=False):
+            path, _ = self._place(fact["loc"])
+            facts.setdefault((*path, fact["loc"][-1]) if fact["type"] == "missing" else path, []).append(fact)
+        # A value of one of several forms has an error for each of them; what is wrong within one form tells more.
+        outer = {path[:end] for path in facts for end in range(len(path))}
+        wrong = [path for path in facts if path not in outer]
+        found = [str(self._mistake(path, facts[path])) for path in wrong[:MAX_ERRORS]]
+        more = [f"{self.path}: and {len(wrong) - MAX_ERRORS} more"] if len(wrong) > MAX_ERRORS else []
         return ConfigurationError("\n".join(found + more))
 
-    def _mistake(self, fact: Mapping[str, Any]) -> ConfigurationError:
-        path, value = self._place(fact["loc"])
+    def _mistake(self, path: tuple[str | int, ...], facts: Sequence[Mapping[str, Any]]) -> ConfigurationError:
+        _, value = self._place(path)
+        within = [fact for fact in facts if not _is_of_another_form(fact, value)]
+        if len(facts) > 1 and not within:
+            *others, last = dict.fromkeys(_KINDS.get(fact["type"], "another value") for fact in facts)
+            return self.error(path, f"expected {', '.join(others)} or {last}, not {_shown(value)}{_meaning(path)}")
+        fact = (within or facts)[0]
         kind, context = fact["type"], fact.get("ctx", {})
         if kind == "extra_forbidden":
             tables, _ = _schemas(path[:-1])
             known = [name for table in tables for name in table.get("properties", ())]
             return self.error(path, f"unknown key{closest(str(path[-1]), known)}")
         if kind == "missing":
-            path = (*path, fact["loc"][-1])
             return self.error(path, f"missing{_meaning(path)}")
         if isinstance(context.get("error"), ConfigurationError):
             return self.blamed(context["error"], path)
         shown = _shown(value)
         if kind == "literal_error":
-            near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
+            near = closest(str(value), re.findall("'([^']*)'", context["expected"]))
             return self.error(path, f"expected {context['expected']}, not {shown}{near}")
         expected = _KINDS.get(kind) or fact["msg"].removeprefix("Input should be ")
-        if kind == "union_tag_invalid":
-            *others, last = re.findall("<([a-z ]+)>", context["expected_tags"])
-            expected = f"{', '.join(others)} or {last}"
         return self.error(path, f"expected {expected}, not {shown}{_meaning(path)}")
 
     def _place(self, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
@@ -154,6 +162,12 @@ class ConfigFile:
                 data = data[part]
                 path.append(part)
         return tuple(path), data
+
+
+def _is_of_another_form(fact: Mapping[str, Any], value: object) -> bool:
+    """Tell whether an error says that a value should be text, a number or a table, and not what is wrong within it."""
+    kind: str = fact["type"]
+    return kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
 
 
 def _path_text(path: Sequence[str | int]) -> str:

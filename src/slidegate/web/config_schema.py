@@ -10,14 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
@@ -34,23 +27,12 @@ if TYPE_CHECKING:
     from .config import ConfigLoader
 
 _MAX_WEIGHT: Final = 1_000_000
-_FORMS: Final = {bool: "<other>", int: "<a whole number>", str: "<text>", list: "<a list>", dict: "<a table>"}
 _KEYS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
 
 
-def form_of(value: object) -> str:
-    """Return the tag of the form that a value has, so that an error is about that form alone."""
-    return next((form for kind, form in _FORMS.items() if isinstance(value, kind)), "<other>")
-
-
-Form: Final = Discriminator(form_of)
-Text: TypeAlias = Annotated[str, Tag("<text>")]
-Number: TypeAlias = Annotated[int, Tag("<a whole number>")]
-Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<a list>")]
-Paths: TypeAlias = Annotated[Text | Texts, Form]
-Trusted: TypeAlias = Annotated[
-    Text | Annotated[list[str], Tag("<a list>")] | Annotated[int, Field(ge=1, le=64), Tag("<a whole number>")], Form
-]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
+Paths: TypeAlias = str | Texts
+Trusted: TypeAlias = str | list[str] | Annotated[int, Field(ge=1, le=64)]
 
 
 class _Table(BaseModel):
@@ -93,7 +75,7 @@ class QuotaTable(_Table):
     """The amount and its period, such as "10000/month"."""
     zone: str = "UTC"
     """The time zone of the calendar, such as "Europe/Berlin"."""
-    starts: Annotated[Text | Number, Form] | None = None
+    starts: str | int | None = None
     """Where periods start: "06:00" in a day, "sunday" in a week, 15 in a month, "04-01" in a year."""
     name: str | None = None
     """The name of the quota in headers."""
@@ -103,9 +85,7 @@ class QuotaTable(_Table):
         return Quota(self.quota, zone=self.zone, starts=self.starts, name=self.name)
 
 
-_Quota: TypeAlias = Annotated[Made[QuotaTable], Tag("<a table>")]
-_LimitList: TypeAlias = Annotated[list[Annotated[Text | _Quota, Form]], Field(min_length=1), Tag("<a list>")]
-Limits: TypeAlias = Annotated[Text | _Quota | _LimitList, Form]
+Limits: TypeAlias = str | Made[QuotaTable] | Annotated[list[str | Made[QuotaTable]], Field(min_length=1)]
 
 
 class Client(_Table):
@@ -164,18 +144,11 @@ def _listed(found: str | NetworkFile | list[str | NetworkFile], info: Any) -> Ad
     return loader.follow(files) if files else Networks(networks)
 
 
-_List: TypeAlias = Annotated[Made[ListTable], Tag("<a table>")]
-Lists: TypeAlias = Annotated[
-    Annotated[Text | _List | Annotated[list[Annotated[Text | _List, Form]], Tag("<a list>")], Form],
-    AfterValidator(_listed),
-]
+Lists: TypeAlias = Annotated[str | Made[ListTable] | list[str | Made[ListTable]], AfterValidator(_listed)]
 _Named: Final = AfterValidator(lambda word: _KEYS.get(word, word))
-_KeyTable: TypeAlias = Annotated[Made["KeyTable"], Tag("<a table>")]
-Key: TypeAlias = Annotated[Annotated[Literal["client", "everyone", "user"], _Named, Tag("<text>")] | _KeyTable, Form]
-BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], _Named, Tag("<text>")] | _KeyTable, Form]
-MessageKey: TypeAlias = Annotated[
-    Annotated[Literal["connection", "client", "everyone", "user"], _Named, Tag("<text>")] | _KeyTable, Form
-]
+Key: TypeAlias = Annotated[Literal["client", "everyone", "user"], _Named] | Made["KeyTable"]
+BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTable"]
+MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
 _VALUES: Final = {"header": keys.header, "cookie": keys.cookie, "query": keys.query, "path_param": path_param}
 _COMPLETE: Final = ("client", "combine")
 _ONE_SOURCE: Final[dict[str, Any]] = {
@@ -298,8 +271,7 @@ class RuleTable(_Table):
         return Rule(**options)
 
 
-_Whole: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT), Tag("<a whole number>")]
-Weight: TypeAlias = Annotated[_Whole | Annotated[Literal["ban"], Tag("<text>")], Form]
+Weight: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT)] | Literal["ban"]
 
 
 class BanTable(_Table):
@@ -396,7 +368,7 @@ class Configuration(_Table):
     """Networks never refused nor counted, such as ["192.0.2.0/24"], or files of them, such as "office.netset"."""
     bans: dict[str, Made[BanTable]] = {}
     """Ban policies, each by its name, such as { scanning = { after = "20/10m" } }."""
-    store: Annotated[Text | Annotated[Environment, Tag("<a table>")], Form] | None = None
+    store: str | Environment | None = None
     """The address of the store, such as "memory://"."""
     deadline: str = "50ms"
     """How long a store may take to answer a request."""
