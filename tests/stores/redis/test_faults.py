@@ -31,6 +31,7 @@ from ...asgi import PEER, call, hello
 from ...fault_proxy import FaultProxy
 from ...redis_servers import ReplicaPair, needs_redis
 from .faults import FAULTS, Place
+from .stores import fresh_prefix
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("impatient")]
 
@@ -51,7 +52,7 @@ class Site:
 
     def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused", "near_limit"]), deadline_s
-        self.store = RedisStore(url, prefix=on_error, timeout=deadline_s)
+        self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)
         self.limiter = Limiter(
             self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
         )
@@ -72,25 +73,26 @@ class Site:
                 await asyncio.sleep(0.02)
 
 
+PASSED, LIMITED = (True, Reason.OK), (False, Reason.LIMITED)
+OPENED, CLOSED = (True, Reason.UNAVAILABLE), (False, Reason.UNAVAILABLE)
+OUTCOMES: dict[failover.OnError, list[tuple[bool, Reason]]] = {
+    "local": [PASSED] * AMOUNT + [LIMITED] * 2,
+    "allow": [OPENED] * (AMOUNT + 2),
+    "deny": [CLOSED] * (AMOUNT + 2),
+}
+
+
 @pytest.fixture
 async def sites(place: Place, name: str) -> AsyncIterator[dict[str, Site]]:
     """The limiters of one fault; only where nothing answers have they a short deadline, which a busy machine misses."""
     raised = FAULTS[name][1]
     deadline_s = PLENTY_S if raised is StoreUnavailable else DEADLINE_S
     async with AsyncExitStack() as stack:
-        sites = {policy: Site(place.url, policy, deadline_s) for policy in ("local", "allow", "deny")}
+        sites = {policy: Site(place.url, policy, deadline_s) for policy in OUTCOMES}
+        sites["late"] = Site(place.url, "local", deadline_s)
         for site in sites.values():
             await stack.enter_async_context(site.limiter)
         yield sites
-
-
-PASSED, LIMITED = (True, Reason.OK), (False, Reason.LIMITED)
-OPENED, CLOSED = (True, Reason.UNAVAILABLE), (False, Reason.UNAVAILABLE)
-OUTCOMES = {
-    "local": [PASSED] * AMOUNT + [LIMITED] * 2,
-    "allow": [OPENED] * (AMOUNT + 2),
-    "deny": [CLOSED] * (AMOUNT + 2),
-}
 
 
 @pytest.mark.parametrize(
@@ -100,17 +102,18 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
     name: str, place: Place, sites: dict[str, Site]
 ) -> None:
     fault, raised = FAULTS[name]
+    late = sites.pop("late")  # which starts when the fault is there
     for site in sites.values():
         assert await site.hits(1) == [PASSED]
     async with fault(place):
-        answers = await asyncio.gather(*(site.hits(AMOUNT + 2) for site in sites.values()))
-        assert dict(zip(sites, answers, strict=True)) == OUTCOMES
-        for site in sites.values():
+        answers = await asyncio.gather(*(site.hits(AMOUNT + 2) for site in (*sites.values(), late)))
+        assert answers == [*OUTCOMES.values(), OUTCOMES["local"]]
+        for site in (*sites.values(), late):
             assert site.heard.kinds == ["store_failed"]
             with pytest.raises(raised):
                 async with asyncio.timeout(2 * site.deadline_s + SLACK_S):
                     await site.store.hit([(BUCKET, "key", 1)])
-    for policy, site in sites.items():
+    for policy, site in (*sites.items(), ("local", late)):
         await site.recovered()
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
         # Units that were counted here meanwhile hold on, so that recovery is no burst.

@@ -25,7 +25,7 @@ from slidegate.testing import RecordingObserver
 from ...asgi import Answer, call, hello
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, free_port, needs_redis
-from .faults import FAULTS, Place
+from .faults import Place
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -120,20 +120,6 @@ async def test_commands_say_that_the_store_is_not_there() -> None:
 
 
 # -- it comes and goes ----------------------------------------------------------------------------------------------
-
-
-@needs_redis
-@pytest.mark.all
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_a_worker_that_starts_amid_any_fault_decides_by_itself_and_recovers_without_a_burst(
-    fault: str, place: Place
-) -> None:
-    async with FAULTS[fault][0](place):
-        worker = Worker(place.url)
-        assert await worker.statuses(4) == [200, 200, 200, 429]
-    await worker.recovered()
-    assert await worker.statuses(1) == [429]
-    await close(worker)
 
 
 @needs_redis
