@@ -35,7 +35,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..asgi import call
-from ..limiter.shared_store import Board
+from ..limiter.shared_store import Board, Staff
 from ..redis_servers import needs_redis
 from ..web.gates import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
@@ -288,15 +288,14 @@ async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
 
 
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
-    chance, board, store = random.Random(1), Board(), MemoryStore(clock=FakeClock(NOW_US))
-    store.shared_stats = board
-    admin = AdminClient(Limiter(store))
+    chance, board = random.Random(1), Board()
+    admin = AdminClient(Staff(board))
     operator = admin.operator()
     for number in range(KEPT_REFUSALS + 5):
         long = "".join(chance.choices('a\x00\u202e\U0001f600<"\\\ud800', k=64 * 1024 if number % 100 == 0 else 300))
         details = dict.fromkeys(("key", "client", "rule", "route", "method", "limit"), long)
         if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
-            store.clock.advance("1s")  # type: ignore[union-attr]
+            board.clock.advance("1s")
             await operator.get("refusals", limit=1)  # whoever looks has further ones taken
         admin.limiter.engine.events.emit(Event("refused", "refused", {**details, "reason": "limited"}))
         admin.limiter.engine.events.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
@@ -322,10 +321,7 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
 @pytest.mark.parametrize("part", [7, {}, {"version": 1, "clients": []}, {"version": 2, "clients": [{"key": 5}]}])
 async def test_what_another_worker_has_published_in_another_form_is_passed_over(part: Any) -> None:
     board = Board()
-    stores = [MemoryStore(), MemoryStore()]
-    for store in stores:
-        store.shared_stats = board
-    admin, other = AdminClient(Limiter(stores[0])), Limiter(stores[1])
+    admin, other = AdminClient(Staff(board)), Staff(board)
     other.engine.publisher.add_section("activity", lambda: part)
     await other.engine.publisher.publish()
     await admin.visit(times=3)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slidegate import Limiter, MemoryStore
 from slidegate.core.errors import StoreUnavailable
-from slidegate.core.store import Event, SharedStats, StatsRow
-from slidegate.limiter.shared_stats import AllWorkers, Publisher
-from slidegate.limiter.stats import Chart, Statistics, Stats
+from slidegate.core.store import SharedStats, StatsRow
 from slidegate.testing import FakeClock
 
 START_US = 1_700_000_000_000_000
@@ -45,25 +44,14 @@ class Board(SharedStats):
         ]
 
 
-class Staff:
-    """A worker: its figures, and what it sees of all of them."""
+class Staff(Limiter):
+    """The limiter of a worker, by a clock that may be set differently from that of the board."""
 
     def __init__(self, board: Board, ahead_us: int = 0) -> None:
-        self.board = board
         self.ahead_us = ahead_us
-        self.told: list[Event] = []
-        self.statistics = Statistics(self.clock, self.told.append)
-        self.publisher = Publisher(board, self.statistics)
-        self.all = AllWorkers(board, self.statistics, self.publisher)
-
-    def clock(self) -> int:
-        """The time of this worker, which may be set differently."""
-        return self.board.clock() + self.ahead_us
-
-    async def stats(self, window: str) -> Stats:
-        """Return the stats of all workers, as `Limiter.stats_all` does."""
-        return (await self.all.recent(window)).stats(await self.all.workers())
-
-    async def chart(self, window: str) -> Chart:
-        """Return the chart of all workers, as `Limiter.chart_all` does."""
-        return (await self.all.recent(window)).chart()
+        self.clock = lambda: board.clock() + self.ahead_us
+        store = MemoryStore(clock=self.clock)
+        store.shared_stats = board
+        super().__init__(store)
+        self.statistics, self.publisher = self.engine.statistics, self.engine.publisher
+        self.sections = self.engine.all_workers.sections

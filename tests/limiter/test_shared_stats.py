@@ -92,7 +92,7 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
         for worker in staff:
             await worker.publisher.publish()
         written += [one for some in unpublished for one in some]
-        found = await staff[0].stats(window)
+        found = await staff[0].stats_all(window)
         span_us = found.total.seen.span_us
         now_us, step_us = board.clock(), Span.of(window).step_us
         sure = [one for one in written if one[0] > now_us - span_us + 2 * step_us]
@@ -108,10 +108,10 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
             by_route = Counter(route for _, what, (_, route) in sure if what == "passed")
             assert {route: each.passed for route, each in found.routes.items() if each.passed} == by_route
             assert found.total.seen.rt.count == passed
-        chart = await staff[0].chart(window)
+        chart = await staff[0].chart_all(window)
         assert [sum(point[place] for point in chart.points) for place in range(3)] == [passed, refused, banned]
         assert len(chart.points) <= 288
-        others = await staff[1].stats(window)
+        others = await staff[1].stats_all(window)
         assert counts(others.total) == (passed, refused, banned), "every worker sees the same"
         listed = 3 + sum(now_us - last_us < ALIVE_US for last_us in killed_us)
         assert len(found.workers) == listed, "one that was killed is listed for 45 s"
@@ -128,10 +128,10 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
     for worker in staff:
         await worker.publisher.publish()
     for window in ("1m", "1h", "24h"):
-        together, expected = (await staff[0].stats(window)).total.seen, (await alone.stats(window)).total.seen
+        together, expected = (await staff[0].stats_all(window)).total.seen, (await alone.stats_all(window)).total.seen
         assert together.rt == expected.rt
         assert together.rt.count == len(took) * 5
-    assert alone.statistics.recent("24h").stats().total.seen.rt == alone.statistics.recent("1m").stats().total.seen.rt
+    assert alone.stats("24h").total.seen.rt == alone.stats("1m").total.seen.rt
 
 
 async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_the_list_before() -> None:
@@ -139,19 +139,19 @@ async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_th
     ann, bob = Staff(board), Staff(board)
     note(ann, PASS)
     await ann.publisher.publish()
-    assert [worker.here for worker in (await bob.stats("1m")).workers] == [True, False]
+    assert [worker.here for worker in (await bob.stats_all("1m")).workers] == [True, False]
     board.clock.advance(us=7 * SECOND_US)
-    found = await bob.stats("1m")
+    found = await bob.stats_all("1m")
     assert [worker.age_s for worker in found.workers] == [0.0, 7.0]
     assert {worker.pid for worker in found.workers} == {os.getpid()}
     assert len({worker.name for worker in found.workers}) == 2
     board.clock.advance(us=ALIVE_US - 7 * SECOND_US)
-    found = await bob.stats("1m")
+    found = await bob.stats_all("1m")
     assert ([worker.here for worker in found.workers], found.total.passed) == ([True], 1)
     board.clock.advance(us=20 * SECOND_US)
-    assert [(await bob.stats(window)).total.passed for window in ("1m", "5m")] == [0, 1]
+    assert [(await bob.stats_all(window)).total.passed for window in ("1m", "5m")] == [0, 1]
     board.clock.advance("25h")
-    assert (await bob.stats("24h")).total.passed == 0
+    assert (await bob.stats_all("24h")).total.passed == 0
     assert all(until_us <= board.clock() for _, until_us in board.rows.values()), "every row has an end"
 
 
@@ -163,9 +163,9 @@ async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list
     note(ann, PASS)
     await ann.publisher.close()
     await ann.publisher.close()
-    found = await bob.stats("1m")
+    found = await bob.stats_all("1m")
     assert (found.total.passed, len(found.workers)) == (1, 1)
-    assert await bob.all.sections("refusals") == []
+    assert await bob.sections("refusals") == []
 
 
 async def test_a_store_that_is_away_loses_nothing_but_time() -> None:
@@ -179,10 +179,10 @@ async def test_a_store_that_is_away_loses_nothing_but_time() -> None:
         board.clock.advance("7s")
     board.failing = False
     await ann.publisher.publish()
-    assert [(await bob.stats(window)).total.passed for window in ("5m", "1h", "24h")] == [42, 100, 100]
+    assert [(await bob.stats_all(window)).total.passed for window in ("5m", "1h", "24h")] == [42, 100, 100]
     board.failing = True
     with pytest.raises(StoreError):
-        await bob.stats("1m")
+        await bob.stats_all("1m")
     note(ann, PASS)
     await ann.publisher.close()  # which raises nothing
 
@@ -201,8 +201,8 @@ async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int) -> None:
     if step_us < 0:
         board.clock.set(board.clock() + step_us)
     await ann.publisher.publish()
-    assert (await bob.stats("1m")).total.passed == 3
-    assert (await bob.stats("24h")).total.passed == 3
+    assert (await bob.stats_all("1m")).total.passed == 3
+    assert (await bob.stats_all("24h")).total.passed == 3
 
 
 async def test_sections_are_those_of_live_workers_as_they_were_published() -> None:
@@ -213,11 +213,11 @@ async def test_sections_are_those_of_live_workers_as_they_were_published() -> No
     bob.publisher.add_section("events", lambda: "bob")
     for staff in (ann, bob):
         await staff.publisher.publish()
-    found = {one.worker.here: one.value for one in await bob.all.sections("events")}
+    found = {one.worker.here: one.value for one in await bob.sections("events")}
     assert found == {True: "bob", False: events}
-    assert await bob.all.sections("nobody") == []
+    assert await bob.sections("nobody") == []
     board.clock.advance(us=ALIVE_US)
-    assert await bob.all.sections("events") == []
+    assert await bob.sections("events") == []
 
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
@@ -259,7 +259,7 @@ def test_it_goes_on_with_another_loop_when_the_first_has_ended() -> None:
 
     asyncio.run(serve("GET /a"))
     asyncio.run(serve("GET /b"))
-    assert ann.statistics.recent("1m").stats().total.passed == 2
+    assert ann.stats("1m").total.passed == 2
 
 
 def test_a_child_of_fork_is_another_worker_and_counts_from_nothing() -> None:
@@ -272,14 +272,14 @@ def test_a_child_of_fork_is_another_worker_and_counts_from_nothing() -> None:
     if not child:
         try:
             note(ann, BLOCK)
-            seen = ann.statistics.recent("1m").stats().total
+            seen = ann.stats("1m").total
             os.write(write, f"{ann.publisher.worker != parent} {seen.passed} {seen.refused}".encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 100) == b"True 0 1"
     assert ann.publisher.worker == parent
-    assert ann.statistics.recent("1m").stats().total.passed == 1
+    assert ann.stats("1m").total.passed == 1
 
 
 # -- units, and rows --------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ async def test_units_are_those_that_rules_charged() -> None:
     note(ann, BLOCK, SERIES[0])
     ann.statistics.add("all", "extra_units", -1)
     await ann.publisher.publish()
-    for found in (ann.statistics.recent("1m").stats(), ann.statistics.recent("24h").stats(), await bob.stats("1m")):
+    for found in (ann.stats("1m"), ann.stats("24h"), await bob.stats_all("1m")):
         assert (found.rules["api"].units, found.rules["all"].units) == (15, 1)
         assert (found.routes["GET /a"].units, found.routes["GET /b"].units) == (5, 12)
         assert found.total.units == 16
@@ -329,8 +329,8 @@ async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str) -> Non
     ann = Staff(board)
     rows = [StatsRow("workers", 0, value.encode(), ALIVE_US), StatsRow("s-events", 0, value.encode(), ALIVE_US)]
     await board.write(b"stranger", rows)
-    assert [worker.here for worker in (await ann.stats("1m")).workers] == [True]
-    assert await ann.all.sections("events") == []
+    assert [worker.here for worker in (await ann.stats_all("1m")).workers] == [True]
+    assert await ann.sections("events") == []
 
 
 @pytest.mark.parametrize("value", ["{", "[" * 100_000, "\xff"])
@@ -339,7 +339,7 @@ async def test_a_section_that_cannot_be_read_is_passed_by(value: str) -> None:
     ann, bob = Staff(board), Staff(board)
     await bob.publisher.publish()
     await board.write(bob.publisher.worker, [StatsRow("s-events", 0, value.encode("latin-1"), ALIVE_US)])
-    assert await ann.all.sections("events") == []
+    assert await ann.sections("events") == []
 
 
 def test_a_row_names_no_bucket_that_does_not_exist() -> None:

@@ -38,7 +38,7 @@ from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page
-from ..limiter.shared_store import Board
+from ..limiter.shared_store import Board, Staff
 from ..limiter.test_failover import Ward
 from .reading import asked, documented, parsed, scraped
 
@@ -291,9 +291,7 @@ class Worker:
     """A worker whose store shares figures with others on a board."""
 
     def __init__(self, board: Board) -> None:
-        store = MemoryStore()
-        store.shared_stats = board
-        self.limiter = Limiter(store)
+        self.limiter = Staff(board)
         self.metrics = metrics_of(self.limiter)
         self.app = RateLimitMiddleware(hello, limiter=self.limiter, limits="1000/minute")
 
