@@ -17,7 +17,7 @@ from ..core.logs import escaped
 from ..logs import AccessLogs, AccessRecord
 from ..logs.formats import MAX_TIME_US
 from ..simulation.clients import Clients
-from ..web.keys import check_header_name
+from ..web.keys import check_token
 from .report import Reporter, time_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,7 +178,7 @@ def header_of(key: str) -> str | None:
     """
     kind, colon, name = key.partition(":")
     if kind == "header" and colon:
-        return check_header_name(name)
+        return check_token("header", name, "X-API-Key")
     if key != "ip":
         raise ConfigurationError(f"--key: expected ip or header:NAME, such as header:X-API-Key, not {quoted(key)}")
     return None

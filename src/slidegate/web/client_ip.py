@@ -39,7 +39,7 @@ from ..core.memo import remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from ..limiter.keys import KeyOf
-from .keys import check_header_name
+from .keys import check_token
 
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
@@ -182,7 +182,9 @@ def client_ip(
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
     check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
-    return ClientAddress(networks, unix, hops, check_header_name(header), (ipv4_prefix, ipv6_prefix))
+    return ClientAddress(
+        networks, unix, hops, check_token("header", header, "X-Forwarded-For"), (ipv4_prefix, ipv6_prefix)
+    )
 
 
 def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:

@@ -204,7 +204,7 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
     """
-    wire = check_header_name(name).lower()
+    wire = check_token("header", name, "X-API-Key").lower()
     field = wire.encode()
     return _Header(
         f"header:{wire}", fallback, lambda scope: next((value for key, value in scope["headers"] if key == field), b"")
@@ -223,8 +223,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
     """
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {quoted(name)}')
+    check_token("cookie", name, "session")
     return Value(f"cookie:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).cookies.get(name, "")))
 
 
@@ -255,14 +254,14 @@ def combine(*keys: Key) -> Combined:
     return Combined(keys)
 
 
-def check_header_name(name: object) -> str:
-    """Return `name` if it can be the name of a header: a token of RFC 9110, section 5.6.2.
+def check_token(what: str, name: object, example: str) -> str:
+    """Return the name of a header or a cookie, which is a token of RFC 9110, section 5.6.2.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: It is none.
     """
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {quoted(name)}')
+        raise ConfigurationError(f'{what}: expected a {what} name such as "{example}", not {quoted(name)}')
     return name
 
 
