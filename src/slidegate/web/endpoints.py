@@ -265,7 +265,7 @@ class EndpointBuckets:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
         for required in route.above:
             if required.dependency is limit:
-                return [f"{required.where}/*", *sorted(below.label for below in self._routes.below(scope, limit))]
+                return [f"{required.where}/*", *self._routes.labels_below(scope, limit)]
         endpoint = route.route.endpoint
         if function is None or any(layer is function for layer in unwrapped(endpoint)):
             return [route.label]

@@ -108,7 +108,7 @@ class Routes:
         self._mounts_drop_slash = any(app.drops_slash for app in others)
         self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
-        for table in ("by_endpoint", "_by_text"):
+        for table in ("by_endpoint", "labels_below", "_by_text"):
             self.__dict__.pop(table, None)
 
     @cached_property
@@ -122,6 +122,15 @@ class Routes:
             endpoint = resolved.route.endpoint
             routes.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
         return routes
+
+    @cached_property
+    def labels_below(self) -> Mapping[int, list[str]]:
+        """The labels of the routes below each dependency that a router or an application requires, by its id."""
+        labels: dict[int, set[str]] = {}
+        for resolved in self.walk():
+            for required in resolved.above:
+                labels.setdefault(id(required.dependency), set()).add(resolved.label)
+        return {dependency_id: sorted(those) for dependency_id, those in labels.items()}
 
     @cached_property
     def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
@@ -233,13 +242,11 @@ class RouteIndex:
             return []
         return self._below(router).of_endpoint(endpoint_id)
 
-    def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
-        """Return the routes below the router or application that requires `dependency`."""
-        return [
-            route
-            for route in self._below(scope["router"]).walk()
-            if any(required.dependency is dependency for required in route.above)
-        ]
+    def labels_below(self, scope: Scope, dependency: object) -> list[str]:
+        """Return the labels of the routes below the routers and applications that require `dependency`, sorted."""
+        routes = self._below(scope["router"])
+        routes.current()
+        return routes.labels_below[id(dependency)]
 
     def label_of(self, scope: Scope) -> str:
         """Return the label of the route that a refused request would have gone to: no router has seen it.
