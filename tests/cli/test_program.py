@@ -185,16 +185,7 @@ def test_a_narrow_terminal_gets_blocks_of_names_and_values(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1")
     lines = lines_in("text", capsys)
-    assert [line.partition(":")[0] for line in lines] == [
-        "number",
-        "agent",
-        "",
-        "number",
-        "agent",
-        "",
-        "number",
-        "agent",
-    ]
+    assert [line.partition(":")[0] for line in lines] == [*["number", "agent", ""] * 2, "number", "agent"]
 
 
 def test_json_holds_each_row_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,19 +252,7 @@ def test_shells_complete_commands_and_options(words: str, place: str, expected: 
 
 # -- words that nobody foresaw -------------------------------------------------------------------------------------
 
-KNOWN = [
-    "--format",
-    "json",
-    "csv",
-    "--quiet",
-    "--rules",
-    "--factory",
-    "--app-dir",
-    "--help",
-    "--",
-    "-q",
-    "5/m",
-]
+KNOWN = ["--format", "json", "csv", "--quiet", "--rules", "--factory", "--app-dir", "--help", "--", "-q", "5/m"]
 WORDS = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6)
 
 
