@@ -7,11 +7,11 @@ says so after a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import date
 from logging import Logger, LoggerAdapter, getLogger
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, quoted
@@ -20,11 +20,6 @@ from ..core.logs import SPEAKER, escaped
 from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
-from .events import UNLOGGED
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .events import Subscription
 
 LOGGER: Final = "slidegate.events"
 MAX_SUBJECTS: Final = 1_024
@@ -43,7 +38,7 @@ class LogEvents:
     """An observer that writes events to a log; see `Limiter.log_events`.
 
     Args:
-        logger: The logger.
+        logger: The logger; by default `LOGGER`.
         level: The level of its lines.
         max_rate: The limit of all lines.
         each: The limit of the lines of one kind and rule.
@@ -53,7 +48,8 @@ class LogEvents:
         ConfigurationError: A value cannot work.
     """
 
-    def __init__(self, logger: AnyLogger, level: int, max_rate: str, each: str, clock: Clock | None) -> None:
+    def __init__(self, logger: AnyLogger | None, level: int, max_rate: str, each: str, clock: Clock | None) -> None:
+        logger = getLogger(LOGGER) if logger is None else logger
         if not isinstance(logger, (Logger, LoggerAdapter)):
             raise ConfigurationError(f'logger: expected one such as logging.getLogger("gate"), not {quoted(logger)}')
         if not isinstance(level, int) or isinstance(level, bool):
@@ -110,15 +106,6 @@ class LogEvents:
 
     def _write(self, message: str, kind: str, left_out: int, fields: Mapping[str, object]) -> None:
         self._logger.log(self._level, f"{SPEAKER}%s", message, extra={**fields, "kind": kind, "suppressed": left_out})
-
-
-def log_events(
-    engine: Engine, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, max_rate: str, each: str
-) -> Subscription:
-    """Do what `Limiter.log_events` does."""
-    wanted = UNLOGGED if kinds is None else kinds
-    writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, max_rate, each, engine.clock)
-    return engine.events.subscribe(writes, wanted, rest=writes.rest)
 
 
 def _shown(value: object) -> object:

@@ -23,7 +23,7 @@ from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, in_turns, within
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .events import EventHub, EventStats, Subscription, listed_observers
+from .events import UNLOGGED, EventHub, EventStats, Subscription, listed_observers
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyStrikes, KeyView, look_at, strikes_of
 from .keys import AnyKey, KeyOf, Limits, Question
@@ -456,9 +456,10 @@ class Limiter:
         Raises:
             ConfigurationError: A value cannot work.
         """
-        from .event_log import log_events  # most limiters write no log
+        from .event_log import LogEvents  # most limiters write no log
 
-        return log_events(self.engine, kinds, logger, level, max_rate, each)
+        lines = LogEvents(logger, level, max_rate, each, self.engine.clock)
+        return self.engine.events.subscribe(lines, UNLOGGED if kinds is None else kinds, rest=lines.rest)
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
