@@ -35,7 +35,7 @@ OURS: Final[dict[str, Callable[[float], Coroutine[Any, Any, Seen]]]] = {
     "150,000 IPv4 addresses": fresh.ipv4,
     "150,000 addresses of an IPv6 /48": fresh.ipv6,
     "150,000 header values, some of 8 kB": fresh.header_values,
-    "100,000 paths, 1,000 rules": fresh.path_variants,
+    "50,000 paths, 1,000 rules": fresh.path_variants,
     "1,000 odd paths of 8 kB, 1,000 rules": fresh.long_paths,
     "5,000 requests, 2,500 waiting": held.waiting,
     "1,000,000 bans end, 20,000 come": held.bans,

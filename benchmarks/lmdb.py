@@ -125,7 +125,6 @@ def tables(options: Namespace) -> Iterator[Table]:
             Candidate("LMDB", 2, 64, in_a_file),
             Candidate("LMDB", 4, 64, in_a_file),
             Candidate('LMDB, durability="safe"', 1, 64, partial(in_a_file, durability="safe"), share=10),
-            Candidate("limits with Redis", 1, 64, theirs, share=10),
             Candidate("limits with Redis", 2, 64, theirs, share=10),
         ]
         taken: dict[Candidate, list[tuple[float, float]]] = {candidate: [] for candidate in candidates}

@@ -21,7 +21,7 @@ from .field import Seen, play
 PLENTY = "1000000/minute"
 KEYS = 150_000
 PEER_KEYS = 100_000
-VARIANTS = 100_000
+VARIANTS = 50_000
 LONG_PATHS = 1_000
 RULES = 1_000
 FIRST_IPV4 = int(ip_address("198.18.0.0"))
