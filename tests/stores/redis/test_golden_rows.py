@@ -15,6 +15,7 @@ from slidegate.core.decision import Bucket, Decision
 from slidegate.core.limits import Limit, parse_limits
 from slidegate.core.quotas import PERIOD, Quota
 from slidegate.core.ring import HEAD, entries
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
@@ -74,7 +75,7 @@ class Golden:
         checks = [(bucket, "ann", self.dice.pick((1, 1, 2, 3, 0))) for _ in range(1 + twice)]
         ours = await settle(self.store.hit(checks, first_in_line=first))
         windows = {"ann": self.window}
-        places: Any = [(self.limit, cost, windows, "ann") for _, _, cost in checks]
+        places: Any = [(self.limit.counter, cost, windows, "ann") for _, _, cost in checks]
         theirs = decide(checks, places, self.clock.now_us, first_in_line=first)
         self.window = windows["ann"]
         assert (ours.reason, list(ours.readings)) == (theirs.reason, list(theirs.readings))
@@ -85,7 +86,7 @@ class Golden:
         """Spend whatever the limit, now and then in more moments than a ring remembers."""
         for _ in range(self.dice.pick((1, 1, 1, 2 * self.limit.resolution + 3))):
             await self._charge(self.dice.pick((1, 1, 1, 5, 2**31, 2**40)))
-            self.clock.advance(us=self.dice.pick((0, 1, self.limit.step_us)))
+            self.clock.advance(us=self.dice.pick((0, 1, self.limit.counter.step_us)))
 
     async def _charge(self, units: int) -> None:
         self.latest_us = max(self.latest_us, self.clock.now_us)
@@ -99,7 +100,7 @@ class Golden:
             ours, theirs = self.charged.pop(self.dice.below(len(self.charged)))
             self.latest_us = max(self.latest_us, self.clock.now_us)
             windows = {"ann": self.window}
-            places: Any = [(bucket.limits[0], cost, windows, "ann") for bucket, _, cost in theirs.checks]
+            places: Any = [(bucket.limits[0].counter, cost, windows, "ann") for bucket, _, cost in theirs.checks]
             handed = refund_all(theirs, places, self.clock.now_us, latest_us=self.latest_us)
             assert await settle(self.store.refund(ours)) is handed
             self.window = windows["ann"]
@@ -153,3 +154,16 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
         assert (await store.inspect("ann", [bucket])).windows == [PERIOD.pack(end_us, 0, -1, 4)]
         assert await store.reset("ann")
         assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, YEAR_2100_US, 0)]
+
+
+async def test_a_quota_beside_a_window_keeps_nothing_for_those_who_wait(server: RedisServer) -> None:
+    clock = FakeClock(YEAR_2100_US)
+    asked = ((Bucket("rule", parse_limits(["2/second", Quota("3/day")])), "ann", 1),)
+    async with store_at(server, clock=clock) as store:
+        for both in (store, MemoryStore(clock=clock)):
+            clock.set(YEAR_2100_US)
+            answers = []
+            for step_us, first_in_line in ((0, False), (0, True), (0, True), (10**6, True), (0, True), (0, False)):
+                clock.advance(us=step_us)
+                answers.append((await settle(both.hit(asked, first_in_line=first_in_line))).retry_after_us)
+            assert answers == [0, 0, 1_000_000, 0, 86_399_000_000, 86_399_000_000]

@@ -31,6 +31,7 @@ BOUND_S = 20
 MANY = 64
 WIDE = bucket("100/hour")
 FIVE = bucket("5/hour")
+DEMANDS = ((FIVE,), (bucket("3/10s; 20/hour", "two"), FIVE), (bucket("4/minute", "counting", count_denied=True),))
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ class InOrder:
             assert told(ours.result()) == told(theirs), f"request {number}"
 
     async def _move(self) -> None:
-        what = self._rng.choice(("hit", "hit", "hit", "hit", "many", "peek", "refund", "reset"))
+        what = self._rng.choice(("hit", "hit", "hit", "hit", "many", "peek", "charge", "refund", "reset"))
         key = self._rng.choice(("ann", "bob"))
         if what == "refund":
             ready = [pair for pair in self._charged if pair[0].done()]
@@ -223,16 +224,18 @@ class InOrder:
             self._resets.append(asyncio.ensure_future(settle(self._store.reset(key))))
             # Whether there was a window, and whether a charge from before is found, is the affair of each store.
             self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
-        elif what == "peek":
-            checks = ((FIVE, key, 1),)
-            self._ask(self._store.peek(checks), await settle(self._memory.peek(checks)))
         else:
             for _ in range(MIN_APART if what == "many" else 1):
-                checks = ((FIVE, key, 1),)
-                theirs = await settle(self._memory.hit(checks))
-                ours = self._ask(self._store.hit(checks), theirs)
-                if theirs.allowed:
-                    self._charged.append((ours, theirs))
+                await self._demand("hit" if what == "many" else what, key)
+
+    async def _demand(self, what: str, key: str) -> None:
+        checks = tuple((asked, key, self._rng.choice((1, 1, 1, 2, 0))) for asked in self._rng.choice(DEMANDS))
+        if self._rng.random() < 0.1:
+            checks += checks[:1]  # one window is asked twice
+        theirs = await settle(getattr(self._memory, what)(checks))
+        ours = self._ask(getattr(self._store, what)(checks), theirs)
+        if theirs.charge:
+            self._charged.append((ours, theirs))
 
     def _ask(self, answer: Any, expected: Any) -> asyncio.Future[Any]:
         ours = asyncio.ensure_future(settle(answer))
