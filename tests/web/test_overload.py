@@ -27,7 +27,6 @@ from slidegate.web import overload
 from slidegate.web.overload import Level
 
 from ..asgi import call, hello, scope_of, send_scope, statuses
-from .gates import end_of_looks
 
 # -- the level ---------------------------------------------------------------------------------------------------------
 
@@ -257,30 +256,6 @@ async def test_a_file_has_load_shed_before_its_gate(tmp_path: Path, overloaded: 
     file.write_text('limits = "2/hour"\n[load_shedding]\nlag = "50ms"\nexempt = "health"\n')
     with pytest.raises(ConfigurationError, match=r"load_shedding\.exempt: "):
         RateLimitMiddleware.from_file(hello, file)
-
-
-def test_a_changed_file_goes_on_shedding_where_the_one_before_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "slidegate.toml"
-    text = 'limits = "9000/hour"\n[load_shedding]\nlag = "20ms"\n'
-    file.write_text(text)
-
-    async def main(loop: SteppedLoop) -> None:
-        app = RateLimitMiddleware.from_file(hello, file, clock=loop.time)
-        for _ in range(60):
-            loop.now_s += 0.2  # nothing else runs meanwhile
-            await statuses(app, 1)
-            await asyncio.sleep(0.001)
-        assert await statuses(app, 10) != [200] * 10
-        end_of_looks()
-        file.write_text(text.replace("9000", "18000"))
-        for _ in range(2):
-            loop.now_s += 1.0
-            await statuses(app, 1)
-            end_of_looks()
-        assert str(app.app.rules[0].limits[0]) == "18000/1h"
-        assert await statuses(app, 10) != [200] * 10
-
-    run_stepped(main)
 
 
 async def test_websockets_are_shed_at_their_handshake_and_nobody_is_struck(overloaded: Callable[[float], None]) -> None:

@@ -94,7 +94,6 @@ class StartupChecks:
 
     Args:
         ignore_checks: Codes of findings that are not reported.
-        log: Writes a finding to the log.
 
     Attributes:
         findings: Those that were reported.
@@ -104,9 +103,8 @@ class StartupChecks:
         ConfigurationError: There is no such code.
     """
 
-    def __init__(self, ignore_checks: Iterable[str], log: Callable[[Finding], None]) -> None:
+    def __init__(self, ignore_checks: Iterable[str]) -> None:
         self._ignored = _checked_codes(ignore_checks)
-        self._log = log
         self.findings: list[Finding] = []
         self.left = WATCHED
 
@@ -116,7 +114,7 @@ class StartupChecks:
             for finding in found:
                 if finding.code not in self._ignored and finding not in self.findings:
                     self.findings.append(finding)
-                    self._log(finding)
+                    logger.warning("%s", finding)
         except Exception:
             logger.exception("a look for start-up findings failed")
 

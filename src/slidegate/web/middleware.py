@@ -21,14 +21,13 @@ from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit
-from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import Finding, StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
+from .checks import StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .decorators import check_decorator_order
@@ -172,7 +171,7 @@ class RateLimitMiddleware(Breakable):
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
         """Say what is probably a mistake in the options, and get ready to look at the first requests."""
         self._enabled = not off
-        self._checks = StartupChecks(ignored, self._log)
+        self._checks = StartupChecks(ignored)
         self.findings = self._checks.findings
         self._checks.say(about_settings(self, off))
 
@@ -415,16 +414,13 @@ class RateLimitMiddleware(Breakable):
             self._checks.left -= 1
             self._checks.say(about_request(scope, self._client, self.limiter.store))
 
-    def _log(self, finding: Finding) -> None:
-        logger.warning("%s", finding)
-
 
 class _Read(RateLimitMiddleware):
     """A middleware whose options were read from a file; the one before it, of the same file, claimed its identities.
 
     Args:
         app: The application to guard.
-        shared: What the middlewares of the file share: identities, and the findings that were logged.
+        shared: What the middlewares of the file share: identities.
         options: Options of `RateLimitMiddleware`.
     """
 
@@ -437,9 +433,6 @@ class _Read(RateLimitMiddleware):
 
     def _enlist(self) -> None:
         """Do nothing: the `ReloadingMiddleware` is found, and leads to the middleware that is at work."""
-
-    def _log(self, finding: Finding) -> None:
-        self._shared.say(finding, super()._log)
 
 
 def _with_last_figures(limiter: Limiter, send: Send) -> Send:

@@ -136,12 +136,6 @@ class LoadSheddingMiddleware(Breakable):
         else:
             await self.app(scope, receive, _timed(scope, send, meter, loop) if self._latency_us else send)
 
-    def take_over(self, before: ASGIApp) -> None:
-        """Go on from the levels of a middleware that this one replaces, if it has the same bounds."""
-        bounds = self._lag_us, self._latency_us
-        if isinstance(before, LoadSheddingMiddleware) and (before._lag_us, before._latency_us) == bounds:
-            self._meters = before._meters
-
     async def _priority_of(self, scope: Scope) -> int | None:
         """Return how important a request is; None where it is never shed, 0 where the user's function fails."""
         if self._methods is not None and scope.get("method", "GET").upper() not in self._methods:

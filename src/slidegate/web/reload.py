@@ -31,7 +31,6 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .network_files import NetworkFiles
-from .overload import LoadSheddingMiddleware
 from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
@@ -46,10 +45,9 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 
 
 class FileState:
-    """What all middlewares made of one file share: the limiter, its identities, the findings that were logged."""
+    """What all middlewares made of one file share: the limiter, and its identities."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._said: set[Finding] = set()
         self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
@@ -68,12 +66,6 @@ class FileState:
             what = "store: it" if self._store is None or address != self._store[0] else "deadline, on_error: they"
             raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
         return self._limiter
-
-    def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
-        """Log a finding, unless an earlier middleware of this file did."""
-        if finding not in self._said:
-            self._said.add(finding)
-            log(finding)
 
     def claim(self, identity: str, limiter: Limiter) -> str:
         """Return an identity for counts of a middleware: the same one as for the middleware before it."""
@@ -209,8 +201,6 @@ class ReloadingMiddleware(Breakable):
         return put_to_work
 
     def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
-        if isinstance(entry, LoadSheddingMiddleware):
-            entry.take_over(self._entry)
         before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = _windows(made)

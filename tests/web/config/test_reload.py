@@ -197,16 +197,6 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     assert "no such luck" in caplog.text
 
 
-async def test_a_finding_is_said_once_for_all_versions_of_a_file(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    app = desk.gate("enabled = false\n" + PLAIN)
-    for amount in (4, 5):
-        desk.write("enabled = false\n" + PLAIN.replace("3/", f"{amount}/"))
-        await desk.pause(app)
-    assert desk.heard.kinds == ["config_reloaded"] * 2
-    assert caplog.text.count("SG110") == 1
-    assert [finding.code for finding in app.findings] == ["SG110"]
-
-
 async def test_the_gate_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
