@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
@@ -39,7 +38,6 @@ MAX_SHOWN: Final = 4
 """How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _LENGTHS: Final = frozenset(map(len, OURS))
 """A look at the length spares nearly every field the making of its name in lower case."""
-_name_of: Final = itemgetter(0)
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -82,8 +80,10 @@ class HeaderWriter:
         checks, readings, now_us = decision.checks, decision.readings, decision.now_us
         if not readings or not self._own:
             return fields
-        if not _LENGTHS.isdisjoint(map(len, map(_name_of, fields))):
-            fields = [field for field in fields if lowered(field[0]) not in self._own]
+        for field in fields:
+            if len(field[0]) in _LENGTHS:
+                fields = [field for field in fields if lowered(field[0]) not in self._own]
+                break
         asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
         policy, limits, amounts = self._known.get(asked) or self._learn(asked)
         first = 0
