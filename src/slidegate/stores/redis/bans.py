@@ -44,7 +44,7 @@ from .ban_rows import (
 from .link import sensible
 from .refusals import RefusalCache, prolonged
 from .script import bans_script
-from .strikes import Strike, StrikeSums
+from .strikes import KNOWN_MS, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
     from .batch import Batcher
@@ -135,15 +135,15 @@ class RedisBans(BanStore):
         """
         if self._clock is None:
             return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason, prefix), weight)
-        made, _ = await self._strike(Strike(policy, key, reason, prefix), weight)
+        made, _ = await self._strike(Strike(policy, key, reason, prefix), weight, new_name())
         return made
 
     @sensible
-    async def _strike(self, strike: Strike, weight: int) -> tuple[Ban | None, int]:
-        """Count strikes in Redis; return the ban that was made, and how many the next one takes."""
+    async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
+        """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
         policy, key = strike.policy, bytes_of(strike.key)
-        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._max_bans]
-        keys = [self._names[0] + b":" + bytes_of(made_name(policy))]
+        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._max_bans, KNOWN_MS]
+        keys = [self._names[0] + b":struck:" + name, self._names[0] + b":" + bytes_of(made_name(policy))]
         if strike.prefix and policy.prefix is not None:
             why = f"{policy.prefix.after} of its addresses were banned"
             asked += [bytes_of(strike.prefix), pack_policy(policy.prefix), bytes_of(why)]

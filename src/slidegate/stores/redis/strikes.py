@@ -1,13 +1,14 @@
 """Strikes, summed up and sent ten times a second: a flood of one client costs a command for each key and pause.
 
-Where a sum could be enough for a ban, it is sent at once, and waited for. A sum that Redis did not answer is not sent
-again: it may have been counted, and a ban on fewer strikes than it takes would be worse than a late one. Strikes that
-were not sent when a process ends are lost.
+Where a sum could be enough for a ban, it is sent at once, and waited for. A sum that was sent and not answered is sent
+again, for `AGAIN_FOR_S`; Redis knows it by its name and counts it once. Strikes that were not sent when a process ends
+are lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,6 +20,14 @@ from ...core.memo import MEMO_SIZE
 from .link import store_error
 
 PAUSE_S: Final = 0.1
+AGAIN_S: Final = 0.5
+"""How soon strikes are sent again that were not answered ..."""
+AGAIN_FOR_S: Final = 10.0
+"""... and for how long: they count from when they arrive, so they must not arrive much later."""
+KNOWN_MS: Final = 30_000
+"""How long Redis knows what it has counted."""
+MAX_UNHEARD: Final = 10_000
+"""Beyond so many keys strikes that were not answered are lost."""
 
 
 class Strike(NamedTuple):
@@ -30,45 +39,71 @@ class Strike(NamedTuple):
     prefix: str
 
 
-Send: TypeAlias = Callable[[Strike, int], Awaitable[tuple[Ban | None, int]]]
+def new_name() -> bytes:
+    """Return a name that no other strikes have."""
+    return os.urandom(12).hex().encode()
+
+
+class _Batch:
+    """Strikes that are sent together.
+
+    Attributes:
+        name: What Redis knows them by.
+        weight: How many there are.
+        sent_s: When they were sent first; 0.0 if they were not.
+        failed: Whether they were sent and not answered.
+        waiting: Gets the ban that they made, or an error, for those who wait.
+    """
+
+    __slots__ = ("failed", "name", "sent_s", "waiting", "weight")
+
+    def __init__(self) -> None:
+        self.name = new_name()
+        self.weight = 0
+        self.sent_s = 0.0
+        self.failed = False
+        self.waiting: list[asyncio.Future[Ban | None]] = []
+
+    def tell(self, ban: Ban | None, error: StoreError | None = None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(ban)
+            else:
+                future.set_exception(error)
+
+
+Send: TypeAlias = Callable[[Strike, int, bytes], Awaitable[tuple[Ban | None, int]]]
 
 
 class _Sum:
-    """Strikes of a key that were not sent yet.
+    """Strikes of a key: those on their way, and those to be sent next."""
 
-    Attributes:
-        strike: The last of them.
-        weight: How many there are.
-        waiting: Gets the ban that they make, or an error, for those who wait.
-        missing: How many are missing for the next ban, as Redis has said last.
-        next_s: When further ones are sent.
-        busy: Whether some are on their way.
-        timer: Sends these.
-    """
-
-    __slots__ = ("busy", "missing", "next_s", "strike", "timer", "waiting", "weight")
+    __slots__ = ("busy", "missing", "next", "next_s", "sent", "strike", "timer")
 
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
-        self.weight = 0
-        self.waiting: list[asyncio.Future[Ban | None]] = []
+        self.sent: _Batch | None = None
+        self.next = _Batch()
         self.missing = 1
         self.next_s = 0.0
         self.busy = False
         self.timer: asyncio.TimerHandle | None = None
 
-    def take(self) -> tuple[int, list[asyncio.Future[Ban | None]]]:
-        """Return how many strikes there are, and who waits for them; go on with none."""
-        taken = self.weight, self.waiting
-        self.weight, self.waiting = 0, []
-        return taken
+    @property
+    def owed(self) -> bool:
+        """Whether there is anything to send."""
+        return self.sent is not None or self.next.weight > 0
 
 
 class StrikeSums:
     """Sums of strikes.
 
     Args:
-        send: Counts strikes in Redis; returns the ban that was made, and how many are missing for the next.
+        send: Counts strikes in Redis once under a name; returns the ban that was made, and how many are missing for the
+            next.
     """
 
     def __init__(self, send: Send) -> None:
@@ -80,83 +115,86 @@ class StrikeSums:
         """Count strikes now or later; return the ban that they made, if they were sent now.
 
         Raises:
-            StoreError: They were sent and not answered.
+            StoreError: They were sent and not answered; they are sent again.
         """
         name = id(loop), strike.policy.name, strike.key
         known = self._sums.get(name)
         if known is None:
             if len(self._sums) >= MEMO_SIZE:
-                for quiet in [name for name, it in self._sums.copy().items() if not (it.weight or it.busy)]:
+                for quiet in [name for name, it in self._sums.copy().items() if not (it.owed or it.busy)]:
                     self._sums.pop(quiet, None)  # another event loop may be faster
             known = self._sums[name] = _Sum(strike)
         known.strike = strike
-        known.weight += weight
+        known.next.weight += weight
         is_due = not known.busy and monotonic() >= known.next_s
-        if not is_due and known.weight < known.missing:
-            self._send_later(loop, known)
+        is_well = known.sent is None or not known.sent.failed
+        if is_well and not is_due and known.next.weight < known.missing:
+            self._flush_later(loop, known)
             return None
         answer: asyncio.Future[Ban | None] = loop.create_future()
-        known.waiting.append(answer)
+        known.next.waiting.append(answer)
         if not known.busy:
             self._start(loop, known)
         return await answer
 
     def forget(self, key: str) -> bool:
         """Forget the strikes of a key that were not sent yet; False if there were none."""
-        of_key = [known for (_, _, struck), known in self._sums.copy().items() if struck == key]
-        were_any = any(known.busy or known.weight for known in of_key)
-        for known in of_key:
-            _, waiting = known.take()
-            _tell(waiting, None)
-        return were_any
+        forgotten = [_forget(known) for (_, _, struck), known in self._sums.copy().items() if struck == key]
+        return any(forgotten)
 
-    async def _send_all(self, known: _Sum) -> None:
-        """Send what there is, and what could be enough for a ban meanwhile."""
-        while known.weight:
-            weight, waiting = known.take()
+    async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
+        """Send what is owed; where an earlier sum was not answered, that one goes first."""
+        while known.owed:
+            if known.sent is None:
+                known.sent, known.next = known.next, _Batch()
+                known.sent.sent_s = monotonic()
+            batch = known.sent
             known.next_s = monotonic() + PAUSE_S
             try:
-                ban, known.missing = await self._send(known.strike, weight)
+                ban, known.missing = await self._send(known.strike, batch.weight, batch.name)
             except BaseException as error:
-                known.missing = 1  # these may have been counted
-                _, later = known.take()
-                _tell([*waiting, *later], None, store_error(error))
+                known.next_s, batch.failed = monotonic() + AGAIN_S, True
+                if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MAX_UNHEARD:
+                    known.sent = None
+                batch.tell(None, store_error(error))
+                known.next.tell(None, store_error(error))
                 raise
-            _tell(waiting, ban)
-            if known.weight < known.missing and not known.waiting:
+            known.sent = None
+            batch.tell(ban)
+            if known.next.weight < known.missing and not known.next.waiting:
                 return
 
     def _start(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
         known.busy = True
-        task = loop.create_task(self._send_all(known))
+        task = loop.create_task(self._flush(loop, known))
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             known.busy = False
-            if known.weight:
-                self._send_later(loop, known)
+            if known.owed:
+                self._flush_later(loop, known)
             if not task.cancelled() and not isinstance(task.exception(), StoreError):
                 task.result()
 
         task.add_done_callback(ended)
 
-    def _send_later(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
+    def _flush_later(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
         if known.busy or known.timer is not None:
             return
         known.timer = loop.call_later(max(known.next_s - monotonic(), 0.0), self._due, loop, known)
 
     def _due(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
         known.timer = None
-        if known.weight and not known.busy:
+        if known.owed and not known.busy:
             self._start(loop, known)
 
 
-def _tell(waiting: list[asyncio.Future[Ban | None]], ban: Ban | None, error: StoreError | None = None) -> None:
-    for future in waiting:
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(ban)
-        else:
-            future.set_exception(error)
+def _forget(known: _Sum) -> bool:
+    """Forget strikes that were not counted yet, as far as is known; False if there were none."""
+    owed = known.owed
+    known.next.weight = 0
+    known.next.tell(None)
+    if not known.busy:
+        known.sent = None
+    return owed

@@ -98,14 +98,17 @@ end
 
 local commands = {}
 
--- policy, key, weight, reason, max_bans; and prefix, its policy, its reason, where there is one. Answers with the ban
--- that was made, and how many strikes are missing for the next
+-- policy, key, weight, reason, max_bans, how long to know of it; and prefix, its policy, its reason, where there is one.
+-- Answers with the ban that was made, and how many strikes are missing for the next. What comes again is counted once
 function commands.strike()
   let_go(2)
-  local policy, key, max_bans = policy_at(ARGV[3], 8), ARGV[4], tonumber(ARGV[7])
-  local made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", max_bans)
-  if made and ARGV[8] then
-    strike(policy_at(ARGV[9], 9), ARGV[8], 1, ARGV[10], key, max_bans)
+  local policy, key, max_bans = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
+  local made
+  if redis.call("SET", KEYS[8], "", "NX", "PX", ARGV[8]) then
+    made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", max_bans)
+  end
+  if made and ARGV[9] then
+    strike(policy_at(ARGV[10], 10), ARGV[9], 1, ARGV[11], key, max_bans)
   end
   local s, missing = records_of(key)[policy.name], policy.amount
   for _, counted in ipairs(s and s.strikes or {}) do
