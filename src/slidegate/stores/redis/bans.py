@@ -43,7 +43,7 @@ from .ban_rows import (
 )
 from .link import sensible
 from .refusals import RefusalCache, prolonged
-from .script import bans_script
+from .script import BANS_SCRIPT
 from .strikes import KNOWN_MS, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class RedisBans(BanStore):
         sent_s = monotonic()
         wall_us = -1 if self._clock is None else self._clock()
         given: list[bytes | int] = [wall_us, name.encode(), *asked]
-        times, kinds, state, answer, reports = await batcher.run(bans_script(), [*self._names, *keys], given)
+        times, kinds, state, answer, reports = await batcher.run(BANS_SCRIPT, [*self._names, *keys], given)
         now_us, wall_us, reset_us = _TIMES.unpack(times)
         self.reset_us = max(self.reset_us, reset_us)
         self.heard(batcher, _text(kinds), _text(state), sent_s)

@@ -49,7 +49,7 @@ from .link import (
 )
 from .refusals import RefusalCache
 from .requests import Demand, Request
-from .script import Packing, Script, bans_script, windows_script
+from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
 
 if TYPE_CHECKING:
     from .permits import Renewals
@@ -130,7 +130,7 @@ class Shared:
         """
         connection = await self._open(settings, name, address)
         with connection.closed_on_error():
-            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
+            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
             await asyncio.gather(*loads, self.eviction.look(connection))
         return connection
 
@@ -439,7 +439,7 @@ class ServerBatcher(Batcher):
             tries: How often that was tried because there were bans of other kinds.
         """
         done = partial(self._answered, connection, requests, monotonic(), tries)
-        script = windows_script()
+        script = WINDOWS_SCRIPT
         what = script.name if how == b"EVALSHA" else script.source
         names, arguments = self._arguments(requests)
         self._calls += 1

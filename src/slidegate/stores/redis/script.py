@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from functools import cache
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct
@@ -70,28 +69,19 @@ class Script(NamedTuple):
     name: bytes
 
 
-@cache
-def windows_script() -> Script:
-    """Return the script that decides about windows."""
-    return _script("ring", "banned", "permits", "windows")
-
-
-@cache
-def bans_script() -> Script:
-    """Return the script that strikes and bans."""
-    return _script("ring", "banned", "bans", "ban_rules")
-
-
-@cache
-def figures_script() -> Script:
-    """Return the script that writes figures."""
-    return _script("figures")
-
-
 def _script(*parts: str) -> Script:
     lua = resources.files(__package__) / "lua"
     source = b"".join((lua / f"{part}.lua").read_bytes() for part in parts)
     return Script(source, sha1(source).hexdigest().encode())
+
+
+# They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
+WINDOWS_SCRIPT: Final = _script("ring", "banned", "permits", "windows")
+"""The script that decides about windows."""
+BANS_SCRIPT: Final = _script("ring", "banned", "bans", "ban_rules")
+"""The script that strikes and bans."""
+FIGURES_SCRIPT: Final = _script("figures")
+"""The script that writes figures."""
 
 
 class Packing:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...core.store import Clock, SharedStats, StatsRow
 from .bans import in_steps
 from .link import sensible
-from .script import figures_script
+from .script import FIGURES_SCRIPT
 
 if TYPE_CHECKING:
     from .batch import Batcher
@@ -52,7 +52,7 @@ class RedisSharedStats(SharedStats):
             keys = [self._key(row.shelf, row.number) for row in rows]
             now: bytes | int = b"" if self._clock is None else self._clock()
             asked = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._batcher().run(figures_script(), keys, [now, worker, *asked])
+            await self._batcher().run(FIGURES_SCRIPT, keys, [now, worker, *asked])
 
     @sensible
     async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
