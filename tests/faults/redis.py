@@ -99,10 +99,11 @@ async def sentinels_that_promote() -> AsyncIterator[Scene]:
         until(lambda: sentinel.command("SENTINEL", "REPLICAS", "gate"), "the sentinel knows the replica")
 
         async def promote() -> None:
+            await asyncio.to_thread(pair.wait_copied)
             pair.master.kill()
             await asyncio.to_thread(until, lambda: pair.replica.info("replication")["role"] == "master", "a new master")
 
-        # What the replica has not copied yet is gone.
+        # What comes until the master is killed may be gone.
         yield Scene(f"redis+sentinel://127.0.0.1:{sentinel.port}/gate", promote, lives=2)
 
 

@@ -165,7 +165,8 @@ class Table:
         gone, self.stale, self.fresh = self.stale, self.fresh, {}
         if not self.steady:
             kept = {key: window for key, window in gone.items() if self._holds(window, now_us, unix_us)}
-            gone = {key: window for key, window in gone.items() if key not in kept}
+            for key in kept:
+                del gone[key]
             self.stale.update(kept)
         self.cells = {number: cell for number, cell in self.cells.items() if self._holds(cell, now_us, unix_us)}
         self.room.give(len(gone))
