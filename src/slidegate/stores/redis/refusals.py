@@ -180,7 +180,8 @@ class RefusalCache:
             self.known.pop(checks, None)
 
     def hand_back(self, checks: Sequence[Check]) -> None:
-        """Forget the refusals that name a key of a demand that is handed back, also those whose answers are to come."""
+        """Forget the refusals that name a key whose units are handed back or charged, also those whose answers are to
+        come."""
         if checks:
             self.hand_backs += 1
             self.forget(checks)

@@ -305,7 +305,9 @@ class RedisStore(Store):
         batcher, shared = self._batcher(), self._shared
         if any(bucket.held for bucket, _, _ in checks):
             self._shared.renewals.catch_up(checks)
-        if shared.refusals.known and what in (HIT, CHARGE):
+        if what == CHARGE:
+            shared.refusals.hand_back(checks)  # a refusal that is on its way knows nothing of these units
+        elif what == HIT and shared.refusals.known:
             shared.refusals.forget(checks)  # they may be other ones when this has been answered
         request = Demand(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)
         batcher.add(request)
