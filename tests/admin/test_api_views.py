@@ -250,6 +250,7 @@ class TogetherStore(MemoryStore):
         return decision
 
 
+@pytest.mark.interpreted("a store of the test derives from a compiled class")
 @pytest.mark.parametrize("sort", ["nearness", "requests"])
 async def test_clients_near_to_a_limit_are_asked_for_together(sort: str) -> None:
     store = TogetherStore(FakeClock(NOW_US))
