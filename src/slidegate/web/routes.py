@@ -108,8 +108,13 @@ class Routes:
         self._mounts_drop_slash = any(app.drops_slash for app in others)
         self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
-        for table in ("by_endpoint", "labels_below", "_by_text"):
+        for table in ("_resolved", "by_endpoint", "labels_below", "_by_text"):
             self.__dict__.pop(table, None)
+
+    @cached_property
+    def _resolved(self) -> list[ResolvedRoute]:
+        self.current()
+        return [] if self._top is None else list(self._top.walk())
 
     @cached_property
     def by_endpoint(self) -> Mapping[int, list[ResolvedRoute]]:
@@ -118,7 +123,7 @@ class Routes:
         Frontends have no endpoint, and are those of `_FRONTEND`.
         """
         routes: dict[int, list[ResolvedRoute]] = {endpoint_id: [] for endpoint_id in self._unlisted}
-        for resolved in self.walk():
+        for resolved in self._resolved:
             endpoint = resolved.route.endpoint
             routes.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
         return routes
@@ -127,7 +132,7 @@ class Routes:
     def labels_below(self) -> Mapping[int, list[str]]:
         """The labels of the routes below each dependency that a router or an application requires, by its id."""
         labels: dict[int, set[str]] = {}
-        for resolved in self.walk():
+        for resolved in self._resolved:
             for required in resolved.above:
                 labels.setdefault(id(required.dependency), set()).add(resolved.label)
         return {dependency_id: sorted(those) for dependency_id, those in labels.items()}
@@ -135,7 +140,7 @@ class Routes:
     @cached_property
     def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
         index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
-        routed = [resolved for resolved in self.walk() if resolved.route.endpoint is not None]
+        routed = [resolved for resolved in self._resolved if resolved.route.endpoint is not None]
         for place, resolved in enumerate(routed):
             index.add(resolved.written(), (place, resolved))
         return index
@@ -174,11 +179,6 @@ class Routes:
                     return resolved
                 other = other or resolved
         return other
-
-    def walk(self) -> Iterator[ResolvedRoute]:
-        """Yield every route."""
-        self.current()
-        return iter(()) if self._top is None else self._top.walk()
 
     def seen_by(self, scope: Scope) -> Routes:
         """Return these routes; where none are seen, those of the application in the scope, if it tells them."""
