@@ -360,11 +360,12 @@ class _Segment(Generic[T]):
 def _segments(path: str, convertors: Convertors) -> Iterator[str]:
     """Yield the segments of a path, to the first with a parameter that may hold a slash."""
     for part in path.split("/")[1:]:  # every path begins with a slash, so the text before it tells nothing
-        if _may_hold_a_slash(part, convertors):
+        if may_hold_a_slash(part, convertors):
             yield _REST
             return
         yield _ANY if PARAM_REGEX.search(part) else part
 
 
-def _may_hold_a_slash(segment: str, convertors: Convertors) -> bool:
-    return any(type(convertors[parameter[1]]) not in _WITHIN_A_SEGMENT for parameter in PARAM_REGEX.finditer(segment))
+def may_hold_a_slash(part: str, convertors: Convertors) -> bool:
+    """Return whether a part of a path has a parameter whose values may hold a slash."""
+    return any(type(convertors[parameter[1]]) not in _WITHIN_A_SEGMENT for parameter in PARAM_REGEX.finditer(part))

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
 from starlette.routing import PARAM_REGEX, compile_path
 
-from .matching import Convertors, PathIndex
+from .matching import Convertors, PathIndex, may_hold_a_slash
 from .route_tree import Frontend, ResolvedRoute
 from .rules import Rule
 
@@ -26,7 +26,6 @@ _SAMPLES: Final[Mapping[type, str]] = {
     UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
 }
 """Values of parameters that nobody writes into a path."""
-_MAY_HOLD_A_SLASH: Final = re.compile(r"\{\w+:(?!(?:str|int|float|uuid)\})")
 _WIDTHS: Final = {":uuid": 0, ":int": 1, ":float": 2, ":str": 3, "": 3}
 """The kinds of parameters, by how much they take; other kinds take more."""
 KIND: Final = re.compile(":[a-z]+}")
@@ -49,7 +48,7 @@ def read_path(path: str) -> ReadPath:
     """Read a path in Starlette's syntax."""
     pattern, _, convertors = compile_path(path)
     sample = PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
-    return ReadPath(pattern, convertors, sample, _MAY_HOLD_A_SLASH.search(path.rpartition("/")[0]) is not None)
+    return ReadPath(pattern, convertors, sample, may_hold_a_slash(path.rpartition("/")[0], convertors))
 
 
 def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
