@@ -101,7 +101,7 @@ class RefusalCache:
 
     Attributes:
         bans: The bans by which requests were refused, by the keys and addresses of these.
-        hand_backs: How many refunds and resets this process has sent.
+        outdated: How many refunds, resets and charges this process has sent.
         latest_us: The latest time of a server that this process has seen, or worked out.
     """
 
@@ -111,14 +111,14 @@ class RefusalCache:
         self._clock = clock or monotonic_us
         self.bans: dict[str, CachedBan] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
-        self.hand_backs = 0
+        self.outdated = 0
         self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
         self._state = b""
         self._heard_s = float("-inf")
         self._passed_s: dict[str, float] = {}
 
-    def learn(self, decision: Decision, sent_us: int, hand_backs: int, *, lasts: bool) -> None:
+    def learn(self, decision: Decision, sent_us: int, outdated: int, *, lasts: bool) -> None:
         """Remember the answer to a hit where it is a refusal that `lasts`.
 
         One for want of a place may not, nor one because units are kept for those who wait.
@@ -126,7 +126,7 @@ class RefusalCache:
         Args:
             decision: The answer.
             sent_us: When it was asked for (monotonic).
-            hand_backs: How many hand-backs had been sent when the hit was asked for.
+            outdated: How many refunds, resets and charges had been sent when the hit was asked for.
             lasts: Whether it lasts until something leaves the windows.
         """
         checks = tuple(decision.checks)
@@ -137,7 +137,7 @@ class RefusalCache:
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
             self.forget(checks)  # the charge has changed what other demands see
-        if hand_backs != self.hand_backs:
+        if outdated != self.outdated:
             return
         if not lasts or (counts and not self._is_real):
             return
@@ -179,16 +179,16 @@ class RefusalCache:
         for checks in self._about.pop(key, ()):
             self.known.pop(checks, None)
 
-    def hand_back(self, checks: Sequence[Check]) -> None:
+    def outdate(self, checks: Sequence[Check]) -> None:
         """Forget the refusals that name a key whose units are handed back or charged, also those whose answers are to
         come."""
         if checks:
-            self.hand_backs += 1
+            self.outdated += 1
             self.forget(checks)
 
     def forget_windows(self, key: str) -> None:
         """Forget the refusals of a key whose windows are reset, and their charges that were not sent yet."""
-        self.hand_backs += 1
+        self.outdated += 1
         for checks in self._about.get(key, ()):
             if checks in self.known:
                 self.known[checks].reset.add(key)
@@ -196,7 +196,7 @@ class RefusalCache:
 
     def forget_all_windows(self) -> None:
         """Forget all refusals, because the windows of all keys are reset, and their charges that were not sent yet."""
-        self.hand_backs += 1
+        self.outdated += 1
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()

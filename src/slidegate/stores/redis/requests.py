@@ -108,7 +108,7 @@ class Command(Request):
 class Demand(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_hand_backs", "_shared", "_subjects", "checks", "what")
+    __slots__ = ("_asked_us", "_first", "_outdated", "_shared", "_subjects", "checks", "what")
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Demand(Request):
         self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
         self._subjects = subjects
-        self._hand_backs = shared.refusals.hand_backs
+        self._outdated = shared.refusals.outdated
         self._asked_us = shared.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
@@ -153,7 +153,7 @@ class Demand(Request):
         if decision.allowed and not refusals.known:
             return decision
         if self.what == HIT:
-            refusals.learn(decision, sent_us, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
+            refusals.learn(decision, sent_us, self._outdated, lasts=answer[0] != UNSETTLED and not self._first)
         elif self.what == CHARGE:
             refusals.forget(self.checks)
         return decision

@@ -260,7 +260,7 @@ class RedisStore(Store):
 
         if len(windows) < len(decision.checks):
             renewals.catch_up(decision.checks)
-        refusals.hand_back(windows)
+        refusals.outdate(windows)
         return self._command(decision.checks[0][1], pack, read)
 
     async def _hand_back_all(self, parts: Sequence[tuple[Decision, Sequence[Any]]]) -> bool:
@@ -306,7 +306,7 @@ class RedisStore(Store):
         if any(bucket.held for bucket, _, _ in checks):
             self._shared.renewals.catch_up(checks)
         if what == CHARGE:
-            shared.refusals.hand_back(checks)  # a refusal that is on its way knows nothing of these units
+            shared.refusals.outdate(checks)  # a refusal that is on its way knows nothing of these units
         elif what == HIT and shared.refusals.known:
             shared.refusals.forget(checks)  # they may be other ones when this has been answered
         request = Demand(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)

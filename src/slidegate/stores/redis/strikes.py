@@ -156,8 +156,9 @@ class StrikeSums:
                 known.next_s, batch.failed = monotonic() + AGAIN_S, True
                 if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MAX_UNHEARD:
                     known.sent = None
-                batch.tell(None, store_error(error))
-                known.next.tell(None, store_error(error))
+                failed = store_error(error)
+                batch.tell(None, failed)
+                known.next.tell(None, failed)
                 raise
             known.sent = None
             batch.tell(ban)
