@@ -87,7 +87,7 @@ def _middlewares_off() -> Iterator[None]:
     from unittest.mock import patch  # it imports asyncio, which not every run needs
 
     from slidegate.web.middleware import RateLimitMiddleware
-    from slidegate.web.scope_keys import OFF
+    from slidegate.web.request import OFF
 
     guard = RateLimitMiddleware.__call__
 

@@ -18,8 +18,7 @@ from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
 from .web.bans import strike
 from .web.client_ip import client_ip
-from .web.costs import charge, settle
-from .web.endpoints import RateLimit
+from .web.endpoints import RateLimit, charge, settle
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFiles, Networks

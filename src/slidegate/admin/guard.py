@@ -28,9 +28,8 @@ from ..core.logs import logger
 from ..limiter import Limiter
 from ..web.checks import AdminApp
 from ..web.matching import route_path
-from ..web.request import RequestLimits
+from ..web.request import RECORD, RequestLimits
 from ..web.responses import refuse_websocket
-from ..web.scope_keys import RECORD
 from .auth import Access, Authenticator, Identity
 from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json
 

@@ -9,10 +9,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.applications import Starlette
+from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
+from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag
@@ -22,9 +25,8 @@ from ..core.logs import logger
 from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
-from .matching import PathMatcher
-from .overlap import KIND, RoutesByPath, hidden_rules, read_path, typed_path
-from .route_tree import Application, ResolvedRoute, applications, layers, root_of, router_of, walk
+from .matching import Convertors, PathIndex, PathMatcher, may_hold_a_slash
+from .route_tree import ALL_BELOW, Application, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
@@ -57,6 +59,16 @@ _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
+_SAMPLES: Final[Mapping[type, str]] = {
+    StringConvertor: "\0",
+    PathConvertor: "\0/\0",
+    IntegerConvertor: "7081965043211",
+    FloatConvertor: "7081965043211.5",
+    UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
+}
+"""Values of parameters that nobody writes into a path."""
+_KIND: Final = re.compile(":[a-z]+}")
+"""The kind of a parameter, in a path."""
 _MAX_NAMED: Final = 3
 _MAX_UNMET: Final = 10
 """For how many paths without a route the nearest one is looked for, which takes time for each route."""
@@ -328,7 +340,7 @@ def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
         return
     by_path = RoutesByPath(routes)
     unmet = [(path, rule) for rule in middleware.rules for path in rule.paths if not _is_met(rule, path, by_path)]
-    known = [KIND.sub("}", typed_path(place)) for place in routes] if unmet else []
+    known = [_KIND.sub("}", _path_of(place)) for place in routes] if unmet else []
     for path, rule in unmet[:_MAX_UNMET]:
         yield Finding(
             "SG123",
@@ -381,7 +393,7 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
     """Return the rules that count or block requests to an application at a place."""
     found: dict[int, Rule] = {}
     for method, rest in _ASKED:
-        path = root + read_path(place).sample + rest
+        path = root + _read(place)[2] + rest
         selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
         rules = [bound.rule for bound in selection.limiting]
         rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]
@@ -402,7 +414,90 @@ def _admin_apps(app: object) -> Iterator[str]:
                 seen.add(inner)
                 waiting.append((above + getattr(mount, "path", ""), inner))
     places = [(path, inner.layers) for path, inner in waiting[1:]]
-    places += [(typed_path(place), list(layers(place.route.endpoint))) for place in top.walk()]
+    places += [(_path_of(place), list(layers(place.route.endpoint))) for place in top.walk()]
     for path, found in places:
         if any(isinstance(layer, AdminApp) for layer in found):
             yield _ALL_BELOW.sub("", path)
+
+
+def _path_of(place: ResolvedRoute) -> str:
+    """Return the path of a route, with the kinds of its parameters where they are told."""
+    written = place.written()
+    return place.template if written is None else written[0]
+
+
+@lru_cache(4_096)
+def _read(path: str) -> tuple[re.Pattern[str], Convertors, str]:
+    """Return the pattern of a path, its convertors, and a path that it takes and that patterns of less do not."""
+    pattern, _, convertors = compile_path(path)
+    return pattern, convertors, PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
+
+
+def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
+    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
+    ending: PathIndex[int] = PathIndex()
+    for place, later in enumerate(rules):
+        samples = [_read(matcher.path)[2] for matcher in later.matchers]
+        # A rule that covers all paths covers the first one.
+        candidates = sorted(ending.find(samples[0] if samples else ""))
+        earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
+        if earlier is not None:
+            yield earlier, later
+        if (later.final or later.blocks) and not later.conditional:
+            for matcher in later.matchers:
+                ending.add((matcher.path, matcher.convertors), place)
+            if not later.matchers:
+                ending.add(None, place)
+
+
+def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
+    methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
+    if earlier.connection is not None and earlier.connection != later.connection:
+        return False
+    if earlier.methods is not None and (methods is None or not methods <= earlier.methods):
+        return False
+    if not earlier.matchers or not samples:
+        return not earlier.matchers
+    return all(any(matcher.exempts(sample) for matcher in earlier.matchers) for sample in samples)
+
+
+class RoutesByPath:
+    """Finds the routes that a path of a rule is about, however many there are; both may have parameters.
+
+    A route that shows no path in Starlette's syntax may take any.
+
+    Args:
+        routes: The routes.
+    """
+
+    def __init__(self, routes: Iterable[ResolvedRoute]) -> None:
+        self._routes = list(routes)
+        self._index: PathIndex[tuple[str, ResolvedRoute]] = PathIndex()
+        for place in self._routes:
+            written = place.written()
+            self._index.add(written, (ALL_BELOW if written is None else written[0], place))
+
+    def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
+        """Return the routes by which some request comes that a path of a rule is about."""
+        found = self._routes
+        if path != "*":
+            alike = self._index.find_like((path, _read(path)[1]))
+            found = [place for other, place in alike if _meet(path, other)]
+        return [place for place in found if _is_for(rule, place)]
+
+
+def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
+    if rule.connection is not None and rule.connection != place.connection:
+        return False
+    return rule.methods is None or place.methods is None or not rule.methods.isdisjoint(place.methods)
+
+
+def _meet(path: str, other: str) -> bool:
+    """Return whether two paths, which the index found alike, have one in common, as far as their segments tell."""
+    for one, another in zip(path.split("/"), other.split("/"), strict=False):
+        (pattern, convertors, sample), (pattern_2, convertors_2, sample_2) = _read(f"/{one}"), _read(f"/{another}")
+        if may_hold_a_slash(one, convertors) or may_hold_a_slash(another, convertors_2):
+            return True
+        if not pattern.match(sample_2) and not pattern_2.match(sample):
+            return False
+    return True

@@ -24,9 +24,8 @@ from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import GONE, ClientAddress, field_value
 from .endpoint_refusals import turn_at_endpoint
 from .network_files import AddressList, NetworkFiles
-from .request import Entry, RequestLimits, allowlisted, charged
+from .request import Entry, RequestLimits, allowlisted, charged, is_preflight
 from .rule_set import BoundRule, RuleSet, Selection
-from .scope_keys import is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)

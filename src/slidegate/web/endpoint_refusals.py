@@ -28,8 +28,7 @@ from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
 from .bans import BanSignals
 from .headers import NOT_STORED, Fields
-from .request import RequestLimits
-from .scope_keys import RECORD
+from .request import RECORD, RequestLimits
 from .waiting import unless_left
 
 _HANDLERS: Final = "starlette.exception_handlers"

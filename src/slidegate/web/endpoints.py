@@ -18,12 +18,15 @@ from starlette.types import Scope
 
 from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
+from ..core.errors import ConfigurationError, closest
+from ..limiter import Limiter, check_cost
+from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .decorators import decorate, unwrapped
 from .default_limits import IN_PLACE, Exemption, is_lifted
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import RequestLimits, Reservation, charges, limits_above
+from .request import RECORD, RequestLimits, Reservation, charges, limits_above
 from .route_tree import ResolvedRoute
 from .routes import RouteIndex
 from .rule_set import BoundRule, buckets_of
@@ -36,7 +39,6 @@ from .rules import (
     LimitsFunction,
     Rule,
 )
-from .scope_keys import RECORD
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
@@ -277,3 +279,95 @@ class EndpointBuckets:
 
 def _name_of(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
+    """Charge more units for a request that was let through, during or after its response.
+
+    They are recorded even where they go beyond the limit, and then hold the next requests until enough units have left;
+    a debt lasts at most one window.
+
+    Args:
+        request: The request, or the websocket.
+        units: How many, 0 or more.
+        rule: The name of the rule to charge; needed where several apply.
+
+    Returns:
+        Where the key stands now. Where the rule does not count this request (its client is on the allowlist, its plan
+        is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
+
+    Raises:
+        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
+            whole number.
+    """
+    check_cost(units, "units")
+    counted = _find(request, rule, "charge")
+    if counted is None:
+        return _UNCOUNTED
+    limiter, decision, place = counted
+    bucket, key, _ = decision.checks[place]
+    return await limiter.charge_all(((bucket, key, units),))
+
+
+async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
+    """Replace what a request was charged when it was let in by what it used, once.
+
+    The rule charges an estimate at first, so that requests at the same time cannot pass the limit together. The
+    difference is charged, even where that goes beyond the limit, or handed back. Whoever cancels the call does not stop
+    it half-way.
+
+    Args:
+        request: The request, or the websocket.
+        used: The units that it used, 0 or more.
+        rule: The name of the rule; needed where several apply.
+
+    Returns:
+        Whether the request has been settled by this call: False for a second one, and where the rule does not count
+        this request. An estimate that has left its window meanwhile cannot be handed back, nor need it be.
+
+    Raises:
+        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `used` is no
+            whole number.
+    """
+    check_cost(used, "used")
+    counted = _find(request, rule, "settle")
+    if counted is None:
+        return False
+    limiter, decision, place = counted
+    bucket, key, estimate = decision.checks[place]
+    record: RequestLimits = request.scope[RECORD]
+    if not decision.charge or not record.is_first("settled", bucket):
+        return False
+    if used > estimate:
+        await to_the_end(limiter.charge_all(((bucket, key, used - estimate),)))
+    elif used < estimate:
+        await to_the_end(limiter.refund(decision.take_out(place, estimate - used)))
+    return True
+
+
+def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
+    """Return the limiter, the decision and the place in it that have counted a request for a rule; None if none has.
+
+    Raises:
+        ConfigurationError: No middleware stands above, there is no such rule, or it has to be named.
+    """
+    record = limits_above(request.scope, what)
+    if record is None:
+        return None
+    counted = {
+        bucket.rule: (middleware.limiter, decision, place)
+        for middleware, decision in record.entries
+        for place, (bucket, _, _) in enumerate(decision.checks)
+        if not bucket.held
+    }
+    if rule is None and len(counted) == 1:
+        (rule,) = counted
+    if rule in counted:
+        return counted[rule]
+    # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
+    names_above = record.names()
+    if rule in names_above or (rule is None and not counted):
+        return None
+    names = ", ".join(map(repr, counted)) or "none"
+    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
+    raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")

@@ -21,8 +21,7 @@ from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .matching import PathMatcher, normal_forms, route_path
-from .request import RequestLimits
-from .scope_keys import RECORD
+from .request import RECORD, RequestLimits
 
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"

@@ -36,12 +36,11 @@ from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
 from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
-from .request import MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
+from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .routes import RouteIndex
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
-from .scope_keys import OFF, RECORD
 from .sending import Sender
 from .stats import RequestStats
 from .waiting import Ahead, unless_left

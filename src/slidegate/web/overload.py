@@ -31,11 +31,11 @@ from ..limiter.aio import on_asyncio
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks, request_of
 from .checks import switched_off
+from .request import RECORD
 from .responses import reduced_capacity, refuse_websocket
 from .routes import RouteIndex
 from .rule_set import RuleSet
 from .rules import Rule, checked_methods
-from .scope_keys import RECORD
 from .stats import outcome
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int | None] | None]

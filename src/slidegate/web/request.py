@@ -9,7 +9,7 @@ in its decisions.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -19,7 +19,6 @@ from ..core.decision import Bucket, Decision, Reason, tightest_first
 from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
-from .scope_keys import OFF, RECORD
 from .waiting import Ahead, refund
 
 if TYPE_CHECKING:
@@ -29,6 +28,17 @@ if TYPE_CHECKING:
     from .responses import RefusalEvents, RefusalResponses
     from .rules import Rule
 
+RECORD: Final = "slidegate"
+"""The key of a request's `RequestLimits` in its ASGI scope."""
+OFF: Final = "slidegate.off"
+"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
+STATUS: Final = {
+    "http.response.start": 200,
+    "websocket.accept": 101,
+    "websocket.http.response.start": 403,
+    "websocket.close": 403,
+}
+"""The messages that start a response, and the status of each where the message does not say."""
 Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
 """Hears the status and the header fields of an answer before it goes out."""
 
@@ -272,6 +282,14 @@ class RequestLimits:
         for channel in channels:
             channel.close()
         await self.release()
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Tell whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    if scope.get("method") != "OPTIONS":
+        return False
+    names = {name for name, _ in scope["headers"]}
+    return b"origin" in names and b"access-control-request-method" in names
 
 
 def limits_above(scope: Scope, who: str) -> RequestLimits | None:

@@ -18,9 +18,9 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key
 from .matching import PathIndex, RequestPath
+from .request import is_preflight
 from .routes import Routes
 from .rules import Limits, Rule, says_nobody
-from .scope_keys import is_preflight
 
 if TYPE_CHECKING:
     from .default_limits import DefaultLimits

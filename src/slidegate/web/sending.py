@@ -13,9 +13,8 @@ from starlette.types import Message, Scope, Send
 
 from ..core.decision import Decision
 from .headers import Field, HeaderWriter, completed
-from .request import RequestLimits
+from .request import STATUS, RequestLimits
 from .routes import RouteIndex
-from .scope_keys import STATUS
 from .stats import RequestStats
 
 _BODIES: Final = frozenset(
