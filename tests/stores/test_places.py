@@ -430,26 +430,6 @@ async def test_a_place_for_a_request_that_was_given_up_is_handed_back(at_server:
     assert store.permits_held() == 0
 
 
-async def test_a_script_that_was_forgotten_takes_and_renews_all_the_same(at_server: Workers) -> None:
-    holds, other = at_server.hire(), at_server.hire()
-
-    def forget() -> None:
-        for server in at_server.servers:
-            server.command("SCRIPT", "FLUSH")
-
-    held = []
-    for _ in range(2):
-        forget()
-        held.append(await take(holds))
-    at_server.clock.advance(us=LEASE_US - 1)
-    forget()
-    await renew(holds)
-    at_server.clock.advance(us=LEASE_US - 1)
-    assert not await take(other)
-    forget()
-    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
-
-
 @needs_redis
 async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
     crew = Workers(cluster)

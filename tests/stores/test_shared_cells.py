@@ -265,23 +265,6 @@ def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Sm
     assert left(store, (asked, "eve", 2)) == 0
 
 
-def test_a_refund_frees_nothing_in_a_window_that_was_reset_since(small: Small) -> None:
-    asked = bucket("4/10s @3")  # counted by slices: a unit of any charge in the same slice would do
-    slice_us = asked.limits[0].slice_us * 10**6
-    clock = FakeClock(slice_us)
-    store = small(clock, 1)
-    assert hit(store, (bucket("1/s", "other"), "first", 1))
-    charged = hit(store, (asked, "ann", 2))
-    let_first_go(store, clock)
-    assert left(store, (asked, "ann", 1)) == 1
-    assert store.reset("ann") is True
-    clock.advance(us=1)
-    while hit(store, (asked, "ann", 1)):
-        pass
-    assert store.refund(charged) is False
-    assert not hit(store, (asked, "ann", 1))
-
-
 @pytest.mark.parametrize("limits", [f"{MAX_AMOUNT}/10s @1", "4/10s @4"])
 def test_keys_of_one_demand_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
     store, asked = small(FakeClock(10**12), 1), bucket(limits)
