@@ -561,7 +561,9 @@ async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> Non
 
 @given(st.lists(st.tuples(st.sampled_from(["hit", "ill", "well", "wait"]), st.integers(1, 3)), max_size=40))
 @settings(deadline=None)
-@example([("ill", 1), ("hit", 1), ("well", 1), ("wait", 2), ("hit", 2), ("wait", 3), ("hit", 1), ("ill", 1), ("hit", 3)])
+@example(
+    [("ill", 1), ("hit", 1), ("well", 1), ("wait", 2), ("hit", 2), ("wait", 3), ("hit", 1), ("ill", 1), ("hit", 3)]
+)
 def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: list[tuple[str, int]]) -> None:
     async def play() -> None:
         ward = Ward("local", inline=True)
