@@ -20,6 +20,8 @@ from ...core.store import Event
 SHARED_CELLS: Final = 4_096
 SHARED_PAUSE_US: Final = 1_000_000
 """How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
+STEP_WINDOWS: Final = 512
+"""How many windows a step of the sweep goes through: a fraction of a millisecond."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and what its limits share their counts by."""
@@ -86,35 +88,86 @@ class Room:
             self.keys -= keys
 
 
-class Table:
-    """The windows of one limit in one shard. Who asks it holds the shard's lock.
+class Generations:
+    """Windows by name, in two generations. Who asks them holds the shard's lock.
 
-    A key that was asked for lies in `fresh`. Once in the life of a window, what lies in `stale` is let go of, because
-    nobody has asked for it that long, and `fresh` becomes `stale`. So no window is looked at to find those that are
-    over, but those of quotas and permits, which have no such life.
+    A window that was asked for lies in `fresh`. Once in the life of a window, what lies in `stale` is let go of, some
+    windows in each step, because nobody has asked for them that long; then `fresh` becomes `stale`. So no window is
+    looked at to find those that are over, but those of quotas and permits, which have no such life.
+
+    Args:
+        limit: One of the limits that share these windows; its amount does not matter.
+    """
+
+    __slots__ = ("fresh", "limit", "stale")
+
+    def __init__(self, limit: AnyLimit) -> None:
+        self.limit = limit
+        self.fresh: dict[str, bytes] = {}
+        self.stale: dict[str, bytes] = {}
+
+    def of(self, name: str) -> dict[str, bytes] | None:
+        """Return the generation in which a window lies; None where there is no such window."""
+        for windows in (self.fresh, self.stale):
+            if name in windows:
+                return windows
+        return None
+
+    def step(self, now_us: int, unix_us: int) -> int:
+        """Let go of some stale windows; return how many.
+
+        Windows with a life are let go of unseen: a life has passed since they became stale.
+        """
+        gone = 0
+        for _ in range(min(len(self.stale), STEP_WINDOWS)):
+            name, window = self.stale.popitem()
+            if not self.limit.life_us and self._holds(window, now_us, unix_us):
+                self.fresh[name] = window
+            else:
+                gone += 1
+        return gone
+
+    def turn(self) -> None:
+        """Let what is fresh become stale; nothing stale is left."""
+        self.stale, self.fresh = self.fresh, {}
+
+    def clear(self) -> list[dict[str, bytes]]:
+        """Let go of everything, and return it."""
+        gone = [self.fresh, self.stale]
+        self.fresh, self.stale = {}, {}
+        return gone
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.stale)
+
+    def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
+        """Tell whether a window holds anything; a quota's by the clock of the system, which may have been set."""
+        if isinstance(self.limit, Quota):
+            return unix_us < end_us(window) + KEPT_US
+        return now_us < self.limit.expires_us(window)
+
+
+class Table(Generations):
+    """The windows of one limit in one shard, by key.
 
     Args:
         identity: The rule and the window that the limits have in common.
-        limit: One of the limits that share these windows; its amount does not matter.
+        limit: One of the limits.
         lock: The lock of the shard.
         room: The room of the store.
-        steady: Whether time never runs back, so that a window is empty once nobody has asked for it during its life.
 
     Attributes:
         cells: The windows that keys share for which there was no room, by their number.
     """
 
-    __slots__ = ("cells", "fresh", "identity", "limit", "lock", "room", "stale", "steady")
+    __slots__ = ("cells", "identity", "lock", "room")
 
-    def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room, *, steady: bool) -> None:
+    def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room) -> None:
+        super().__init__(limit)
         self.identity = identity
-        self.limit = limit
         self.lock = lock
         self.room = room
-        self.steady = steady and limit.life_us > 0
-        self.fresh: dict[str, bytes] = {}
-        self.stale: dict[str, bytes] = {}
-        self.cells: dict[str, bytes] = {}
+        self.cells = Generations(limit)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
@@ -130,20 +183,21 @@ class Table:
             own = self.room.take()
             if self.cells or not own:
                 number = cell_of(key, secret)
+                window = (self.cells.of(number) or {}).get(number)
                 if not own:
-                    self.cells.setdefault(number, b"")
-                    return self.cells, number
-                window = self.cells.get(number)
+                    self.cells.stale.pop(number, None)
+                    self.cells.fresh[number] = window or b""
+                    return self.cells.fresh, number
         self.fresh[key] = window or b""
         return self.fresh, key
 
     def known(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted, as `place` does, but make nothing for a key that is not counted at all."""
-        for windows in (self.fresh, self.stale):
-            if key in windows:
-                return windows, key
+        windows = self.of(key)
+        if windows is not None:
+            return windows, key
         number = cell_of(key, secret) if self.cells else ""
-        return (self.cells if number in self.cells else {number: b""}), number
+        return self.cells.of(number) or {number: b""}, number
 
     def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
         """Return the window of a key, changing nothing; and whether it is its own."""
@@ -160,33 +214,28 @@ class Table:
         spent = counter.state(counter.settle(window, now_us))[0]
         return spent > counter.state(self.fresh[key])[0]
 
-    def turn(self, now_us: int, unix_us: int) -> dict[str, bytes]:
-        """Let go of what nobody has asked for during the life of a window, and return it."""
-        gone, self.stale, self.fresh = self.stale, self.fresh, {}
-        if not self.steady:
-            kept = {key: window for key, window in gone.items() if self._holds(window, now_us, unix_us)}
-            for key in kept:
-                del gone[key]
-            self.stale.update(kept)
-        self.cells = {number: cell for number, cell in self.cells.items() if self._holds(cell, now_us, unix_us)}
-        self.room.give(len(gone))
-        return gone
+    def sweep(self, now_us: int, unix_us: int) -> tuple[int, bool]:
+        """Let go of some windows that are over, cells as well.
 
-    def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
-        """Tell whether a window holds anything; a quota's by the clock of the system, which may have been set."""
-        if isinstance(self.limit, Quota):
-            return unix_us < end_us(window) + KEPT_US
-        return now_us < self.limit.expires_us(window)
+        Returns:
+            How many of keys; and whether those were all, so that there is nothing to do for the life of a window.
+        """
+        gone = self.step(now_us, unix_us)
+        self.room.give(gone)
+        self.cells.step(now_us, unix_us)
+        if self.stale or self.cells.stale:
+            return gone, False
+        self.turn()
+        self.cells.turn()
+        return gone, True
 
     def clear(self) -> list[dict[str, bytes]]:
         """Let go of everything, and return it."""
-        gone = [self.fresh, self.stale, self.cells]
         self.room.give(len(self.fresh) + len(self.stale))
-        self.fresh, self.stale, self.cells = {}, {}, {}
-        return gone
+        return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:
-        return bool(self.fresh or self.stale or self.cells)
+        return super().__bool__() or bool(self.cells)
 
 
 def cell_of(key: str, secret: bytes) -> str:

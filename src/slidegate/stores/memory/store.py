@@ -270,7 +270,7 @@ class MemoryStore(Store):
                 else:
                     windows, name = table.place(key, self._secret)
                     places.append((counter, cost, windows, name))
-                    if windows is table.cells:
+                    if windows is not table.fresh:
                         self._share(table.limit, now_us)
         if dated:
             enter_periods(places, now_us, self.unix_us())
@@ -306,7 +306,7 @@ class MemoryStore(Store):
             identity = bucket.rule, limit.same_window
             tables = self._tables.get(identity)
             if tables is None:
-                made = [Table(identity, limit, lock, self._room, steady=self._clock is None) for lock in self._locks]
+                made = [Table(identity, limit, lock, self._room) for lock in self._locks]
                 tables = self._tables.setdefault(identity, made)  # another thread may have been first
                 if tables is made:
                     self._new.extend(made)
@@ -335,29 +335,32 @@ class MemoryStore(Store):
             self._sweep(now_us)
 
     def _sweep(self, now_us: int) -> None:
-        """Turn the table that is due first, unless another thread does: one at a time, so that no call takes long."""
+        """Sweep a part of the table that is due first, unless another thread does: so no call takes long."""
         if not self._sweeping.acquire(blocking=False):
             return
-        gone: dict[str, bytes] = {}
         try:
             while self._new:
                 self._visit_later(self._new.popleft(), now_us)
             if self._due and self._due[0][0] <= now_us:
-                _, _, table = heappop(self._due)
+                table = self._due[0][-1]
                 with table.lock:
-                    gone = table.turn(now_us, self.unix_us())
-                self._evictions += len(gone)
-                if not self._drop(table):
-                    self._visit_later(table, now_us)
+                    gone, finished = table.sweep(self._now_us(), self.unix_us())
+                self._evictions += gone
+                if finished:
+                    heappop(self._due)
+                    if not self._drop(table):
+                        self._visit_later(table, now_us)
             self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
             if self._new:
                 self._sweep_us = 0
         finally:
             self._sweeping.release()
-        gone.clear()
 
     def _visit_later(self, table: Table, now_us: int) -> None:
-        heappush(self._due, (now_us + max(table.limit.life_us, LEAST_LIFE_US), next(self._numbers), table))
+        """Plan the next visit to a table: when all that it counted until now is over, also by a clock that ran back."""
+        limit, latest_us = table.limit, max(self._latest_us, now_us)
+        due_us = max(limit.leaves_us(latest_us), latest_us + max(limit.life_us, LEAST_LIFE_US))
+        heappush(self._due, (due_us, next(self._numbers), table))
 
     def _drop(self, table: Table) -> bool:
         """Let go of a limit of whose windows none is left in any shard; tell whether it is gone."""
