@@ -26,7 +26,7 @@ from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
 from ..limiter import Limiter
 from ..limiter.stats import Stats
-from ..web.keys import cookie, header, query
+from ..web.keys import SENT_BY_NAME
 from . import parameters, views
 from .activity import (
     SHADOW_WINDOW_S,
@@ -52,7 +52,6 @@ _MAX_REFUSALS: Final = 50
 _MAX_HISTORY: Final = 50
 _MAX_SHADOWED: Final = 20
 _MAX_WORKERS: Final = 200
-_SOURCES: Final = {"header": header, "cookie": cookie, "query": query}
 _KEPT: Final = 2_000
 
 
@@ -224,7 +223,7 @@ class AdminService:
     @operation("POST", "/keys/find", reads=True)
     async def find_key(self, params: parameters.ClientValue, by: Identity) -> views.Key:
         """The key under which a value is counted that clients send."""
-        return views.Key(key=self._limiter.key_for(_SOURCES[params.kind](params.name).of(params.value)))
+        return views.Key(key=self._limiter.key_for(SENT_BY_NAME[params.kind](params.name).of(params.value)))
 
     @operation("POST", "/keys/reset")
     async def reset_key(self, params: parameters.KeyBody, by: Identity) -> views.Reset:

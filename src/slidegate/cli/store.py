@@ -24,9 +24,8 @@ from ..core.store import Event, Store
 from ..limiter import Limiter
 from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
-from ..web import keys
 from ..web.config import STORE_VARIABLE
-from ..web.keys import MadeOfValue
+from ..web.keys import SENT_BY_NAME
 from ..web.middleware import RateLimitMiddleware
 from .exits import print_error
 
@@ -34,11 +33,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEADLINE: Final = "10s"
 """A command has more time than a request, and no use for an answer that is not the store's."""
-_KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
-    "header": keys.header,
-    "cookie": keys.cookie,
-    "query": keys.query,
-}
 _SAID_BY_COMMANDS: Final = ("banned", "unbanned")
 """The events of which the command itself tells."""
 _MAX_VALUE: Final = 65_536
@@ -80,7 +74,7 @@ def key_of(key: str | None, value: str | None) -> Any:
     if value is None:
         return key
     kind, _, name = (key or "").partition(":")
-    source = _KINDS.get(kind)
+    source = SENT_BY_NAME.get(kind)
     if source is None or not name:
         raise ConfigurationError(
             f"--value: expected a key such as header:X-API-Key, cookie:session or query:token before it, not {key!r}"

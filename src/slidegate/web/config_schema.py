@@ -149,7 +149,7 @@ _Named: Final = AfterValidator(lambda word: _KEYS.get(word, word))
 Key: TypeAlias = Annotated[Literal["client", "everyone", "user"], _Named] | Made["KeyTable"]
 BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTable"]
 MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
-_VALUES: Final = {"header": keys.header, "cookie": keys.cookie, "query": keys.query, "path_param": path_param}
+_VALUES: Final = {**keys.SENT_BY_NAME, "path_param": path_param}
 _COMPLETE: Final = ("client", "combine")
 _ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [

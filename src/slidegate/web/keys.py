@@ -240,6 +240,10 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
     return Value(f"query:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).query_params.get(name, "")))
 
 
+SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
+"""The keys of values that clients send by a name, as configuration, commands and the admin API call them."""
+
+
 def combine(*keys: Key) -> Combined:
     """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
 
