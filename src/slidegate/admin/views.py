@@ -29,7 +29,6 @@ from ..limiter.stats import Chart
 from ..web import keys, rules
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFile
-from ..web.reload import ReloadingMiddleware
 from .activity import LoggedEvent, Refusal, only_looks
 from .messages import AnyText, View
 
@@ -331,14 +330,12 @@ class Middleware(View):
 
 
 def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
-    """Return the middlewares on a limiter by names; of those that follow a file, the one at work now."""
+    """Return the middlewares on a limiter by names, which tell the file that one follows."""
     middlewares: dict[str, RateLimitMiddleware] = {}
     for caller in limiter.engine.callers.listed():
-        name = f"middleware {len(middlewares) + 1}"
-        if isinstance(caller, ReloadingMiddleware):
-            middlewares[f"{name} ({caller.path.name})"] = caller.app
-        elif isinstance(caller, RateLimitMiddleware):
-            middlewares[name] = caller
+        if isinstance(caller, RateLimitMiddleware):
+            file = "" if caller.file is None else f" ({caller.file.name})"
+            middlewares[f"middleware {len(middlewares) + 1}{file}"] = caller
     return middlewares
 
 

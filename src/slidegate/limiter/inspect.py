@@ -69,6 +69,11 @@ class Callers:
             ]
             self._known = [*alive, ref(caller)]
 
+    def replace(self, before: Caller, after: Caller) -> None:
+        """List a caller in the place of another one."""
+        with self._lock:
+            self._known = [ref(after) if reference() is before else reference for reference in self._known]
+
     def listed(self) -> list[Caller]:
         """Return the callers that are there."""
         return [caller for reference in self._known if (caller := reference()) is not None]

@@ -32,7 +32,6 @@ from ..limiter.stats import NO_ROUTE_AT_ALL
 from ..stores.memory.store import MemoryStore
 from ..web.middleware import RateLimitMiddleware
 from ..web.network_files import NetworkFiles
-from ..web.reload import ReloadingMiddleware
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
@@ -257,10 +256,8 @@ class LimiterMetrics:
         """Entries of each blocklist and allowlist."""
         entries: dict[Labels, Value] = {}
         for caller in self._engine.callers.listed():
-            at_work = caller.app if isinstance(caller, ReloadingMiddleware) else caller
-            if not isinstance(at_work, RateLimitMiddleware):
-                continue
-            for kind, given in at_work.lists.items():
+            lists = caller.lists if isinstance(caller, RateLimitMiddleware) else {}
+            for kind, given in lists.items():
                 if isinstance(given, NetworkFiles):
                     entries |= {(name, kind): count for name, count in given.counts.items()}
                 elif isinstance(given, Networks):

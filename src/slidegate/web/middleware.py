@@ -47,6 +47,8 @@ from .waiting import Ahead, unless_left
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .reload import FileState, ReloadingMiddleware
 
 _JUDGED: Final = frozenset({"http", "websocket"})
@@ -85,12 +87,14 @@ class RateLimitMiddleware(Breakable):
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
+        file: The configuration file that its options come from; None where there is none.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would. In the stack that an application
             builds, the middleware answers ``lifespan.startup.failed`` with it instead, see `broken`.
     """
 
+    file: Path | None = None
     _judged: frozenset[str] = frozenset()
     """What is judged: nothing before the first call, while it is switched off, or where it could not be made."""
 
@@ -425,13 +429,14 @@ class _Read(RateLimitMiddleware):
 
     def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
         self._shared = shared
+        self.file = shared.file
         super().__init__(app, **options)
 
     def _claim(self, identity: str) -> str:
         return self._shared.claim(identity, self.limiter)
 
     def _enlist(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` is found, and leads to the middleware that is at work."""
+        """Do nothing: the `ReloadingMiddleware` enlists those that it puts to work."""
 
 
 def _with_last_figures(limiter: Limiter, send: Send) -> Send:

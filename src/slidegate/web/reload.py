@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.arguments import check_takes
-from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, Observer
@@ -45,9 +43,10 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 
 
 class FileState:
-    """What all middlewares made of one file share: the limiter, and its identities."""
+    """What all middlewares made of one file share: its path, the limiter, and its identities."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, file: Path, observers: Sequence[Observer]) -> None:
+        self.file = file
         self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
@@ -123,19 +122,14 @@ class ReloadingMiddleware(Breakable):
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "
                 "example limiter=Limiter(store, observers=[function])"
             )
-        self._shared = FileState(observers)
+        self._shared = FileState(self._path, observers)
         self._clock = clock
         self._store = store
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app, self._entry = self._made_of(loader)
         self._watcher.versions = loader.versions
-        self.limiter.engine.callers.add(self)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
+        self.limiter.engine.callers.add(self.app)
 
     @property
     def limiter(self) -> Limiter:
@@ -146,15 +140,6 @@ class ReloadingMiddleware(Breakable):
     def findings(self) -> list[Finding]:
         """The findings about the middleware at work."""
         return self.app.findings
-
-    @property
-    def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies of the middleware at work."""
-        return self.app.policies
-
-    def buckets(self) -> Sequence[Bucket]:
-        """Return the buckets that the middleware at work counts in."""
-        return self.app.buckets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the middleware at work."""
@@ -202,6 +187,7 @@ class ReloadingMiddleware(Breakable):
 
     def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
         before, self.app, self._entry = self.app, made, entry
+        self.limiter.engine.callers.replace(before, made)
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = _windows(made)
         for what, earlier in _windows(before).items():
