@@ -23,6 +23,7 @@ from slidegate.limiter import event_worker
 from slidegate.limiter.events import KINDS, LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ..hurry import at_once
 from ..redis_servers import until
 
 LONG_S = 60.0
@@ -211,11 +212,7 @@ def test_threads_that_tell_at_once_lose_and_repeat_nothing() -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
     limiter.engine.events.worker.max_queued = 10**6
-    threads = [threading.Thread(target=tell, args=(limiter, 500, 1_000 * number)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda number: tell(limiter, 500, 1_000 * number), threads=6)
     flushed(limiter)
     assert sorted(numbers(heard)) == sorted(1_000 * a + b for a in range(6) for b in range(500))  # type: ignore[type-var]
     for number in range(6):  # the order of each thread is kept

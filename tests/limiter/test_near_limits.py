@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +16,7 @@ from slidegate.limiter import near_limits
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, hello, statuses
+from ..hurry import at_once
 
 
 class Site:
@@ -142,16 +142,5 @@ async def test_what_is_remembered_is_bounded_and_some_are_told_of_again(monkeypa
 
 def test_threads_tell_of_a_key_once() -> None:
     site = Site()
-    gate = threading.Barrier(8)
-
-    def pour() -> None:
-        gate.wait(60)
-        for _ in range(50):
-            site.limiter.sync.hit("ann", "100000/minute", 250)
-
-    threads = [threading.Thread(target=pour) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda _: [site.limiter.sync.hit("ann", "100000/minute", 250) for _ in range(50)])
     assert len(site.told) == 1

@@ -20,7 +20,7 @@ from slidegate.core import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..hurry import hurried
+from ..hurry import at_once, hurried
 from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
@@ -106,14 +106,11 @@ def test_more_bans_than_a_loop_lists_in_one_turn_are_listed(kind: str, tmp_path:
 
 def storm(limiter: Limiter, amount: int, threads: int = 8) -> int:
     """Return how many of twice as many hits as are allowed are admitted to several threads."""
-    begin = threading.Barrier(threads)
 
     def hit_often(_: int) -> int:
-        begin.wait()
         return sum(bool(limiter.sync.hit("everybody", f"{amount}/hour")) for _ in range(2 * amount // threads))
 
-    with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(hit_often, range(threads)))
+    return sum(at_once(hit_often, threads))
 
 
 @pytest.mark.parametrize("amount", [40, 400])
@@ -161,8 +158,8 @@ def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) ->
                 limiter.sync.refund(decision)
         return number
 
-    with ThreadPoolExecutor(4) as pool, hurried(collecting=False):
-        assert list(pool.map(ask, range(4))) == [0, 1, 2, 3]
+    with hurried(collecting=False):
+        assert at_once(ask, 4) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("collecting", [False, True])

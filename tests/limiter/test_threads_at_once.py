@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,11 @@ import pytest
 from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Bucket, Concurrency
 
-from ..hurry import hurried
+from ..hurry import at_once, hurried
 from ..redis_servers import RedisServer, needs_redis
 
 THREADS = 4
 CALLS = 300
-PATIENCE_S = 60.0
 POLICY = BanPolicy("40/10m", "1h")
 
 
@@ -61,16 +58,14 @@ def test_event_loops_in_threads_that_call_everything_at_once(
     limiter: Limiter, collecting: bool, rng: random.Random
 ) -> None:
     seeds = [rng.getrandbits(32) for _ in range(THREADS)]
-    begin = threading.Barrier(THREADS)
 
     async def calls(seed: int) -> None:
         drawn, held = random.Random(seed), list[Decision]()
-        begin.wait(PATIENCE_S)
         for _ in range(CALLS):
             await any_call(limiter, drawn, held)
         for decision in held:
             await limiter.refund(decision)
 
-    with hurried(collecting), ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda seed: asyncio.run(calls(seed)), seeds))
+    with hurried(collecting):
+        at_once(lambda thread: asyncio.run(calls(seeds[thread])), THREADS)
     assert limiter.store.permits_held() == 0  # type: ignore[attr-defined]

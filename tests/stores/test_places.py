@@ -6,10 +6,8 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
-from ..hurry import hurried
+from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
@@ -281,17 +279,14 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
 
 
 def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
-    with hurried(collecting=False), ThreadPoolExecutor(4) as pool:
+    def name(held: HeldPermits) -> bytes:
+        held.enter_process()
+        return held.worker
+
+    with hurried(collecting=False):
         for _ in range(200):
-            held, together = HeldPermits(LEASE_US), Barrier(4)
-
-            def name(held: HeldPermits = held, together: Barrier = together) -> bytes:
-                together.wait(BOUND_S)
-                held.enter_process()
-                return held.worker
-
-            names = [asked.result() for asked in [pool.submit(name) for _ in range(4)]]
-            assert set(names) == {held.worker}
+            held = HeldPermits(LEASE_US)
+            assert set(at_once(lambda _, held=held: name(held), threads=4)) == {held.worker}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("lease", ["0.5s", "11m", "soon", 0, None])

@@ -21,8 +21,7 @@ from slidegate.stores import MemoryBans
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...hurry import hurried
-from .test_store import storm
+from ...hurry import at_once, hurried
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -282,10 +281,9 @@ def test_a_cap_that_changed_holds(before: str, after: str) -> None:
 
 def test_bans_come_and_go_while_threads_ask() -> None:
     scene = Scene()
-    turn = iter(range(8))
 
-    def work() -> int:
-        if next(turn) == 0:
+    def work(thread: int) -> None:
+        if thread == 0:
             for number in range(300):
                 scene.bans.ban(f"192.0.2.{number % 16}", None, "", "eve")
                 scene.bans.unban(f"192.0.2.{number % 16}", "eve")
@@ -294,10 +292,9 @@ def test_bans_come_and_go_while_threads_ask() -> None:
                 scene.hit(f"192.0.2.{number % 16}")
                 scene.bans.active()
                 scene.rows()
-        return 0
 
     with hurried(collecting=False):
-        storm(work)
+        at_once(work)
     assert (scene.heard.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
 
 

@@ -57,11 +57,6 @@ def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> Non
     assert len(admitted_by(orders)) == 100
 
 
-@pytest.mark.all
-def test_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(server: RedisServer) -> None:
-    assert len(admitted_by([Orders(server.url, "500/hour", hits=400, forks=4)])) == 500
-
-
 def holds_windows(server: RedisServer, count: int) -> bool:
     return len(server.command("KEYS", "*:4:w:*")) >= count
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -33,7 +32,6 @@ class Orders:
         span_us: How long it goes on, by the store's time, if `hits` is None.
         tasks: How many requests wait at the same time.
         skew_s: The error of its clocks.
-        forks: How many children it makes after its first hit, each of which does all that; None for none.
         key: The key that is counted.
         may_fail: Whether the store may not answer now and then.
     """
@@ -44,7 +42,6 @@ class Orders:
     span_us: int = 0
     tasks: int = 16
     skew_s: float = 0.0
-    forks: int | None = None
     key: str = "key"
     may_fail: bool = False
 
@@ -146,35 +143,7 @@ async def work(orders: Orders) -> list[int]:
     return times
 
 
-def forked(orders: Orders) -> list[int]:
-    """Use a store in this process, and then in children of it that inherit its connection."""
-    from slidegate import Limiter
-
-    limiter = Limiter.from_url(orders.patient_url, deadline=30, on_error="deny")
-
-    async def hits(count: int) -> list[int]:
-        decisions = [await limiter.hit(orders.key, orders.limit) for _ in range(count)]
-        return [decision.now_us for decision in decisions if decision.allowed]
-
-    print("ready", flush=True)  # noqa: T201
-    sys.stdin.readline()
-    with asyncio.Runner() as runner:
-        times = runner.run(hits(1))
-        pipes = [os.pipe() for _ in range(orders.forks or 0)]
-        for _, end in pipes:
-            if os.fork() == 0:
-                os.write(end, json.dumps(asyncio.run(hits(orders.hits or 0))).encode())
-                os._exit(0)
-            os.close(end)
-        for start, _ in pipes:
-            with open(start, "rb") as answer:
-                times += json.load(answer)
-        times += runner.run(hits(1))
-    return times
-
-
 if __name__ == "__main__":
     given = Orders(**json.loads(sys.stdin.readline()))
     skew(given.skew_s)
-    result = asyncio.run(work(given)) if given.forks is None else forked(given)
-    print(json.dumps(result))  # noqa: T201
+    print(json.dumps(asyncio.run(work(given))))  # noqa: T201
