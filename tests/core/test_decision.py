@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
@@ -146,21 +144,3 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
         decision = Decision(True, Reason.OK, 0, checks, seen)
         assert decision.binding is not None
         assert (decision.binding.name, decision.binding.cost) == (shown, costs[shown == "tokens"])
-
-
-def test_the_limit_shown_is_that_of_the_brute_force() -> None:
-    random = Random(20)
-    for _ in range(500):
-        amounts = [random.randint(1, 60) for _ in range(random.randint(1, 4))]
-        buckets = [Bucket(f"b{place}", (Limit(amount, "1m"),)) for place, amount in enumerate(amounts)]
-        checks: list[Check] = [(bucket, "ann", random.randint(1, 9)) for bucket in buckets]
-        seen = [(random.randint(0, amount), random.randint(0, 9), 0, 0) for amount in amounts]
-        state = Decision(True, Reason.OK, 0, checks, seen).binding
-        assert state is not None
-        fits = []
-        for (_, _, cost), amount, (spent, *_) in zip(checks, amounts, seen, strict=True):
-            count = 0
-            while spent + cost <= amount:
-                spent, count = spent + cost, count + 1
-            fits.append(count)
-        assert fits[int(state.name[1:])] == min(fits), f"{amounts} {checks} {seen}"

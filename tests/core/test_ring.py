@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import NEVER, Bucket, Concurrency
+from slidegate.core import NEVER, Bucket
 from slidegate.core.ring import GRACE_US, MAX_UNITS, reserve
 from slidegate.testing import FakeClock
 
@@ -105,18 +105,6 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
-
-
-def test_a_permit_is_given_back_whatever_time_it_is() -> None:
-    clock = FakeClock(10**12)
-    store, bucket = MemoryStore(clock=clock), Bucket("rule", (Concurrency(1),))
-    first = store.hit(((bucket, "ann", 1),))
-    store.reset_all()
-    store.reset("ann")
-    clock.advance(us=-3_600 * SECOND_US)
-    assert not store.hit(((bucket, "ann", 1),))
-    assert store.refund(first)
-    assert store.hit(((bucket, "ann", 1),))
 
 
 # -- units that are kept for those who wait --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Event,
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello
+from ..asgi import hello
 
 METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
 BAN_METHODS = ("active", "ban", "dump", "find", "history", "load", "strike_records", "strike", "unban")
@@ -112,8 +112,3 @@ class WithoutBans(Smallest):
 def test_what_cannot_be_a_store_is_refused_with_what_to_do(given: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Limiter(given)  # type: ignore[arg-type]
-
-
-async def test_a_gate_counts_in_it(store: Smallest) -> None:
-    gate = RateLimitMiddleware(hello, limits="1/minute", limiter=Limiter(store))
-    assert [(await call(gate)).status for _ in range(2)] == [200, 429]

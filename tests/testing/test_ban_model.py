@@ -36,41 +36,6 @@ def test_the_reference_on_strikes_worked_out_by_hand() -> None:
     assert model.changes == [("banned", "ann", "abuse"), ("banned", "ann", "abuse"), ("banned", "bob", "abuse")]
 
 
-def test_the_reference_on_bans_by_hand_and_networks() -> None:
-    model = BanModel()
-    model.ban("192.0.2.0/24", 10, "eve", 0)
-    model.ban("192.0.2.7", None, "eve", 0)
-    assert [len(model.hit(client, 9)) for client in ("192.0.2.7", "192.0.2.8", "192.0.3.7", "user:ann")] == [2, 1, 0, 0]
-    assert [len(model.hit(client, 10)) for client in ("192.0.2.7", "192.0.2.8")] == [1, 0]
-    assert model.knows([POLICY], "192.0.2.7", 10)
-    model.unban("192.0.2.7", "eve", 10)
-    assert not model.knows([POLICY], "192.0.2.7", 10)
-    assert model.active(10) == []
-
-
-def test_the_reference_forgets_a_ban_that_another_took_the_place_of_like_any_other() -> None:
-    model, policy = BanModel(), BanPolicy("3/1s", "10s", jitter=0, forgive="1s")
-    model.strike(policy, "ann", 3, "", 0)
-    model.ban("ann", 2 * SECOND_US, "eve", 0)
-    model.strike(policy, "ann", 1, "", 3 * SECOND_US)  # clean time runs from here, and the first ban would end at 10 s
-    assert model.knows([policy], "ann", 3 * SECOND_US)
-    assert model.stand(policy, "ann", 7 * SECOND_US) == Stand(0, 0)
-    assert not model.knows([policy], "ann", 7 * SECOND_US)
-
-
-def test_the_reference_on_prefixes() -> None:
-    model, policy = BanModel(), BanPolicy("1/60s", "10s", jitter=0, prefix_after="2/1h", prolong=True)
-    for last in (7, 8):
-        model.strike(policy, f"192.0.2.{last}", 1, "192.0.2.0/24", 0)
-    assert [(ban.key, ban.by) for ban in model.active(0)] == [
-        ("192.0.2.7", "abuse"),
-        ("192.0.2.8", "abuse"),
-        ("192.0.2.0/24", "abuse/prefix"),
-    ]
-    model.hit("192.0.2.8", 4 * SECOND_US)
-    assert [(ban.ends_us or 0) // SECOND_US for ban in model.active(4 * SECOND_US)] == [10, 14, 10]
-
-
 def played(drawn: bytes) -> list[str]:
     """Play what is drawn to a memory store, and return the moves."""
     player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
-from slidegate.core.bans.strikes import PolicyState, Strike, StrikeRecord
+from slidegate.core.bans.strikes import PolicyState, StrikeRecord
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -57,23 +57,6 @@ def test_beyond_64_a_ban_comes_on_no_fewer_strikes_and_at_most_a_slice_late(
             plain, now_us = [], now_us + SECOND_US
 
 
-# -- the ladder ------------------------------------------------------------------------------------------------------
-
-
-def climb(policy: BanPolicy, record: StrikeRecord, now_us: int) -> int:
-    """Strike until a ban is made, and return its end."""
-    while not record.strike(policy, now_us, 1):
-        pass
-    return now_us + record.ban(policy, "ann", now_us)
-
-
-def test_a_standing_shows_what_it_holds() -> None:
-    record = StrikeRecord(2, 7, 9, [Strike(7, 1)])
-    assert repr(record) == (
-        "<StrikeRecord level=2 strikes=[Strike(at_us=7, weight=1, source='')] last_us=7 until_us=9>"
-    )
-
-
 def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
     policy, record = BanPolicy("2/minute", "10m", jitter=0, forgive="1h"), StrikeRecord()
     state: Any = PolicyState("abuse", {})  # type: ignore[arg-type]
@@ -83,7 +66,8 @@ def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
     record.strike(policy, 0, 1)
     assert not state.is_over(record, MINUTE_US - 1)
     assert state.is_over(record, MINUTE_US)
-    ends_us = climb(policy, record, HOUR_US)
+    record.strike(policy, HOUR_US, 2)
+    ends_us = HOUR_US + record.ban(policy, "ann", HOUR_US)
     assert not state.is_over(record, ends_us - 1)
     assert not state.is_over(record, ends_us + HOUR_US - 1)
     assert state.is_over(record, ends_us + HOUR_US)
