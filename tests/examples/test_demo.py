@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import re
 import signal
@@ -23,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
-from examples.demo.replay import OUTCOMES, Answer, Report, replay
+from examples.demo.replay import Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
 from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.testing import FakeClock
@@ -162,17 +161,6 @@ def test_blocked_networks_get_403_and_cost_nobody_anything(answers: list[Answer]
     assert report.count("blocked") == len(own) > 0
 
 
-def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
-    assert sum(report.count(outcome) for outcome in OUTCOMES) == len(sample)
-    assert all(report.count(outcome) > 50 for outcome in OUTCOMES)
-    assert (report.first_us, report.last_us) == (sample[0].time_us, sample[-1].time_us)
-    assert report.refused.total() == report.count("refused")
-    worst = [outcomes.total() - outcomes["admitted"] for _, outcomes in report.most_refused(10)]
-    assert worst == sorted(worst, reverse=True)
-    assert len(worst) == 10
-    assert {client for client, _ in report.most_refused(1_000)} == {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
-
-
 # What the replay would notice
 
 
@@ -253,56 +241,6 @@ async def test_the_site_answers_honestly(
 
 
 # The command
-
-
-def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = {
-        "time_iso8601": "2026-03-03T10:00:00Z",
-        "remote_addr": "\x1b[31m[red]\u202ex\x07",
-        "request_method": "GET",
-        "uri": "/",
-        "status": 200,
-    }
-    (tmp_path / "odd.log").write_text(f"{json.dumps(line)}\n" * 61)
-    assert demo.main(["--no-serve", "--log", str(tmp_path / "odd.log")]) == 0
-    out = capsys.readouterr().out
-    assert "\ufffd[31m[red]\ufffdx\ufffd" in out
-    assert "\x1b" not in out
-
-
-@pytest.mark.interpreted("a compiled class cannot be derived from")
-def test_a_violation_is_printed_and_makes_the_exit_code_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "MemoryStore", Late)
-    (tmp_path / "one.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET /x HTTP/1.1" 200 1\n' * 61)
-    assert demo.main(["--log", str(tmp_path / "one.log")]) == 1
-    out = capsys.readouterr().out
-    assert "1 violations" in out
-    assert "192.0.2.7 GET /x: admitted a microsecond before the wait" in out
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "cannot read"),
-        (b"", "none of 0 lines"),
-        (b"\0\n#\n\n", "none of 3 lines is a record of an access log"),
-    ],
-    ids=["not there", "empty", "not a log"],
-)
-def test_a_log_that_cannot_be_used_gives_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, words: str
-) -> None:
-    path = tmp_path / "some.log"
-    if content is not None:
-        path.write_bytes(content)
-    assert demo.main(["--no-serve", "--log", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert str(path) in captured.err
-    assert words in captured.err
-    assert captured.out == ""
 
 
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -117,16 +118,20 @@ async def relayed(answer: Answer, client: Client) -> int:
         return 1_000 - decision.remaining
 
 
-@pytest.mark.parametrize("leaves_at", [1, 2, 7])
-async def test_a_client_that_leaves_is_charged_for_the_tokens_that_were_on_their_way_to_it(leaves_at: int) -> None:
-    answer = Told(10)
-    assert await relayed(answer, Client(leaves_at)) == leaves_at
-    assert answer.closed == 1
-
-
-async def test_an_answer_that_a_stopping_server_cuts_off_is_charged_as_far_as_it_came() -> None:
-    answer = Told(10)
-    assert await relayed(answer, Client(3, server_stops=True)) == 3
+@pytest.mark.parametrize(
+    ("answer", "client", "charged"),
+    [
+        (Told(10), {"leaves_at": 1}, 1),
+        (Told(10), {"leaves_at": 7}, 7),
+        (Told(10), {"leaves_at": 3, "server_stops": True}, 3),
+        (Told(3, Fault()), {}, 3),
+    ],
+    ids=["leaves", "leaves late", "the server stops", "the gateway fails"],
+)
+async def test_what_was_on_its_way_is_charged_however_an_answer_ends(
+    answer: Told, client: dict[str, Any], charged: int
+) -> None:
+    assert await relayed(answer, Client(**client)) == charged
     assert answer.closed == 1
 
 
@@ -151,12 +156,6 @@ async def test_an_answer_that_breaks_off_ends_in_an_error_and_is_charged_as_far_
     assert await relayed(Told(3, ModelError("the model broke off")), client) == 3
     assert client.bodies[3] == b'event: error\ndata: {"error": "the model broke off"}\n\n'
     assert client.bodies[4].startswith(b"event: usage")
-
-
-async def test_an_answer_is_charged_also_where_the_gateway_itself_fails() -> None:
-    answer = Told(3, Fault())
-    assert await relayed(answer, Client()) == 3
-    assert answer.closed == 1
 
 
 def gateway(limiter: Limiter, model: Starlette) -> httpx.AsyncClient:

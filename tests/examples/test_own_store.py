@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-from starlette.testclient import TestClient
 
 import examples.own_store.__main__
 from examples.own_store.dict_store import DictStore
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, StoreError
+from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.testing import FakeClock
 from slidegate.testing.contract import StoreContract
 
@@ -50,18 +45,6 @@ async def test_a_store_that_is_full_says_so() -> None:
 def test_a_store_that_could_hold_nothing_is_refused(most: Any) -> None:
     with pytest.raises(ConfigurationError, match="most: expected a whole number above 0, for example 100_000, not"):
         DictStore(most=most)
-
-
-def test_a_gate_counts_with_it_and_so_does_a_thread() -> None:
-    async def hello(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hello")
-
-    limiter = Limiter(DictStore())
-    app: Any = Starlette(routes=[Route("/", hello)])
-    app.add_middleware(RateLimitMiddleware, limits="2/minute", limiter=limiter)
-    client = TestClient(app)
-    assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
-    assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
 
 
 def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,11 +32,6 @@ async def visit() -> None:
         show("a greeting", (await client.get(server.url)).text)
 
 
-def test_no_serve_ends_after_the_visit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("greeting", "Greets.", visit, site, [], ["--no-serve"]) == 0
-    assert capsys.readouterr().out.split() == ["a", "greeting", "hello"]
-
-
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = str(taken.getsockname()[1])
