@@ -10,6 +10,7 @@ import pytest
 
 from slidegate.testing import FakeClock
 
+from .admin_client import AdminClient, Operator
 from .dashboard_client import NOW_US, Site
 
 
@@ -33,3 +34,14 @@ def closed_port() -> Iterator[int]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
+
+
+@pytest.fixture
+def admin() -> AdminClient:
+    return AdminClient()
+
+
+@pytest.fixture
+def operator(admin: AdminClient) -> Operator:
+    """Who asks `admin`."""
+    return admin.operator()

@@ -18,7 +18,7 @@ from starlette.routing import Mount
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin import AdminRoutes
 
-from .admin_client import HOSTILE, READ_TOKEN, TOKEN, AdminClient, document, names
+from .admin_client import HOSTILE, READ_TOKEN, TOKEN, AdminClient, Operator, document, names
 
 TODAY: dict[str, Any] = json.loads((Path(__file__).parent / "api.json").read_text("utf-8"))
 OPERATIONS = [tuple(name.split()) for name in TODAY]
@@ -127,9 +127,7 @@ async def test_an_answer_names_a_bounded_number_of_errors_in_a_bounded_number_of
     assert len(answer.content) < 6_000
 
 
-async def test_what_has_not_changed_is_not_sent_again() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_what_has_not_changed_is_not_sent_again(admin: AdminClient, operator: Operator) -> None:
     for path in ("rules", "lists", "bans"):
         first = await operator.ask("GET", path)
         again = await operator.ask("GET", path, headers={"If-None-Match": first.headers["etag"]})
@@ -233,9 +231,9 @@ async def _some_bans(limiter: Limiter) -> None:
 
 
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
-async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and_freed(key: str) -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and_freed(
+    key: str, admin: AdminClient, operator: Operator
+) -> None:
     await admin.limiter.hit(key, "5/minute", rule="all")
     assert key in names((await operator.get("clients"))["clients"], "key")
     banned = await operator.ask("POST", "bans", json={"target": key, "duration": "1h", "reason": key})
@@ -257,9 +255,9 @@ async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and
         assert all(value.isprintable() for value in event["details"].values())
 
 
-async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown(
+    admin: AdminClient, operator: Operator
+) -> None:
     long = "<script>" * 8_192
     await admin.limiter.hit(long, "5/minute", rule="all")
     statuses = await admin.visit("/api/a", **{"X-API-Key": "k" * 60_000})
@@ -277,9 +275,9 @@ async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown() -
     assert (await operator.ask("POST", "bans", json={"target": long, "duration": "1h"})).status_code == 413
 
 
-async def test_the_value_of_a_header_leads_to_the_key_that_gates_make_of_it() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_the_value_of_a_header_leads_to_the_key_that_gates_make_of_it(
+    admin: AdminClient, operator: Operator
+) -> None:
     await admin.visit("/api/a", times=7, **{"X-API-Key": "k123"})
     for name in ("X-API-Key", "x-api-key"):
         answer = await operator.ask("POST", "keys/find", json={"kind": "header", "name": name, "value": "k123"})

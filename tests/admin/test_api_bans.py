@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
 from ..redis_servers import RedisServer, needs_redis
-from .admin_client import NOW_US, AdminClient, names
+from .admin_client import NOW_US, AdminClient, Operator, names
 
 Opened = Callable[[Path], AbstractAsyncContextManager[Limiter]]
 
@@ -100,9 +100,7 @@ async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(ope
         ("user:192.0.2.1", False),
     ],
 )
-async def test_to_ban_the_address_that_one_comes_from_takes_force(target: str, own: bool) -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_to_ban_the_address_that_one_comes_from_takes_force(target: str, own: bool, operator: Operator) -> None:
     answer = await operator.ask("POST", "bans", json={"target": target, "duration": "1h"})
     assert answer.status_code == (409 if own else 201)
     assert (await operator.get("bans"))["total"] == (0 if own else 1)

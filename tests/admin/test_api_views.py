@@ -132,9 +132,9 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert {one["name"]: one for one in middleware["lists"]} == after
 
 
-async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_events_are_told_once_each_to_one_who_asks_again_and_again(
+    admin: AdminClient, operator: Operator
+) -> None:
     await admin.limiter.ban("user:1", "1h", reason="<b>")
     admin.hear()
     first = await operator.get("events")
@@ -151,9 +151,9 @@ async def test_events_are_told_once_each_to_one_who_asks_again_and_again() -> No
 
 
 @pytest.mark.parametrize("kind", [None, "banned"])
-async def test_whoever_asks_for_events_in_small_parts_gets_each_of_them_once(kind: str | None) -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_whoever_asks_for_events_in_small_parts_gets_each_of_them_once(
+    kind: str | None, admin: AdminClient, operator: Operator
+) -> None:
     asked = {} if kind is None else {"kind": kind}
     after = (await operator.get("events"))["next"]
     told: list[str] = []
@@ -170,9 +170,7 @@ async def test_whoever_asks_for_events_in_small_parts_gets_each_of_them_once(kin
     assert told == [f"user:{number}" for number in range(50) for _ in range(each)]
 
 
-async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_refusals_are_shown_with_reason_and_route_newest_first(admin: AdminClient, operator: Operator) -> None:
     assert (await admin.visit("/x", times=22)).count(429) == 2
     await admin.limiter.ban("203.0.113.9", "1h")
     assert await admin.visit("/x") == [403]
@@ -187,9 +185,9 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
     assert len((await operator.get("refusals", limit=1))["refusals"]) == 1
 
 
-async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
+    admin: AdminClient, operator: Operator
+) -> None:
     hub = admin.limiter.engine.events
     for second in range(3):
         assert hub.hears("refused")
@@ -205,9 +203,9 @@ async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_co
     assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
 
 
-async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to(
+    admin: AdminClient, operator: Operator
+) -> None:
     for client, times in (("198.51.100.1", 30), ("198.51.100.2", 25), ("198.51.100.3", 4)):
         await admin.visit(times=times, client=client)
     await admin.visit("/api/a", times=4, client="198.51.100.4", **{"X-API-Key": "k"})
@@ -263,9 +261,7 @@ async def test_clients_near_to_a_limit_are_asked_for_together(sort: str) -> None
     assert len((await operator.get("clients", sort=sort))["clients"]) == 20
 
 
-async def test_clients_leave_when_their_window_has_passed() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_clients_leave_when_their_window_has_passed(admin: AdminClient, operator: Operator) -> None:
     await operator.get("clients")
     await admin.visit()
     await operator.get("clients")
@@ -275,9 +271,7 @@ async def test_clients_leave_when_their_window_has_passed() -> None:
     assert (await operator.get("clients"))["clients"] == []
 
 
-async def test_a_flood_of_strangers_does_not_hide_the_busiest() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_a_flood_of_strangers_does_not_hide_the_busiest(admin: AdminClient, operator: Operator) -> None:
     for turn in range(25):
         for number in range(200):
             await admin.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
@@ -331,9 +325,7 @@ async def test_what_another_worker_has_published_in_another_form_is_passed_over(
     assert len((await operator.get("config"))["workers"]) == 2
 
 
-async def test_looking_at_clients_changes_nothing() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_looking_at_clients_changes_nothing(admin: AdminClient, operator: Operator) -> None:
     await admin.visit(times=5)
     (before,) = (await operator.get("client", key="203.0.113.9"))["windows"]
     for sort in ("requests", "nearness"):
@@ -345,9 +337,7 @@ async def test_looking_at_clients_changes_nothing() -> None:
     assert (await operator.get("clients"))["clients"][0]["requests"] == 5
 
 
-async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_shadow_rules_are_shown_beside_what_was_admitted(admin: AdminClient, operator: Operator) -> None:
     assert (await operator.get("shadow"))["rules"] == [
         {"name": "tighter", "limits": ["2/1m"], "passed": 0, "would_refuse": 0, "share": 0.0, "clients": []}
     ]
@@ -363,9 +353,9 @@ async def test_shadow_rules_are_shown_beside_what_was_admitted() -> None:
     assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 8), "a shadow rule is no limit"
 
 
-async def test_figures_are_those_of_the_application_and_not_of_looks_that_a_rule_exempts() -> None:
-    admin = AdminClient()
-    operator = admin.operator()
+async def test_figures_are_those_of_the_application_and_not_of_looks_that_a_rule_exempts(
+    admin: AdminClient, operator: Operator
+) -> None:
     await admin.visit(times=23)
     for _ in range(9):
         stats = await operator.get("stats", window="5m")

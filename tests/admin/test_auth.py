@@ -132,8 +132,7 @@ async def test_an_auth_function_that_fails_lets_nobody_in(clock: FakeClock) -> N
 # -- wrong tokens --------------------------------------------------------------------------------------------------
 
 
-async def test_the_sixth_wrong_login_in_a_minute_has_to_wait_and_the_wait_is_exact(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_the_sixth_wrong_login_in_a_minute_has_to_wait_and_the_wait_is_exact(site: Site) -> None:
     browser = Browser(site.app)
     for _ in range(5):
         assert (await browser.log_in(WRONG)).status == 401
@@ -148,8 +147,7 @@ async def test_the_sixth_wrong_login_in_a_minute_has_to_wait_and_the_wait_is_exa
     assert (await browser.log_in()).status == 200
 
 
-async def test_the_right_token_spends_nothing(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_the_right_token_spends_nothing(site: Site) -> None:
     browser = Browser(site.app)
     for _ in range(20):
         assert (await browser.log_in()).status == 200
@@ -158,8 +156,7 @@ async def test_the_right_token_spends_nothing(clock: FakeClock) -> None:
         assert (await browser.log_in(WRONG)).status == 401
 
 
-async def test_wrong_tokens_of_scripts_and_logins_count_together(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_wrong_tokens_of_scripts_and_logins_count_together(site: Site) -> None:
     browser = Browser(site.app)
     for number in range(5):
         if number % 2:
@@ -170,8 +167,7 @@ async def test_wrong_tokens_of_scripts_and_logins_count_together(clock: FakeCloc
     assert (await with_token(site.app, "GET", LOOK)).status == 429
 
 
-async def test_a_script_that_has_shown_its_token_is_locked_out_by_its_own_address_alone(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_a_script_that_has_shown_its_token_is_locked_out_by_its_own_address_alone(site: Site) -> None:
     assert (await with_token(site.app, "GET", LOOK)).status == 200
     refused = 0
     for number in range(200):  # from everywhere else
@@ -188,8 +184,7 @@ async def test_a_script_that_has_shown_its_token_is_locked_out_by_its_own_addres
     assert (await with_token(site.app, "GET", LOOK)).status == 200
 
 
-async def test_a_session_goes_on_while_its_address_is_locked_out(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_a_session_goes_on_while_its_address_is_locked_out(site: Site) -> None:
     browser = Browser(site.app)
     await browser.log_in()
     for _ in range(6):
@@ -197,8 +192,7 @@ async def test_a_session_goes_on_while_its_address_is_locked_out(clock: FakeCloc
     assert (await browser.change()).status == 201
 
 
-async def test_addresses_of_one_network_are_one_client_and_others_are_not(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_addresses_of_one_network_are_one_client_and_others_are_not(site: Site) -> None:
     for number in range(5):
         assert (await Browser(site.app, peer=f"2001:db8::{number + 1}").log_in(WRONG)).status == 401
     assert (await Browser(site.app, peer="2001:db8::ffff").log_in(WRONG)).status == 429
@@ -219,8 +213,7 @@ async def test_behind_proxies_the_client_is_the_address_that_they_name(clock: Fa
     assert [await status(f"203.0.113.{n}", peer="192.0.2.1") for n in range(3, 9)] == [401] * 5 + [429]
 
 
-async def test_guesses_at_the_same_time_are_no_way_past_the_bound(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_guesses_at_the_same_time_are_no_way_past_the_bound(site: Site) -> None:
     answers = await asyncio.gather(*(with_token(site.app, "GET", LOOK, f"{WRONG}{n}") for n in range(50)))
     assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 45
 
@@ -256,9 +249,8 @@ async def test_a_function_that_fails_spends_nothing(clock: FakeClock) -> None:
 
 
 async def test_wrong_tokens_are_logged_by_address_and_never_as_they_are(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
+    site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = Site(clock)
     for _ in range(10):
         await with_token(site.app, "GET", LOOK, WRONG)
     assert WRONG not in caplog.text

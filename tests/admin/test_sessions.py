@@ -152,8 +152,7 @@ async def test_who_is_logged_in_is_told_to_itself_alone(clock: FakeClock) -> Non
     assert (await Browser(site.app).send("GET", "/api/session")).status == 401
 
 
-async def test_a_new_login_ends_the_session_before_it(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_a_new_login_ends_the_session_before_it(site: Site) -> None:
     browser = await logged_in(site)
     before = dict(browser.cookies)
     await browser.log_in()
@@ -163,8 +162,7 @@ async def test_a_new_login_ends_the_session_before_it(clock: FakeClock) -> None:
     assert (await browser.send("GET", LOOK)).status == 401
 
 
-async def test_a_logged_out_session_is_dead_and_the_one_of_another_operator_is_not(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_a_logged_out_session_is_dead_and_the_one_of_another_operator_is_not(site: Site) -> None:
     one, other = await logged_in(site), await logged_in(site)
     kept = dict(one.cookies)
     assert (await one.send("DELETE", "/api/session")).status == 204
@@ -176,8 +174,7 @@ async def test_a_logged_out_session_is_dead_and_the_one_of_another_operator_is_n
     assert (await other.change()).status == 201
 
 
-async def test_a_reader_logs_out_too_and_a_stranger_does_not(clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_a_reader_logs_out_too_and_a_stranger_does_not(site: Site) -> None:
     browser = await logged_in(site, READ_TOKEN)
     assert (await browser.send("DELETE", "/api/session")).status == 204
     assert (await browser.send("DELETE", "/api/session")).status == 401
@@ -201,8 +198,7 @@ async def test_a_session_is_not_changed(method: str, clock: FakeClock) -> None:
         (b'{"token": "wrong"}', 401),
     ],
 )
-async def test_what_is_no_login_opens_no_session(body: bytes, status: int, clock: FakeClock) -> None:
-    site = Site(clock)
+async def test_what_is_no_login_opens_no_session(body: bytes, status: int, site: Site) -> None:
     answer = await Browser(site.app).send("POST", "/api/session", body)
     assert answer.status == status
     assert "set-cookie" not in answer.headers

@@ -27,6 +27,21 @@ KINDS = {"passed": PASS, "refused": BLOCK, "banned": BANNED}
 SERIES = [(("api",), "GET /a"), (("api", "all"), "GET /b"), ((), "(no route)")]
 
 
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def ann(board: Board) -> Staff:
+    return Staff(board)
+
+
+@pytest.fixture
+def bob(board: Board) -> Staff:
+    return Staff(board)
+
+
 def note(staff: Staff, outcome: Outcome, series: tuple[tuple[str, ...], str] = SERIES[0], took_us: int = 1_000) -> None:
     now_us = staff.clock()
     staff.statistics.series(*series).note(outcome, now_us - took_us, now_us)
@@ -134,9 +149,9 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
     assert alone.stats("24h").total.seen.rt == alone.stats("1m").total.seen.rt
 
 
-async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_the_list_before() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_the_list_before(
+    board: Board, ann: Staff, bob: Staff
+) -> None:
     note(ann, PASS)
     await ann.publisher.publish()
     assert [worker.here for worker in (await bob.stats_all("1m")).workers] == [True, False]
@@ -155,9 +170,9 @@ async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_th
     assert all(until_us <= board.clock() for _, until_us in board.rows.values()), "every row has an end"
 
 
-async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list_at_once() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list_at_once(
+    ann: Staff, bob: Staff
+) -> None:
     ann.publisher.add_section("refusals", lambda: [1])
     await ann.publisher.publish()
     note(ann, PASS)
@@ -168,9 +183,7 @@ async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list
     assert await bob.sections("refusals") == []
 
 
-async def test_a_store_that_is_away_loses_nothing_but_time() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_a_store_that_is_away_loses_nothing_but_time(board: Board, ann: Staff, bob: Staff) -> None:
     board.failing = True
     for _ in range(100):
         note(ann, PASS)
@@ -188,9 +201,7 @@ async def test_a_store_that_is_away_loses_nothing_but_time() -> None:
 
 
 @pytest.mark.parametrize("step_us", [3_000_000, 20_000_000, 3_600_000_000, -3_600_000_000])
-async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int) -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int, board: Board, ann: Staff, bob: Staff) -> None:
     for _ in range(3):
         note(ann, PASS)
         await ann.publisher.publish()
@@ -205,9 +216,7 @@ async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int) -> None:
     assert (await bob.stats_all("24h")).total.passed == 3
 
 
-async def test_sections_are_those_of_live_workers_as_they_were_published() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_sections_are_those_of_live_workers_as_they_were_published(board: Board, ann: Staff, bob: Staff) -> None:
     events = [{"at": 1.5, "kind": "<script>"}]
     ann.publisher.add_section("events", lambda: events)
     bob.publisher.add_section("events", lambda: "bob")
@@ -232,9 +241,7 @@ async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() ->
     await limiter.close()
 
 
-async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failures() -> None:
-    board = Board()
-    ann = Staff(board)
+async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failures(board: Board, ann: Staff) -> None:
     ann.publisher.interval_s = 0.001
     note(ann, PASS)
     await written(board, 3)
@@ -248,9 +255,7 @@ async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failur
     assert board.writings == after
 
 
-def test_it_goes_on_with_another_loop_when_the_first_has_ended() -> None:
-    board = Board()
-    ann = Staff(board)
+def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann: Staff) -> None:
     ann.publisher.interval_s = 0.001
 
     async def serve(route: str) -> None:
@@ -262,9 +267,7 @@ def test_it_goes_on_with_another_loop_when_the_first_has_ended() -> None:
     assert ann.stats("1m").total.passed == 2
 
 
-def test_a_child_of_fork_is_another_worker_and_counts_from_nothing() -> None:
-    board = Board()
-    ann = Staff(board)
+def test_a_child_of_fork_is_another_worker_and_counts_from_nothing(ann: Staff) -> None:
     note(ann, PASS)
     parent = ann.publisher.worker
     read, write = os.pipe()
@@ -285,9 +288,7 @@ def test_a_child_of_fork_is_another_worker_and_counts_from_nothing() -> None:
 # -- units, and rows --------------------------------------------------------------------------------------------------
 
 
-async def test_units_are_those_that_rules_charged() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_units_are_those_that_rules_charged(ann: Staff, bob: Staff) -> None:
     for staff in (ann, bob):
         staff.statistics.costs["api"] = 5
     for series in (SERIES[0], SERIES[1], SERIES[1]):
@@ -324,9 +325,7 @@ def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
     "value",
     ['{"at_us": "x"}', '{"at_us": null}', '{"at_us": 1e999}', '{"pid": []}', "[]", "7", "{", "[" * 100_000],
 )
-async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str) -> None:
-    board = Board()
-    ann = Staff(board)
+async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str, board: Board, ann: Staff) -> None:
     rows = [StatsRow("workers", 0, value.encode(), ALIVE_US), StatsRow("s-events", 0, value.encode(), ALIVE_US)]
     await board.write(b"stranger", rows)
     assert [worker.here for worker in (await ann.stats_all("1m")).workers] == [True]
@@ -334,9 +333,7 @@ async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str) -> Non
 
 
 @pytest.mark.parametrize("value", ["{", "[" * 100_000, "\xff"])
-async def test_a_section_that_cannot_be_read_is_passed_by(value: str) -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
+async def test_a_section_that_cannot_be_read_is_passed_by(value: str, board: Board, ann: Staff, bob: Staff) -> None:
     await bob.publisher.publish()
     await board.write(bob.publisher.worker, [StatsRow("s-events", 0, value.encode("latin-1"), ALIVE_US)])
     assert await ann.sections("events") == []

@@ -45,12 +45,7 @@ async def never(status: int) -> bool:
 
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
-    (lambda: gate(limits=""), "AMOUNT/WINDOW"),
-    (lambda: gate(limits="5/minut"), "did you mean 'minute'"),
     (lambda: gate(limits="5/minute; x"), "column 11"),
-    (lambda: gate(limits=5), "not 5"),
-    (lambda: gate(limits=[5]), "not 5"),
-    (lambda: gate(limits=[]), "at least one"),
     (lambda: gate(rules=RULE), "expected a list"),
     (lambda: gate(rules=["5/minute"]), "Rule"),
     (lambda: gate(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
@@ -60,6 +55,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: gate(limits="5/minute", on_refused="no"), "on_refused"),
     (lambda: gate(limits="5/minute", headers="drafts"), "'drafts'"),
     (lambda: gate(limits="5/minute", enabled="yes"), "enabled"),
+    (lambda: gate(limits="5/minute", statistics=1), "statistics: expected True or False"),
     (lambda: gate(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
     (lambda: rule("login", "5/minute"), "'login'"),
     (lambda: rule("/api/*", "5/minute"), '"/api/{rest:path}"'),
@@ -97,10 +93,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Limiter.from_url("mysql://u:s3cret@h"), "mysql://***@h"),
     (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
     (lambda: header("X Key"), "X Key"),
-    (lambda: Limiter("memory://"), "Limiter.from_url"),  # type: ignore[arg-type]
     (lambda: Limiter(secret="short"), "16 to 64 bytes"),
-    (lambda: Limiter(5), "MemoryStore()"),  # type: ignore[arg-type]
-    (lambda: Limiter(observers=[5]), "observers"),  # type: ignore[list-item]
 ]
 
 

@@ -19,7 +19,6 @@ from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
@@ -265,19 +264,6 @@ async def test_a_gate_around_an_application_knows_its_routes_before_they_are_ask
     assert (limiter.stats().total.passed, limiter.stats().total.refused) == (1, 3)
 
 
-async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
-    apps = {name: Starlette(routes=[Route(f"/{name}/{{id}}", page)]) for name in ("left", "right")}
-
-    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
-        await apps[scope["path"].split("/")[1]](scope, receive, send)
-
-    app = RateLimitMiddleware(choose, limits="1000/day", limiter=(limiter := Limiter()))
-    for number in range(6):
-        await send_scope(app, scope_of(f"/{'left' if number % 3 else 'right'}/{number}"))
-    passed = {route: seen.passed for route, seen in limiter.stats("5m").routes.items()}
-    assert passed == {"GET /left/{id}": 4, "GET /right/{id}": 2}
-
-
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
@@ -326,12 +312,6 @@ async def test_who_was_admitted_by_waiting_is_told_apart() -> None:
                 tasks.create_task(site.ask("/stream"))
     assert site.stats().total.seen.count("occupied_pass") == 1
     assert site.stats().total.passed == 5
-
-
-@pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_the_switch_is_true_or_false(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
-        RateLimitMiddleware(page, limits="1/hour", statistics=value)
 
 
 async def test_a_refused_request_has_the_label_of_a_route_that_was_added_after_the_first_refusal() -> None:
