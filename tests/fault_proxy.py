@@ -53,11 +53,6 @@ class FaultProxy:
         self._links: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self._server: asyncio.Server | None = None
 
-    @property
-    def open_connections(self) -> int:
-        """How many connections clients hold open now."""
-        return len(self._links)
-
     def cut_after(self, count: int) -> None:
         """Let `count` more bytes of replies through, all connections together, then end every connection once."""
         self._left = count

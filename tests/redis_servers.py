@@ -103,11 +103,7 @@ def free_port(ports: range = QUIET_PORTS) -> int:
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    """Wait for something that a server does in its own time; a connection that it ends meanwhile means "not yet".
-
-    Raises:
-        TimeoutError: It did not happen within `BOUND_S`.
-    """
+    """Wait for something that a server does in its own time; a connection that it ends meanwhile means "not yet"."""
     deadline_s = time.monotonic() + BOUND_S
     while time.monotonic() < deadline_s:
         with suppress(redis.ConnectionError):
@@ -146,27 +142,18 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Its address over TCP."""
         return f"redis://{f':{self.password}@' if self.password else ''}{HOST}:{self.port}/0"
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, *options: str, wait: bool = True) -> None:
-        """Start the process; with `wait`, come back when it accepts commands.
-
-        Args:
-            options: For this start alone.
-            wait: Without it the caller finds the server not listening yet, or loading its data.
-        """
         assert not self.runs, "it runs"
         self.kill()
         new = version_of(self.program) >= (7,)
@@ -216,7 +203,6 @@ class RedisServer:
             return client.execute_command(*words)
 
     def info(self, section: str) -> dict[str, Any]:
-        """Return a section of INFO."""
         answer: dict[str, Any] = self.command("INFO", section)
         return answer
 
@@ -231,7 +217,6 @@ class RedisServer:
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
-        """Let a stopped process go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
@@ -253,7 +238,6 @@ class RedisServer:
         self._process = None
 
     def close(self) -> None:
-        """Kill the process and remove its directory."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -286,21 +270,13 @@ class RedisServer:
 
 
 class ClusterNode(RedisServer):
-    """A server that is to join a cluster.
-
-    Args:
-        fronted: Whether it sends clients to another port, where a test has a proxy.
-
-    Attributes:
-        front: Where it sends clients; None where that is its own port.
-    """
+    """A server that is to join a cluster; a `fronted` one sends clients to `front`, where a test has a proxy."""
 
     def __init__(self, *, fronted: bool = False) -> None:
         super().__init__("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
         self.front = free_port() if fronted else None
 
     def start(self, *options: str, wait: bool = True) -> None:
-        """See `RedisServer.start`."""
         told = ("--cluster-announce-port", str(self.front or self.port))
         super().start(*told, "--cluster-announce-bus-port", str(self.port + BUS), *options, wait=wait)
 
@@ -313,15 +289,7 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster:
-    """Three masters that share the slots in equal parts, and know each other.
-
-    Args:
-        replicas: How many servers follow the first master; they take its place when it dies.
-        fronted: Whether nodes send clients to ports of their own, where the test has proxies.
-
-    Attributes:
-        servers: The masters, then the replicas.
-    """
+    """Three masters that share the slots in equal parts, and know each other."""
 
     servers: list[ClusterNode]
 
@@ -330,7 +298,6 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """Its address: every server's."""
         return "redis+cluster://" + ",".join(f"{HOST}:{server.port}" for server in self.servers)
 
     def __enter__(self) -> Self:
@@ -373,12 +340,10 @@ class RedisCluster:
 
     @property
     def masters(self) -> list[RedisServer]:
-        """The servers that were given slots at the start."""
         return self.servers[:MASTERS]
 
     @property
     def running(self) -> list[RedisServer]:
-        """The servers that have not been killed."""
         return [server for server in self.servers if server.runs]
 
     def wait_ok(self) -> None:
@@ -401,7 +366,6 @@ class RedisCluster:
 
     @staticmethod
     def node_id(server: RedisServer) -> str:
-        """Return the name that the cluster knows a server by."""
         answer: bytes = server.command("CLUSTER", "MYID")
         return answer.decode()
 
@@ -414,7 +378,6 @@ class RedisCluster:
         raise LookupError(f"nobody serves slot {slot}")
 
     def slot_of(self, key: str) -> int:
-        """Return the slot of a key."""
         return int(self.servers[0].command("CLUSTER", "KEYSLOT", key))
 
     @contextmanager
@@ -440,12 +403,7 @@ class RedisCluster:
 
 
 class ReplicaPair:
-    """A master and a replica that follows it.
-
-    Attributes:
-        master: Who takes writes now.
-        replica: Who follows.
-    """
+    """A master and a replica that follows it."""
 
     def __init__(self) -> None:
         self.master, self.replica = (RedisServer(*REPLICATION) for _ in range(2))
@@ -481,11 +439,7 @@ class ReplicaPair:
 
 
 class Sentinel(RedisServer):
-    """A sentinel that watches one master under the name ``gate`` and decides alone.
-
-    Args:
-        master: Whom to watch.
-    """
+    """A sentinel that watches one master under the name ``gate`` and decides alone."""
 
     name: Final = "gate"
 
@@ -494,7 +448,6 @@ class Sentinel(RedisServer):
         self.watched = master
 
     def start(self, *options: str, wait: bool = True) -> None:
-        """Start it; a sentinel keeps what it learns in a file of its own."""
         file = self.directory / "sentinel.conf"
         file.write_text(
             f"sentinel monitor {self.name} {HOST} {self.watched.port} 1\n"

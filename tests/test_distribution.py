@@ -171,7 +171,6 @@ class Bare(NamedTuple):
     home: Path
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run its Python, where nothing of the checkout is found."""
         return called(str(self.python), *arguments, cwd=self.home)
 
 
@@ -182,12 +181,10 @@ def plain() -> dict[str, str]:
 
 
 def called(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command and return what it said."""
     return subprocess.run(command, cwd=cwd, env=plain(), capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def install(python: Path, *what: str) -> subprocess.CompletedProcess[str]:
-    """Install something with uv."""
     return called(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), *what)
 
 

@@ -87,7 +87,6 @@ def shown_python() -> list[Path]:
 
 
 def page_name(page: Path) -> str:
-    """Return a page's place in the checkout."""
     return page.relative_to(ROOT).as_posix()
 
 

@@ -47,13 +47,11 @@ def finds(text: str) -> list[str]:
 
 
 def requirements(path: Path) -> list[str]:
-    """Return the requirements of a compiled file, each on one line."""
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
     return re.sub(r"\s*\\\s*", " ", "\n".join(lines)).splitlines()
 
 
 def pins(name: str) -> set[tuple[str, str, str | None]]:
-    """Return (name, version, marker) of a compiled set."""
     matches = map(PIN.fullmatch, requirements(REQUIREMENTS / f"{name}.txt"))
     return {(found["name"], found["version"], found["marker"]) for found in matches if found}
 
@@ -105,7 +103,6 @@ def test_one_version_everywhere() -> None:
 
 
 def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run dev.py with the Python of this environment."""
     command = [sys.executable, "dev.py", *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
 

@@ -43,7 +43,6 @@ OPTIONAL = {
 
 
 def modules() -> list[ModuleType]:
-    """Return every module of the package."""
     names = [info.name for info in pkgutil.walk_packages(slidegate.__path__, "slidegate.")]
     return [slidegate, *map(importlib.import_module, names)]
 

@@ -12,11 +12,7 @@ from slidegate.testing import FakeClock
 
 
 class VirtualTime:
-    """Makes the running event loop go by a clock, which tests may move as well.
-
-    Args:
-        clock: The clock; its microseconds are those of the loop.
-    """
+    """Makes the running event loop go by a clock, which tests may move as well."""
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = FakeClock(10**9) if clock is None else clock

@@ -48,13 +48,7 @@ def rules() -> list[Rule]:
 
 
 class AdminClient:
-    """An application, its limiter, and a clock that stands still.
-
-    Args:
-        limiter: The limiter; by default one in memory, on the clock.
-        middleware: Options of the middleware.
-        access: Options of the admin API.
-    """
+    """An application, its limiter, and a clock that stands still."""
 
     def __init__(self, limiter: Limiter | None = None, middleware: dict[str, Any] | None = None, **access: Any) -> None:
         self.clock = FakeClock(NOW_US)
@@ -100,7 +94,6 @@ class Operator:
         return answer.json()
 
     async def pages(self, path: str, what: str, **query: Any) -> list[Any]:
-        """Return the entries of all pages."""
         found: list[Any] = []
         page: dict[str, Any] = {"next": None}
         while not found or page["next"] is not None:

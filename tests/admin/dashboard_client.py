@@ -22,13 +22,7 @@ NEW_BAN = {"target": "user:1", "duration": "1h"}
 
 
 class Site:
-    """A dashboard and its limiter.
-
-    Args:
-        clock: The clock of its store, by default one that stands still.
-        store: The store of its limiter; by default one in memory.
-        options: Options of the dashboard; by default two tokens.
-    """
+    """A dashboard and its limiter."""
 
     def __init__(self, clock: FakeClock | None = None, store: Any = None, **options: Any) -> None:
         self.clock = clock = clock or FakeClock(NOW_US)
@@ -44,15 +38,7 @@ class Site:
 
 
 class Browser:
-    """Sends requests as a browser does over https: with its cookies, the Origin of its page, and Sec-Fetch-Site.
-
-    Args:
-        app: The application.
-        scheme: Of its page.
-        at: The place where the application mounts the tool.
-        root: The `root_path` that the server says.
-        peer: Its address.
-    """
+    """Sends requests as a browser does over https: with its cookies, the Origin of its page, and Sec-Fetch-Site."""
 
     def __init__(
         self, app: ASGIApp, scheme: str = "http", at: str = "", root: str = "", peer: str = "203.0.113.9"
@@ -103,7 +89,6 @@ async def logged_in(site: Site, token: str = TOKEN, **options: Any) -> Browser:
 
 
 def said(answer: Answer) -> Any:
-    """Return the JSON of an answer."""
     return json.loads(answer.body)
 
 

@@ -11,7 +11,6 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find() -> str | None:
-    """Return the path of the first of the programs that stands on PATH."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 

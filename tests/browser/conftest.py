@@ -27,7 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # The event loop of Playwright runs on this thread as long as it is there, and no other test could have one.
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """A browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments(), timeout=PATIENCE_MS)
         yield browser

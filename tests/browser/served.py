@@ -21,12 +21,7 @@ PATIENCE_S: Final = 60
 
 
 class Site:
-    """One server.
-
-    Args:
-        store: The address of its store.
-        workers: How many processes answer.
-    """
+    """One server."""
 
     def __init__(self, store: str = "memory://", workers: int = 1) -> None:
         command = [sys.executable, "-m", "tests.browser.site", str(workers)]
@@ -40,7 +35,6 @@ class Site:
         self.dashboard = f"{self.url}/slidegate/"
 
     def wait(self) -> None:
-        """Wait until it answers."""
         until(lambda: self.ask("192.0.2.1", path="/slidegate/") == 200, "the server answers")
 
     def ask(self, client: str, path: str = "/", **fields: str) -> int:

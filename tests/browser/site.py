@@ -34,7 +34,6 @@ behind = client_ip(trusted=["127.0.0.0/8"])
 
 
 async def page(request: Request) -> PlainTextResponse:
-    """Answer."""
     return PlainTextResponse("a page")
 
 
@@ -79,7 +78,6 @@ app.add_middleware(
 
 
 def main(workers: int) -> None:
-    """Serve until a signal ends it."""
     place = socket.socket()
     place.bind(("127.0.0.1", 0))
     config = uvicorn.Config("tests.browser.site:app", workers=workers, log_level="warning", lifespan="on")

@@ -52,7 +52,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(built: Path) -> Iterator[str]:
-    """The address at which the site is served."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(built))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -62,7 +61,6 @@ def address(built: Path) -> Iterator[str]:
 
 
 def pages(built: Path) -> list[str]:
-    """Return the paths of the pages of the site."""
     found = [path.parent.relative_to(built).as_posix() for path in built.rglob("index.html")]
     return ["" if path == "." else f"{path}/" for path in found]
 

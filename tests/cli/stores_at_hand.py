@@ -32,7 +32,6 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
-    """Start the command as a process."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     command = [sys.executable, "-m", "slidegate", *words]
     return subprocess.Popen(command, env=environment(), **pipes)  # type: ignore[call-overload,no-any-return]

@@ -22,7 +22,6 @@ NAMES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_ch
 
 @st.composite
 def any_limits(draw: st.DrawFn) -> Limit:
-    """Draw any limit that can be made."""
     window_us = draw(st.one_of(st.sampled_from([1_000, MINUTE_US, DAY_US]), st.integers(1_000, MAX_WINDOW_US)))
     return Limit(
         draw(st.integers(1, MAX_AMOUNT)),

@@ -40,7 +40,6 @@ def neighbours(draw: st.DrawFn, most: int = 12) -> list[Network]:
 
 
 def ranges(networks: Iterable[Network]) -> list[tuple[int, int, int]]:
-    """Return networks as (version, first, last)."""
     return [(network.version, int(network[0]), int(network[-1])) for network in networks]
 
 

@@ -88,7 +88,6 @@ class Asked(NamedTuple):
 
 
 def run(made: Traffic) -> Iterator[Asked]:
-    """Ask for everything."""
     key = Key(made.limit, made.start_us)
     for demand in made.demands:
         key.clock.set(max(key.clock() + demand.span_us, 0))

@@ -20,7 +20,6 @@ SLICED = Limit(100, "10s", resolution=10)
 
 
 def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
-    """Return a ring after some (moment, units)."""
     for now_us, units in charges:
         ring, state = limit.counter.spend(ring, now_us, units)
         assert state[3] == 0

@@ -46,12 +46,7 @@ def shown(example: str) -> str:
 
 @contextmanager
 def running(module: str, *, hints: int) -> Iterator[Run]:
-    """Run an example, and end it as its reader does.
-
-    Args:
-        module: Its module, for example "examples.saas", as `test_docs` looks for it.
-        hints: How many lines follow the address of the site.
-    """
+    """Run an example, and end it as its reader does."""
     command = [sys.executable, "-m", module, "--port", "0"]
     # Not measured: a process that is interrupted may hang in the tool that measures.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}

@@ -54,16 +54,7 @@ SceneMaker: TypeAlias = Callable[[], AbstractAsyncContextManager[Scene]]
 
 @dataclass
 class Record:
-    """What hits went through.
-
-    Attributes:
-        ended_s: When the fault was over.
-        hits: How many there were.
-        undecided_s: When hits ended that the store did not decide.
-        longest_s: How long the longest hit took.
-        late_s: By how much the event loop was late at most.
-        wrong: How many hits passed beyond a limit, or in spite of a ban.
-    """
+    """What hits went through."""
 
     ended_s: float = 0.0
     hits: int = 0
@@ -84,7 +75,6 @@ class Record:
 
 
 def limiter_of(url: str) -> Limiter:
-    """Return the limiter of a worker."""
     return Limiter.from_url(url, secret=SECRET, deadline=DEADLINE, on_error="deny")
 
 
@@ -95,12 +85,7 @@ async def played(make: SceneMaker) -> Record:
 
 
 class Worker:
-    """Hits, and takes down what comes of it.
-
-    Args:
-        scene: Where hits go.
-        limiter: The limiter.
-    """
+    """Hits, and takes down what comes of it."""
 
     def __init__(self, scene: Scene, limiter: Limiter) -> None:
         self._scene = scene
@@ -110,7 +95,6 @@ class Worker:
         self._counted = self._banned = 0
 
     async def play(self) -> Record:
-        """Return what was seen."""
         scene, record = self._scene, self._record
         await self._limiter.ban(BANNED, "1h")
         while (await self._limiter.hit(BANNED, UNBOUND)).reason is not Reason.BANNED:

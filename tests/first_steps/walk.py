@@ -49,11 +49,7 @@ class Step:
 
 
 def steps(text: str) -> Iterator[Step]:
-    """Yield the steps of a reader, in the order of the page.
-
-    Raises:
-        PageError: A block is neither a file with a name, nor a command, nor the output of the command before it.
-    """
+    """Yield the steps of a reader, in the order of the page."""
     pending: Step | None = None
     for block in blocks(text):
         if block.language in {"text", "http", "json"}:
@@ -124,11 +120,7 @@ class Walk:
         return Path(asked.stdout.strip())
 
     def take(self, step: Step) -> None:
-        """Do what one block says.
-
-        Raises:
-            PageError: A command failed, or its output is another one.
-        """
+        """Do what one block says."""
         began_s = time.monotonic()
         if step.file is not None:
             (self.directory() / step.file).write_text(step.code, "utf-8")
@@ -186,11 +178,7 @@ class Walk:
             time.sleep(0.05)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C in the first terminal, and wait until the server there has ended.
-
-        Raises:
-            PageError: It had failed, or did not end.
-        """
+        """Press Ctrl-C in the first terminal, and wait until the server there has ended."""
         if self._server is None:
             return
         server, self._server = self._server, None

@@ -31,13 +31,7 @@ def simulate(clock: FakeClock, work: Coroutine[Any, Any, T]) -> T:
 
 
 class FarServer(httpx.AsyncBaseTransport):
-    """A server with an exact limit of its own, and random delays on the way there and back.
-
-    Args:
-        clock: Its time.
-        limits: What it allows.
-        delay_s: Returns the next delay, in seconds.
-    """
+    """A server with an exact limit of its own, and random delays on the way there and back."""
 
     def __init__(self, clock: FakeClock, limits: tuple[Limit, ...], delay_s: Callable[[], float]) -> None:
         self.clock = clock
@@ -68,12 +62,7 @@ class FarServer(httpx.AsyncBaseTransport):
 
 
 class DistantStore(RemoteStore):
-    """A store in memory to which the way takes time, there and back: its limiter treats it as one of other machines.
-
-    Args:
-        clock: Its time.
-        delay_s: Returns the next delay, in seconds.
-    """
+    """A store in memory to which the way takes time, there and back: its limiter treats it as one of other machines."""
 
     def __init__(self, clock: FakeClock, delay_s: Callable[[], float]) -> None:
         super().__init__(clock)
@@ -111,5 +100,4 @@ class Answers(httpx.AsyncBaseTransport):
 
     @property
     def gaps_s(self) -> list[float]:
-        """The seconds between one request and the next."""
         return [round(later - earlier, 6) for earlier, later in pairwise(self.asked_s)]

@@ -19,7 +19,6 @@ limiters: dict[str, Limiter] = {}
 
 
 def hit_often(url: str) -> int:
-    """Return how many hits this process is admitted."""
     limiter = limiters.setdefault(url, Limiter.from_url(url, deadline="60s"))
     return sum(bool(limiter.sync.hit("everybody", f"{AMOUNT}/hour")) for _ in range(AMOUNT))
 

@@ -44,7 +44,6 @@ def tell(limiter: Limiter, count: int, first: int = 0) -> None:
 
 
 def threads() -> list[threading.Thread]:
-    """Return the threads of observers."""
     return [thread for thread in threading.enumerate() if thread.name == "slidegate-events"]
 
 

@@ -28,12 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def threads() -> list[threading.Thread]:
-    """Return the threads with loops that run."""
     return [thread for thread in threading.enumerate() if thread.name == "slidegate-loop"]
 
 
 def waits(thread: int) -> bool:
-    """Tell whether a thread waits for an answer."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code is not threading.Event.wait.__code__:
         frame = frame.f_back

@@ -51,7 +51,6 @@ class Program:
         self._decisions: list[Any] = []
 
     def next(self, limiter: Any, clock: FakeClock) -> Any:
-        """Return the answer to the next call, or an awaitable of it."""
         rng = self._rng
         clock.advance(us=rng.choice([0, 1, 900_000, 7_000_000]))
         key, limits, cost = rng.choice(KEYS), rng.choice(["3/10s", "100/10s; 150/minute"]), rng.choice([0, 1, 1, 2, 40])

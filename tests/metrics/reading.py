@@ -39,12 +39,7 @@ def documented() -> list[Metric]:
 
 
 class Exposition:
-    """What `/metrics` said.
-
-    Attributes:
-        families: The families by their names.
-        samples: The values by name and labels.
-    """
+    """What `/metrics` said."""
 
     def __init__(self, families: Iterable[Any]) -> None:
         self.families: dict[str, Any] = {}
@@ -70,12 +65,10 @@ class Exposition:
 
 
 def parsed(text: str) -> Exposition:
-    """Read the text format."""
     return Exposition(parse_text(text))
 
 
 async def asked(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
-    """Send a scrape."""
     return await send_scope(app, scope_of(**{"headers": {"Accept": accept}, **scope}))
 
 

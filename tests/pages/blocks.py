@@ -42,7 +42,6 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def varying(block: Block) -> tuple[str, ...]:
-    """Return the parts of an output that vary."""
     return tuple(filter(None, block.value.split(" | "))) if block.mark == "varies" else ()
 
 

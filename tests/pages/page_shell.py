@@ -56,11 +56,7 @@ EVENT: Final = (
 
 
 class PageShell:
-    """A directory with the things that pages take for granted: an application, a configuration, logs, a store.
-
-    Args:
-        directory: An empty directory.
-    """
+    """A directory with the things that pages take for granted: an application, a configuration, logs, a store."""
 
     def __init__(self, directory: Path) -> None:
         self.work = directory / "work"
@@ -106,7 +102,6 @@ class PageShell:
         LmdbStore(self.lib / "slidegate").close()
 
     def write(self, name: str, text: str) -> None:
-        """Save a file of the page."""
         (self.work / name).write_text(text, encoding="utf-8")
 
     def run(self, block: str) -> None:

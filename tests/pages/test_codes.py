@@ -36,7 +36,6 @@ def rows(page: Path, group: str) -> list[str]:
 
 
 def exceptions() -> set[str]:
-    """Return the names of the public exceptions."""
     return {
         name
         for module in (slidegate, slidegate.core, slidegate.httpx)
@@ -46,7 +45,6 @@ def exceptions() -> set[str]:
 
 
 def exit_codes() -> set[int]:
-    """Return the numbers that the command ends with."""
     return {found for name, found in vars(exits).items() if type(found) is int and not name.startswith("MAX_")}
 
 

@@ -35,13 +35,11 @@ def does_something(block: Block) -> bool:
 
 
 def pages_with_commands() -> list[Path]:
-    """Return the pages that show commands."""
     return [page for page in RUN_HERE if any(does_something(block) for block in blocks(page.read_text("utf-8")))]
 
 
 @contextmanager
 def shell(directory: Path) -> Iterator[PageShell]:
-    """Offer a shell, and end its servers."""
     opened = PageShell(directory)
     try:
         yield opened

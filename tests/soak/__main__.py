@@ -52,14 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def tell(findings: Findings) -> None:
-    """Print what a part has shown."""
     print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}")
     for line in [*findings.broken, *findings.lines]:
         print(f"  {line}", flush=True)
 
 
 def versions() -> str:
-    """Return the versions of what runs."""
     names = ", ".join(f"{name} {version(name)}" for name in ("uvicorn", "starlette", "lmdb", "redis"))
     server = ".".join(map(str, version_of(REDIS))) if REDIS else "none"
     return f"CPython {platform.python_version()}, {names}, redis-server {server}"

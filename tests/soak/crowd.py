@@ -55,7 +55,6 @@ class Crowd:
         self._log.close()
 
     def kill_one(self, chance: random.Random) -> None:
-        """Kill a worker, and start another in its place."""
         place = chance.randrange(1, self._count)
         self._running[place].send_signal(signal.SIGKILL)
         self._running[place].wait()

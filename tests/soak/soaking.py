@@ -38,13 +38,7 @@ Fault = Callable[[], Awaitable[str]]
 
 @dataclass
 class Findings:
-    """What a part of a soak showed.
-
-    Attributes:
-        store: The name of the store.
-        broken: A sentence for each promise that was broken.
-        lines: What else is worth knowing.
-    """
+    """What a part of a soak showed."""
 
     store: str
     broken: list[str] = field(default_factory=list)
@@ -52,14 +46,7 @@ class Findings:
 
 
 async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
-    """Load workers on a store and disturb them.
-
-    Args:
-        store: "lmdb" or "redis".
-        seconds: How long.
-        workers: How many, 2 or more.
-        seed: Of what the clients do, and of the faults; the moments are those of the machine.
-    """
+    """Load workers on a store and disturb them."""
     chance, findings = random.Random(f"{seed} {store}"), Findings(store)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))

@@ -16,13 +16,7 @@ PATHS = ("/counts", "/counts", "/exact", "/stream", "/maybe?status=200", "/maybe
 
 
 class Visitors:
-    """Sends requests to a port from many clients until it is told to stop.
-
-    Attributes:
-        answers: What was seen.
-        cut: How many requests had no answer, because a worker was killed or the client left.
-        hung: How many had none within `HANGS_S`.
-    """
+    """Sends requests to a port from many clients until it is told to stop."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
         self.answers: list[Answer] = []

@@ -41,31 +41,25 @@ class Worker:
         )
 
     def tell(self, order: str) -> None:
-        """Send an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """Return the answer to an order."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ask(self, order: str) -> str:
-        """Send an order and return its answer."""
         self.tell(order)
         return self.hear()
 
     def stop(self) -> None:
-        """Stop it with SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let it go on."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.communicate(timeout=BOUND_S)
 

@@ -36,11 +36,7 @@ BOUND_S = 30
 
 
 class Workers:
-    """Stores on the same data, each as a process of its own has it, with one clock.
-
-    Args:
-        place: The path of a file, or a server.
-    """
+    """Stores on the same data, each as a process of its own has it, with one clock."""
 
     def __init__(self, place: Path | RedisServer | RedisCluster) -> None:
         self.place = place

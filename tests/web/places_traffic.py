@@ -23,11 +23,7 @@ class Broken(Exception):
 
 
 class Application:
-    """Serves each request in the way that its own header asks for, and asserts the bound from inside.
-
-    Attributes:
-        most: The largest number of requests that were under way at a time, by rule and key.
-    """
+    """Serves each request in the way that its own header asks for, and asserts the bound from inside."""
 
     def __init__(self) -> None:
         self.under_way: Counter[tuple[str, str]] = Counter()
@@ -150,16 +146,7 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
 
 
 async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application:
-    """Let random visitors come, and return the application, which has seen no more under way than there may be.
-
-    Args:
-        limiter: The limiter; its store must know no other requests.
-        seed: The seed of the random numbers.
-        visits: How many requests come.
-
-    Raises:
-        AssertionError: More requests were under way than there are places.
-    """
+    """Let random visitors come, and return the application, which has seen no more under way than there may be."""
     chance, app = random.Random(seed), Application()
     front = gate(limiter, app, statistics=chance.random() < 0.5)
     async with asyncio.TaskGroup() as tasks:

@@ -192,12 +192,7 @@ def one_function() -> int:
 
 
 class Trees:
-    """Makes an application of routers with limits, exemptions and overrides at random places.
-
-    Attributes:
-        app: The application.
-        expected: The names of the limits that count a request, by its path.
-    """
+    """Makes an application of routers with limits, exemptions and overrides at random places."""
 
     def __init__(self, drawn: random.Random) -> None:
         self._drawn = drawn

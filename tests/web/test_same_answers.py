@@ -118,7 +118,6 @@ class Play:
             self.clock.advance(us=61_000_000)
 
     async def ask(self, scope: Scope, steps: list[Any], leaves_after: int | None) -> list[Any]:
-        """Send one request, and return what came out of it."""
         self.steps, out = steps, []
 
         async def receive() -> Message:

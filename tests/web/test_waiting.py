@@ -64,7 +64,6 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def come(self, count: int = 1, **more: Any) -> None:
-        """Send requests, one after the other."""
         for _ in range(count):
             self._tasks.append(asyncio.create_task(self._one(len(self._tasks), more)))
             await some_turns()

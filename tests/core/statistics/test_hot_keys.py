@@ -15,7 +15,6 @@ from ...racing import THREADS, race
 
 
 def hot_keys(capacity: int, threshold: int, window_us: int, slices: int = 5) -> HotKeys:
-    """Make hot keys of a window in microseconds."""
     return HotKeys(capacity, threshold, window_us / 1_000_000, slices=slices)
 
 

@@ -608,13 +608,7 @@ FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and 
 
 
 class Faulty:
-    """LMDB's objects, of which the call of one number fails.
-
-    Args:
-        inner: The environment.
-        fails_at: Which call fails; those of transactions and cursors count.
-        error: What it raises.
-    """
+    """LMDB's objects, of which the call of one number fails."""
 
     def __init__(self, inner: Any, fails_at: int, error: Exception) -> None:
         self.__dict__.update(inner=inner, left=[fails_at], error=error)

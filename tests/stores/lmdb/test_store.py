@@ -121,12 +121,7 @@ def fork() -> int:
 
 @contextmanager
 def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
-    """Fork a process that does something and stays where it is until the end.
-
-    Args:
-        act: What it does first.
-        ends_by: A signal that it sends itself then: stopped or killed it may stand in the middle of what it did.
-    """
+    """Fork a process that does something, sends itself the signal `ends_by`, and stays where it is until the end."""
     reading, writing = os.pipe()
     pid = fork()
     if not pid:

@@ -25,7 +25,6 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The address of the proxy."""
         return f"redis://127.0.0.1:{self.proxy.port}/0"
 
 

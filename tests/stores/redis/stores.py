@@ -28,7 +28,6 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
 
 @asynccontextmanager
 async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncIterator[RedisStore]:
-    """Open a store."""
     async with workers_at(server, 1, **options) as (store,):
         yield store
 

@@ -30,14 +30,7 @@ EMPTY = b"", HEAD.pack(0, 0, 0, 0, -1, 0)
 
 
 class Golden:
-    """Plays one program to a key in Redis, and to bytes that the core changes; compares what is stored after each move.
-
-    Args:
-        redis: A client of its server.
-        store: The store.
-        clock: Its clock.
-        rolled: The program.
-    """
+    """Plays one program to a key in Redis and to bytes that the core changes, and compares them after each move."""
 
     def __init__(self, redis: Redis, store: RedisStore, clock: FakeClock, rolled: bytes) -> None:
         self.redis, self.store, self.clock, self.dice = redis, store, clock, Choices(rolled)
@@ -51,7 +44,6 @@ class Golden:
         self.charged: list[tuple[Decision, Decision]] = []
 
     async def play(self) -> None:
-        """Play moves until the bytes are used up."""
         moves = self.hit, self.hit, self.go, self.go, self.charge, self.charge, self.refund, self.rare
         while self.dice:
             await self.dice.pick(moves)()
@@ -95,7 +87,6 @@ class Golden:
         assert [tuple(note) for note in ours.charge] == [(self.limit.counter.mark(self.window), kept)]
 
     async def refund(self) -> None:
-        """Hand back."""
         if self.charged:
             ours, theirs = self.charged.pop(self.dice.below(len(self.charged)))
             self.latest_us = max(self.latest_us, self.clock.now_us)
@@ -106,7 +97,6 @@ class Golden:
             self.window = windows["ann"]
 
     async def go(self) -> None:
-        """Let time pass, and now and then step back."""
         span_us = self.dice.pick((1, 1, self.limit.slice_us, self.limit.slice_us // 2, self.limit.window_us))
         span_us *= self.dice.pick((1, 1, 1, 1, 1, 2, -1))
         self.clock.set(max(self.clock.now_us + span_us, 0))

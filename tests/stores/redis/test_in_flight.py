@@ -71,7 +71,6 @@ class Held:
                 await asyncio.sleep(0)
 
     def release(self, count: int) -> None:
-        """Give the next answers."""
         for _ in range(count):
             self._come.popleft()()
 

@@ -32,7 +32,6 @@ CHECKS: Final = ((BUCKET, "user:1", 1),)
 
 
 def packed(value: Any) -> bytes:
-    """Return a value as a server writes it."""
     if isinstance(value, list):
         return b"*%d\r\n" % len(value) + b"".join(map(packed, value))
     if isinstance(value, int):

@@ -73,7 +73,6 @@ class Worker:
         assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
 
     def go(self) -> None:
-        """Let it begin."""
         self._write("go")
 
     def times_us(self) -> list[int]:
@@ -84,7 +83,6 @@ class Worker:
         return times
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.communicate()
 

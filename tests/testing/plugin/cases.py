@@ -90,7 +90,6 @@ app_once_made = TestClient(app)
 
 @pytest.fixture
 def client() -> TestClient:
-    """A client of its own connection."""
     return app_once_made
 
 
@@ -149,7 +148,6 @@ def test_bans_are_forgotten_too(client: TestClient, slidegate_reset: Callable[[]
 
 
 async def listed() -> list[str]:
-    """Return the keys that are banned."""
     return [ban.key async for ban in limiter.bans()]
 
 

@@ -273,7 +273,6 @@ class World:
         await self.recorder(scope, receive, send)
 
     def agree(self, slices: int) -> None:
-        """See that the figures are those of the recorder."""
         read: Stats = self.limiter.stats(slices * SLICE_US / 1_000_000)
         rules, routes, total = self.recorder.read(slices)
         assert {name: traffic.seen for name, traffic in read.rules.items()} == rules
