@@ -59,7 +59,7 @@ def most_inside(spans: Iterable[tuple[float, float]], window_s: float) -> tuple[
 
 
 def lost_bans(answers: Iterable[Answer], lag_s: float = 0.0) -> list[str]:
-    """Find requests that passed while an earlier answer, whose clock may be `lag_s` behind, calls their client banned."""
+    """Find requests that passed while an earlier answer, by a clock `lag_s` late, bans their client."""
     known: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     in_order = sorted(answers, key=lambda answer: answer.received_s)
     for answer in in_order:
