@@ -32,7 +32,7 @@ class Ward:
     """A limiter on a store that can be made sick, and the clock of both."""
 
     def __init__(
-        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "20ms", make_store: Any = SickStore
+        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", make_store: Any = SickStore
     ) -> None:
         self.clock = FakeClock(1_000_000_000)
         self.heard = RecordingObserver(without=["refused", "near_limit"])
@@ -158,7 +158,7 @@ async def test_deny_refuses_everything_and_says_when_to_try_again(inline: bool) 
 
 
 async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs() -> None:
-    ward = Ward("local")
+    ward = Ward("local", deadline="20ms")
     ward.store.hangs = True
     for _ in range(5):
         await ward.hit()
@@ -180,7 +180,7 @@ def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
 
 
 async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
-    ward = Ward("local")
+    ward = Ward("local", deadline="20ms")
     made = answers_later(ward)
     decisions = await asyncio.gather(*(ward.hit() for _ in range(5)))
     assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2

@@ -109,11 +109,6 @@ async def test_what_a_refusal_hands_back_comes_back_also_when_it_is_cancelled(wa
         await until_left(store, 8)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
-        await asyncio.sleep(0)
-
-
 async def until_left(store: Distant, units: int) -> None:
     while await left(store) != units:  # noqa: ASYNC110 - what is waited for tells nobody
         await asyncio.sleep(0)

@@ -109,6 +109,8 @@ async def test_requests_that_end_at_any_moment_count_their_estimate_or_what_they
 ) -> None:
     async with limiter_on(kind, tmp_path, server) as limiter:
         model, asked = Model(limiter), [(rng.randint(1, 60), rng.randint(1, 90)) for _ in range(60)]
+        await model.spent()
+        tasks = asyncio.all_tasks()  # those that stay: of this test, and of the connection
 
         async def leave_soon(estimate: int, used: int) -> None:
             request = asyncio.ensure_future(model.ask(estimate, used))
@@ -119,7 +121,8 @@ async def test_requests_that_end_at_any_moment_count_their_estimate_or_what_they
                 await request
 
         await asyncio.gather(*(leave_soon(*one) for one in asked))
-        await asyncio.sleep(0.05)
+        while handing_back := asyncio.all_tasks() - tasks:
+            await asyncio.wait(handing_back)
         # Each counts nothing, its estimate or its use, so the whole is the sum of some of these numbers.
         reachable = {0}
         for estimate, used in asked:
