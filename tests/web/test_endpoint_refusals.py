@@ -19,7 +19,7 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exception_handlers import http_exception_handler
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
+from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -599,7 +599,15 @@ def socket_task_group(site: Site) -> ASGIApp:
     return app
 
 
-SOCKETS = [socket_dependency, socket_decorator, socket_decorator_in_starlette, socket_task_group]
+def socket_class(site: Site) -> ASGIApp:
+    class Talk(WebSocketEndpoint):
+        async def dispatch(self) -> None:
+            await talk(WebSocket(self.scope, self.receive, self.send))
+
+    return Starlette(routes=[WebSocketRoute("/", site.limit(Talk))], **site.options)
+
+
+SOCKETS = [socket_dependency, socket_decorator, socket_decorator_in_starlette, socket_task_group, socket_class]
 
 
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "429"])

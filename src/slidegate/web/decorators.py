@@ -129,10 +129,11 @@ def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callabl
     async def limited(*args: Any, **options: Any) -> Any:
         connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
         if connection is None:
-            given = (*args, *options.values())
-            connection = next((value for value in given if isinstance(value, HTTPConnection)), None)
-        if connection is None:
-            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
+            for connection in (*args, *options.values()):
+                if isinstance(connection, HTTPConnection):
+                    break
+            else:
+                raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
         await limit.check(connection, endpoint)
         if is_async:
             return await endpoint(*args, **options)

@@ -26,30 +26,23 @@ _SCHEMA: Final[dict[str, Any]] = {
     },
 }
 _CONTENT: Final = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{_PROBLEM}"}}}
-_RETRY_AFTER: Final = {
-    "Retry-After": {
-        "description": "Seconds until the request is admitted.",
-        "schema": {"type": "integer", "minimum": 1},
-    }
-}
+_ALWAYS: Final = {"Retry-After": ("integer", "Seconds until the request is admitted.")}
 _DRAFT: Final = {
-    "RateLimit": {
-        "description": "The tightest limits, four at most, and what is left of each.",
-        "schema": {"type": "string"},
-    },
-    "RateLimit-Policy": {"description": "Every limit that applies.", "schema": {"type": "string"}},
+    "RateLimit": ("string", "The tightest limits, four at most, and what is left of each."),
+    "RateLimit-Policy": ("string", "Every limit that applies."),
 }
 _LEGACY: Final = {
-    "X-RateLimit-Limit": {"description": "Units in a window.", "schema": {"type": "integer"}},
-    "X-RateLimit-Remaining": {"description": "Units left.", "schema": {"type": "integer"}},
-    "X-RateLimit-Reset": {"description": "Unix seconds when all units are back.", "schema": {"type": "integer"}},
+    "X-RateLimit-Limit": ("integer", "Units in a window."),
+    "X-RateLimit-Remaining": ("integer", "Units left."),
+    "X-RateLimit-Reset": ("integer", "Unix seconds when all units are back."),
 }
-_FIELDS: Final[dict[HeaderStyle | None, dict[str, Any]]] = {
-    "draft": _DRAFT,
-    "legacy": _LEGACY,
-    "both": _DRAFT | _LEGACY,
-    None: {},
+_STYLES: Final[dict[HeaderStyle | None, dict[str, tuple[str, str]]]] = {
+    None: _ALWAYS,
+    "draft": _ALWAYS | _DRAFT,
+    "legacy": _ALWAYS | _LEGACY,
+    "both": _ALWAYS | _DRAFT | _LEGACY,
 }
+"""The type and the meaning of each header field of the answer, by the style of the fields."""
 
 
 def document_limits(app: Any, headers: HeaderStyle | None = "draft") -> None:
@@ -67,9 +60,12 @@ def document_limits(app: Any, headers: HeaderStyle | None = "draft") -> None:
     make = getattr(app, "openapi", None)
     if not callable(make) or not hasattr(app, "user_middleware"):
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}")
-    if headers not in _FIELDS:
+    if headers not in _STYLES:
         raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(headers)}')
-    answer = {"description": "Too Many Requests", "headers": _RETRY_AFTER | _FIELDS[headers], "content": _CONTENT}
+    fields = {
+        name: {"description": meaning, "schema": {"type": kind}} for name, (kind, meaning) in _STYLES[headers].items()
+    }
+    answer = {"description": "Too Many Requests", "headers": fields, "content": _CONTENT}
 
     @wraps(make)
     def openapi() -> dict[str, Any]:
