@@ -87,6 +87,12 @@ class Model:
         return AMOUNT - int(remaining)
 
 
+async def ended(before: set[asyncio.Task[Any]]) -> None:
+    """Wait for the end of all tasks that there were not before."""
+    while others := asyncio.all_tasks() - before:
+        await asyncio.wait(others)
+
+
 @pytest.mark.parametrize("limits", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
 async def test_what_was_used_is_what_is_counted(
@@ -121,8 +127,7 @@ async def test_requests_that_end_at_any_moment_count_their_estimate_or_what_they
                 await request
 
         await asyncio.gather(*(leave_soon(*one) for one in asked))
-        while handing_back := asyncio.all_tasks() - tasks:
-            await asyncio.wait(handing_back)
+        await ended(tasks)
         # Each counts nothing, its estimate or its use, so the whole is the sum of some of these numbers.
         reachable = {0}
         for estimate, used in asked:
@@ -147,6 +152,7 @@ async def test_a_call_that_is_cancelled_is_carried_out() -> None:
         store = Slow(FakeClock())
         store.began, store.open = asyncio.Event(), asyncio.Event()
         model = Model(Limiter(store, deadline="30s"))
+        tasks = asyncio.all_tasks()
         request = asyncio.ensure_future(model.ask(50, used))
         await store.began.wait()
         request.cancel()
@@ -154,7 +160,7 @@ async def test_a_call_that_is_cancelled_is_carried_out() -> None:
         store.open.set()
         with suppress(asyncio.CancelledError):
             await request
-        await asyncio.sleep(0.05)  # it goes on without the request
+        await ended(tasks)  # it goes on without the request
         assert await model.spent() == used
 
 
