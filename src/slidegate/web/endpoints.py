@@ -324,6 +324,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     Returns:
         Whether the request has been settled by this call: False for a second one, and where the rule does not count
         this request. An estimate that has left its window meanwhile cannot be handed back, nor need it be.
+        True where the store did not answer in time: it may have heard the call, and a second one could count twice.
 
     Raises:
         ConfigurationError: No rule of that name stands above, several were counted and none is named, or `used` is no
