@@ -25,7 +25,6 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
-from ..core.ring import NEVER, OPEN
 from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
@@ -76,7 +75,7 @@ class RefusalResponses:
         self._calls = calls
         self._policies = dict(policies)
         self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
-        self._limited: dict[tuple[Buckets, tuple[bool, ...], bool], Rendered] = {}
+        self._limited: dict[tuple[Buckets, tuple[bool, ...], Reason], Rendered] = {}
         self._banned: dict[tuple[str, bool], Rendered] = {}
 
     async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
@@ -98,15 +97,16 @@ class RefusalResponses:
             return self._to_banned(decision, scope)
         if not decision.readings:
             return _to_client(decision)
-        checks = decision.checks
         waits = [reading[3] for reading in decision.readings]
-        wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
-        too_large = decision.reason is Reason.TOO_LARGE
+        wait_us = min(waits)
+        if wait_us >= 0:  # neither `NEVER` nor `OPEN`
+            wait_us = max(waits)
         # The buckets, which of their limits have no room, and whether they ever will.
-        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks), tuple(map(bool, waits)), too_large
+        asked = asked_buckets(decision.checks), tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
         if rendered is None:
             violated = [(state.name, state.limit) for state in decision.violated]
+            too_large = decision.reason is Reason.TOO_LARGE
             rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
         return rendered if wait_us < 0 else _later(rendered, wait_us)
 

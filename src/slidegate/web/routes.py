@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from starlette.routing import Match, Mount
 from starlette.types import Scope
 
-from ..core.memo import remember
+from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter.stats import UNROUTED
 from .matching import PathIndex, below, route_path
 from .route_tree import ALL_BELOW, DEPTH, Application, Mounts, ResolvedRoute, applications, root_of, router_of
@@ -74,6 +74,7 @@ class Routes:
         self._lists: Sequence[Sized] = ()
         self._size = -1
         self._unlisted: set[int] = set()
+        self._labels: dict[tuple[str, str, str], str] = {}
         self._rooted = self._mounts_drop_slash = False
         self.version = 0
         self.by_path = True
@@ -108,6 +109,7 @@ class Routes:
         self._mounts_drop_slash = any(app.drops_slash for app in others)
         self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
+        self._labels.clear()
         for table in ("_resolved", "by_endpoint", "labels_below", "_by_text"):
             self.__dict__.pop(table, None)
 
@@ -166,19 +168,20 @@ class Routes:
         paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
         return next((one for one in candidates if one.route is reached.route and one.paths == paths), None)
 
-    def of_path(self, kind: str, method: str, path: str) -> ResolvedRoute | None:
-        """Return the route where a request leads: else one with other methods, as for a 405."""
+    def label_of(self, kind: str, method: str, path: str) -> str:
+        """Return the label of the route where a request leads: else of one with other methods, as for a 405."""
         self.current()
+        asked = kind, method, path
+        return self._labels.get(asked) or remember(self._labels, asked, self._label(*asked), MAX_PATHS, PATH_BYTES)
+
+    def _label(self, kind: str, method: str, path: str) -> str:
         candidates = self._by_text.find(path)
         if len(candidates) > 1:
             candidates.sort()
-        other = None
-        for _, resolved in candidates:
-            if resolved.connection == kind and resolved.takes(path):
-                if resolved.methods is None or method in resolved.methods:
-                    return resolved
-                other = other or resolved
-        return other
+        found = [resolved for _, resolved in candidates if resolved.connection == kind and resolved.takes(path)]
+        taking = (resolved for resolved in found if resolved.methods is None or method in resolved.methods)
+        route = next(taking, found[0] if found else None)
+        return UNROUTED if route is None else route.label
 
     def seen_by(self, scope: Scope) -> Routes:
         """Return these routes; where none are seen, those of the application in the scope, if it tells them."""
@@ -251,16 +254,15 @@ class RouteIndex:
     def label_of(self, scope: Scope) -> str:
         """Return the label of the route that a refused request would have gone to: no router has seen it.
 
-        It is found by the text of the path, whatever the number of routes, and nothing is kept of the request.
+        It is found by the text of the path, whatever the number of routes.
         """
         outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
         root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
         path = below(root, scope["path"]) if root else scope["path"]
         try:
-            route = self._below(outermost).of_path(scope["type"], scope.get("method", "GET"), path)
+            return self._below(outermost).label_of(scope["type"], scope.get("method", "GET"), path)
         except Exception:
             return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-        return UNROUTED if route is None else route.label
 
     def _below(self, router: object) -> Routes:
         """Return the routes below a router. They hold it, or its id could be another's."""

@@ -14,7 +14,7 @@ from ..core.decision import Bucket, Check, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
-from ..core.memo import remember
+from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from .keys import Key
 from .matching import PathIndex, RequestPath
@@ -25,9 +25,6 @@ from .rules import Limits, Rule, says_nobody
 if TYPE_CHECKING:
     from .default_limits import DefaultLimits
 
-_MEMO: Final = 16_384
-_MAX_REMEMBERED: Final = 256
-"""How long type, method, path and root of a request are together, at most, whose rules are remembered."""
 _MEMO_PLANS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
@@ -217,12 +214,7 @@ class RuleSet:
         if selection is not None:
             return selection
         selection = self._find(scope, routes)
-        # The server alone bounds the length of a path; only ordinary ones are worth remembering.
-        if routes.by_path and sum(map(len, request)) <= _MAX_REMEMBERED:
-            if len(self._known) >= _MEMO:
-                self._known.clear()
-            self._known[request] = selection
-        return selection
+        return remember(self._known, request, selection, MAX_PATHS, PATH_BYTES) if routes.by_path else selection
 
     def _find(self, scope: Scope, routes: Routes) -> Selection:
         path = RequestPath(scope, routes, slashed=self._slashed)

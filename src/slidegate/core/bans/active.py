@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..addresses import BITS
 from .ban import Ban, BanSubject, network_place
+
+if TYPE_CHECKING:
+    from ..decision import Check
 
 
 class ActiveBans:
@@ -76,38 +79,30 @@ class ActiveBans:
                 self._networks[version] = {other: table for other, table in networks.items() if other != shift}
         return ban
 
-    def matches_any(self, subjects: Iterable[BanSubject]) -> bool:
-        """Tell whether there is a ban of one of `subjects`, be it over or not. Other threads may change the list."""
+    def keys_of(self, subjects: Iterable[BanSubject], checks: Iterable[Check] = ()) -> list[str]:
+        """Return the keys of the bans that refuse a demand, also of those that are over. It needs no lock."""
+        by_key = self.by_key
+        found: list[str] = []
         for subject in subjects:
             if isinstance(subject, str):
-                if subject in self.by_key:
-                    return True
-                continue
-            version, value = subject
-            for shift, table in self._networks[version].items():
-                if (value >> shift).to_bytes(16, "big") in table:
-                    return True
-        return False
-
-    def matching(self, subjects: Iterable[BanSubject]) -> list[Ban]:
-        """Return the bans of `subjects`, also those that are over, each once. Changes nothing."""
-        found: dict[str, Ban] = {}
-        for subject in subjects:
-            keys: list[str | None] = []
-            if isinstance(subject, str):
-                keys.append(subject)
+                if subject in by_key:
+                    found.append(subject)
             else:
                 version, value = subject
                 for shift, table in self._networks[version].items():
-                    keys.append(table.get((value >> shift).to_bytes(16, "big")))
-            for key in keys:
-                if key is not None and key not in found and (row := self.by_key.get(key)) is not None:
-                    found[key] = Ban(*row)
-        return list(found.values())
+                    if (network := table.get((value >> shift).to_bytes(16, "big"))) is not None:
+                        found.append(network)
+        for _, key, _ in checks:
+            if key in by_key:
+                found.append(key)
+        return found
 
-    def active(self, subjects: Iterable[BanSubject], now_us: int, wall_us: int) -> list[Ban]:
-        """Return the bans of `subjects` that are in force, each once. Changes nothing."""
-        return [ban for ban in self.matching(subjects) if not ban.is_over(now_us, wall_us)]
+    def active(
+        self, subjects: Iterable[BanSubject], now_us: int, wall_us: int, checks: Iterable[Check] = ()
+    ) -> list[Ban]:
+        """Return the bans that refuse a demand, each once. Changes nothing."""
+        bans = [self.get(key) for key in dict.fromkeys(self.keys_of(subjects, checks))]
+        return [ban for ban in bans if ban is not None and not ban.is_over(now_us, wall_us)]
 
     def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
         """Forget bans that are over, looking at `max_count` at most by each clock; return whether any is left to see.

@@ -165,16 +165,12 @@ class MemoryBans(BanStore):
             if not self._decided % _LET_GO_EVERY:
                 with self._lock:
                     self.active_bans.remove_expired(*self._moments(), max_count=_LET_GO_EVERY)
-        by_key = self.active_bans.by_key
-        for _, key, _ in checks:
-            if key in by_key:
-                break
-        else:
-            if not subjects or not self.active_bans.matches_any(subjects):
-                return None  # most requests end here, and take no lock
+        if not self.active_bans.keys_of(subjects, checks):
+            return None  # most requests end here, and take no lock
         with self._lock:
-            bans = self.active_bans.matching((*subjects, *[key for _, key, _ in checks]))
-            return self._rules.decide(bans, checks, *self._moments(), prolong=prolong) if bans else None
+            moments = self._moments()
+            bans = self.active_bans.active(subjects, *moments, checks)
+            return self._rules.decide(bans, checks, *moments, prolong=prolong)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
