@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Networks, client_ip
 from slidegate.core import parse_address
-from slidegate.web.client_ip import MAX_FIELD
+from slidegate.web.headers import MAX_FIELD
 
 from ..asgi import scope_of
 

@@ -39,6 +39,7 @@ from ..core.memo import remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from ..limiter.keys import KeyOf
+from .headers import field_value
 from .keys import check_token
 
 UNKNOWN_PEER: Final = "unknown-peer"
@@ -49,8 +50,6 @@ UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
 MAX_HOPS: Final = 64
-MAX_FIELD: Final = 8_192
-"""Characters of a header that are read, from the right, where the entries of trusted proxies stand."""
 _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
 # Values are read a little wider than RFC 7239: many proxies leave out the quotes around IPv6 addresses and ports.
@@ -282,9 +281,3 @@ def read_node(text: str) -> Address | None:
     bare = match["v6"] or match["v4"] or match["bare"] or ""
     address = parse_address(bare) if match["v6"] is None or ":" in bare else None
     return None if address is None or is_unspecified(address) else address
-
-
-def field_value(scope: Scope, name: bytes) -> str:
-    """Return the lines of a header as one value, in their order (RFC 9110, section 5.3), at most `MAX_FIELD` long."""
-    value: bytes = b",".join([value for key, value in scope["headers"] if key == name])
-    return value[-MAX_FIELD:].decode("latin-1")

@@ -21,8 +21,9 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
-from .client_ip import GONE, ClientAddress, field_value
+from .client_ip import GONE, ClientAddress
 from .endpoint_refusals import turn_at_endpoint
+from .headers import field_value
 from .network_files import AddressList, NetworkFiles
 from .request import Entry, RequestLimits, allowlisted, charged, is_preflight
 from .rule_set import BoundRule, RuleSet, Selection

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
+from starlette.types import Scope
+
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
@@ -34,6 +36,8 @@ OURS: Final = _DRAFT | _LEGACY
 """The names of the fields in all styles."""
 NOT_STORED: Final = (b"cache-control", b"no-store")
 """The field by which no cache keeps the answer to a refused request."""
+MAX_FIELD: Final = 8_192
+"""Characters of a field that are read, from the right, where the entries of trusted proxies stand."""
 MAX_SHOWN: Final = 4
 """How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _LENGTHS: Final = frozenset(map(len, OURS))
@@ -158,6 +162,12 @@ def asked_buckets(checks: Sequence[Check]) -> Buckets:
 def lowered(name: Any) -> bytes:
     """Return the name of a field as ASGI has it, in whatever form an application wrote it."""
     return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
+
+
+def field_value(scope: Scope, name: bytes) -> str:
+    """Return the lines of a header as one value, in their order (RFC 9110, section 5.3), at most `MAX_FIELD` long."""
+    value: bytes = b",".join([value for key, value in scope["headers"] if key == name])
+    return value[-MAX_FIELD:].decode("latin-1")
 
 
 def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:

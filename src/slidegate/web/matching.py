@@ -71,8 +71,8 @@ def route_path(scope: Scope) -> str:
     return below(scope.get("root_path", ""), scope["path"])
 
 
-def _check_reachable(path: object) -> None:
-    """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
+def _reachable(path: object) -> str:
+    """Return a path if requests can have it: it is decoded, and holds no query, no fragment and no stray brace."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {quoted(path)}')
     foreign = _FOREIGN.search(path)
@@ -95,7 +95,7 @@ def _check_reachable(path: object) -> None:
     elif re.search(r"%[0-9A-Fa-f]{2}", path):
         problem, written = "requests are compared decoded", quoted(unquote(path))
     else:
-        return
+        return path
     raise ConfigurationError(f"path: {quoted(path)} can never match: {problem}; write {written}")
 
 
@@ -197,15 +197,14 @@ class PathMatcher:
 
     __slots__ = ("_strict", "convertors", "limits", "path")
 
-    def __init__(self, path: str) -> None:
-        _check_reachable(path)
+    def __init__(self, path: object) -> None:
+        self.path = _reachable(path)
         try:
-            self._strict, _, self.convertors = compile_path(path)
+            self._strict, _, self.convertors = compile_path(self.path)
         except (AssertionError, ValueError) as error:
             raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
-        self.path = path
         # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
-        self.limits = re.compile(regex_of(path, self.convertors, _SPELLINGS), re.DOTALL)
+        self.limits = re.compile(regex_of(self.path, self.convertors, _SPELLINGS), re.DOTALL)
 
     def exempts(self, text: str) -> bool:
         """Return whether an exemption applies to a text; it takes not an inch more than the path says."""

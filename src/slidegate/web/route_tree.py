@@ -8,7 +8,7 @@ may be mounted in itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,6 +24,8 @@ Mounts: TypeAlias = tuple[Mount | Host, ...]
 DEPTH: Final = 64
 """How far down applications in applications are followed."""
 ALL_BELOW: Final = "/{path:path}"
+FRONTEND: Final = 0
+"""Stands for the endpoint of frontends, which have none; no object has this id."""
 _KNOWN: Final = frozenset({"starlette", "fastapi", "slidegate"})
 _FLAGS: Final = re.compile("").flags
 
@@ -244,6 +246,50 @@ class Application:
         """Return the frontend that serves a path, if no route does: the longest, as FastAPI chooses."""
         frontends = [route for route, _ in self.routes if isinstance(route, Frontend) and route.path_regex.match(path)]
         return max(frontends, key=lambda one: len(one.path), default=None)
+
+
+class RouteTables:
+    """Routes by what they are found by; each table is made when it is first asked for.
+
+    Args:
+        top: The application; None for no routes.
+        unlisted: The ids of endpoints that requests have reached by none of its routes.
+    """
+
+    def __init__(self, top: Application | None, unlisted: Iterable[int] = ()) -> None:
+        self._top = top
+        self._unlisted = unlisted
+
+    @cached_property
+    def _resolved(self) -> list[ResolvedRoute]:
+        return [] if self._top is None else list(self._top.walk())
+
+    @cached_property
+    def by_endpoint(self) -> Mapping[int, list[ResolvedRoute]]:
+        """The routes of each endpoint, by its id; those of frontends, which have none, are those of `FRONTEND`."""
+        routes: dict[int, list[ResolvedRoute]] = {endpoint_id: [] for endpoint_id in self._unlisted}
+        for resolved in self._resolved:
+            endpoint = resolved.route.endpoint
+            routes.setdefault(FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
+        return routes
+
+    @cached_property
+    def labels_below(self) -> Mapping[int, list[str]]:
+        """The labels of the routes below each dependency that a router or an application requires, by its id."""
+        labels: dict[int, set[str]] = {}
+        for resolved in self._resolved:
+            for required in resolved.above:
+                labels.setdefault(id(required.dependency), set()).add(resolved.label)
+        return {dependency_id: sorted(those) for dependency_id, those in labels.items()}
+
+    @cached_property
+    def by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
+        """The routes, each with its place among them, by the text of their paths."""
+        index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
+        routed = [resolved for resolved in self._resolved if resolved.route.endpoint is not None]
+        for place, resolved in enumerate(routed):
+            index.add(resolved.written(), (place, resolved))
+        return index
 
 
 def applications(app: object) -> list[Application]:

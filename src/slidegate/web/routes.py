@@ -11,8 +11,7 @@ where a path ends in a newline. The application below it then reads another part
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from functools import cached_property
+from collections.abc import Iterator, Sequence, Sized
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -21,12 +20,21 @@ from starlette.types import Scope
 
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter.stats import UNROUTED
-from .matching import PathIndex, below, route_path
-from .route_tree import ALL_BELOW, DEPTH, Application, Mounts, ResolvedRoute, applications, root_of, router_of
+from .matching import below, route_path
+from .route_tree import (
+    ALL_BELOW,
+    DEPTH,
+    FRONTEND,
+    Application,
+    Mounts,
+    ResolvedRoute,
+    RouteTables,
+    applications,
+    root_of,
+    router_of,
+)
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
-_FRONTEND: Final = 0
-"""Stands for the endpoint of frontends, which have none; no object has this id."""
 _MAX_UNLISTED: Final = 4_096
 _MAX_ROUTERS: Final = 64
 _versions: Final = count(1)
@@ -61,6 +69,8 @@ class Routes:
         hidden: Whether something stands between them that does not show what it wraps.
 
     Attributes:
+        router: The router of the application; None where no routes are known.
+        root: The `root_path` that the application gives itself, whatever the server says; empty if there is none.
         version: Tells apart how the routes are and were.
         by_path: Whether type, method, path and root of a request tell which routes take it, as far as routes are known.
     """
@@ -68,26 +78,19 @@ class Routes:
     def __init__(self, app: object, *, hidden: bool = False) -> None:
         self._app = app
         self._hidden = hidden
+        self.router = router_of(app)
+        self.root = root_of(app)
         self._behind: Routes | None = None
         self._top: Application | None = None
         self._holder: Any = None
         self._lists: Sequence[Sized] = ()
         self._size = -1
         self._unlisted: set[int] = set()
+        self._tables = RouteTables(None)
         self._labels: dict[tuple[str, str, str], str] = {}
         self._rooted = self._mounts_drop_slash = False
         self.version = 0
         self.by_path = True
-
-    @cached_property
-    def router(self) -> Any:
-        """The router of the application; None where no routes are known."""
-        return router_of(self._app)
-
-    @cached_property
-    def root(self) -> str:
-        """The `root_path` that the application gives itself, whatever the server says; empty if there is none."""
-        return root_of(self._app)
 
     def current(self) -> int:
         """Return the version of the routes as they are now, by how many some router has. Each request asks."""
@@ -110,53 +113,23 @@ class Routes:
         self.by_path = all(app.by_path for app in apps)
         self.version = next(_versions)
         self._labels.clear()
-        for table in ("_resolved", "by_endpoint", "labels_below", "_by_text"):
-            self.__dict__.pop(table, None)
+        self._tables = RouteTables(top, self._unlisted)
 
-    @cached_property
-    def _resolved(self) -> list[ResolvedRoute]:
+    @property
+    def tables(self) -> RouteTables:
+        """The routes as they are now, by what they are found by."""
         self.current()
-        return [] if self._top is None else list(self._top.walk())
-
-    @cached_property
-    def by_endpoint(self) -> Mapping[int, list[ResolvedRoute]]:
-        """The routes of each endpoint, by its id; none of an endpoint that a request has reached by no route of these.
-
-        Frontends have no endpoint, and are those of `_FRONTEND`.
-        """
-        routes: dict[int, list[ResolvedRoute]] = {endpoint_id: [] for endpoint_id in self._unlisted}
-        for resolved in self._resolved:
-            endpoint = resolved.route.endpoint
-            routes.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
-        return routes
-
-    @cached_property
-    def labels_below(self) -> Mapping[int, list[str]]:
-        """The labels of the routes below each dependency that a router or an application requires, by its id."""
-        labels: dict[int, set[str]] = {}
-        for resolved in self._resolved:
-            for required in resolved.above:
-                labels.setdefault(id(required.dependency), set()).add(resolved.label)
-        return {dependency_id: sorted(those) for dependency_id, those in labels.items()}
-
-    @cached_property
-    def _by_text(self) -> PathIndex[tuple[int, ResolvedRoute]]:
-        index: PathIndex[tuple[int, ResolvedRoute]] = PathIndex()
-        routed = [resolved for resolved in self._resolved if resolved.route.endpoint is not None]
-        for place, resolved in enumerate(routed):
-            index.add(resolved.written(), (place, resolved))
-        return index
+        return self._tables
 
     def of_endpoint(self, endpoint_id: int) -> list[ResolvedRoute]:
         """Return the routes of an endpoint that a request has reached."""
-        self.current()
-        if endpoint_id not in self.by_endpoint:
+        if endpoint_id not in self.tables.by_endpoint:
             # A function that has a route already may get another one, also in a router that is included.
             if len(self._unlisted) >= _MAX_UNLISTED:
                 self._unlisted.clear()
             self._unlisted.add(endpoint_id)
             self._learn()
-        return self.by_endpoint[endpoint_id]
+        return self._tables.by_endpoint[endpoint_id]
 
     def of_request(self, candidates: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
         """Return the one of several routes to an endpoint by which a request came."""
@@ -175,7 +148,7 @@ class Routes:
         return self._labels.get(asked) or remember(self._labels, asked, self._label(*asked), MAX_PATHS, PATH_BYTES)
 
     def _label(self, kind: str, method: str, path: str) -> str:
-        candidates = self._by_text.find(path)
+        candidates = self._tables.by_text.find(path)
         if len(candidates) > 1:
             candidates.sort()
         found = [resolved for _, resolved in candidates if resolved.connection == kind and resolved.takes(path)]
@@ -240,16 +213,14 @@ class RouteIndex:
     def candidates(self, scope: Scope) -> list[ResolvedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        endpoint_id = _FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
-        if router is None or (endpoint is None and endpoint_id != _FRONTEND):
+        endpoint_id = FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
+        if router is None or (endpoint is None and endpoint_id != FRONTEND):
             return []
         return self._below(router).of_endpoint(endpoint_id)
 
     def labels_below(self, scope: Scope, dependency: object) -> list[str]:
         """Return the labels of the routes below the routers and applications that require `dependency`, sorted."""
-        routes = self._below(scope["router"])
-        routes.current()
-        return routes.labels_below[id(dependency)]
+        return self._below(scope["router"]).tables.labels_below[id(dependency)]
 
     def label_of(self, scope: Scope) -> str:
         """Return the label of the route that a refused request would have gone to: no router has seen it.
