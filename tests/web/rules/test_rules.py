@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -10,13 +11,18 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
 from slidegate import (
+    ConfigurationError,
     Limiter,
     MemoryStore,
+    MessageLimits,
+    Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
+    combine,
     everyone,
     header,
+    path_param,
 )
 from slidegate.testing import FakeClock
 
@@ -211,3 +217,121 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
 )
 def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
     assert repr(rule) == shown
+
+
+# -- several paths -------------------------------------------------------------------------------------------------
+
+
+PATHS = ["/login", "/api/login", "/v2/{rest:path}"]
+
+
+async def test_the_paths_of_a_rule_share_its_count() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule(PATHS, "3/minute")])
+    assert [(await call(app, path)).status for path in ("/login", "/api/login", "/v2/a/b")] == [200] * 3
+    assert [(await call(app, path)).status for path in ("/login", "/api/login", "/v2/c")] == [429] * 3
+    assert await statuses(app, 5, "/elsewhere") == [200] * 5
+
+
+async def test_an_exemption_of_several_paths_exempts_each_and_no_more() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule(["/health", "/ready"], exempt=True), Rule("*", "1/minute")])
+    assert [await statuses(app, 3, path) for path in ("/health", "/ready")] == [[200] * 3] * 2
+    assert await statuses(app, 2, "/health\n") == [200, 429]
+
+
+def test_the_identity_is_that_of_the_paths_in_any_order() -> None:
+    assert len({Rule(order, "1/minute").identity for order in permutations(PATHS)}) == 1
+    others = [PATHS[:2], PATHS[:1], PATHS[0], " ".join(PATHS[:2])]
+    identities = {Rule(paths, "1/minute").identity for paths in others}
+    assert len(identities) == 3, "a list of one path is that path"
+    assert Rule(PATHS, "1/minute").identity not in identities
+
+
+async def test_one_parameter_of_all_paths_is_one_key() -> None:
+    rule = Rule(["/t/{tenant:int}/a", "/t/{tenant:int}/b/{rest:path}"], "2/minute", key=path_param("tenant"))
+    app = RateLimitMiddleware(hello, rules=[rule])
+    asked = ["/t/1/a", "/t/01/b/x", "/t/1/a", "/t/2/b/y", "/t/2/a", "/t/002/a"]
+    assert [(await call(app, path)).status for path in asked] == [200, 200, 429, 200, 200, 429]
+
+
+@pytest.mark.parametrize("key", [path_param("tenant"), combine(header("X-Key"), path_param("tenant"))])
+@pytest.mark.parametrize("paths", [["/t/{tenant}", "/u/{user}"], ["/u", "/t/{tenant}"], "*"])
+def test_a_parameter_that_one_path_lacks_is_an_error(key: Any, paths: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"path_param: '(/u|/u/\{user\}|\*)' has no parameter 'tenant'"):
+        Rule(paths, "1/minute", key=key)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], r'expected paths such as \["/login", "/token"\], not an empty list'),
+        (["/a", "*"], '"\\*" means every path; write it alone'),
+        (["/a", "/b", "/a"], "'/a' stands twice in"),
+        (["/a", "b"], "expected .* not 'b'"),
+        (["/a", 7], "expected .* not 7"),
+        (["/a", "/b/*"], "'/b/\\*' is not in Starlette's syntax"),
+        (7, "expected .* not 7"),
+        (b"/a", "expected .* not b'/a'"),
+        (None, "expected .* not None"),
+    ],
+)
+def test_paths_that_cannot_be_used_are_errors(paths: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"path: {message}"):
+        Rule(paths, "1/minute")
+
+
+def test_hidden_rules_are_found_path_by_path() -> None:
+    final = Rule(["/a", "/files/{rest:path}", "/u/{name}"], "1/minute", final=True)
+    hidden = [Rule(["/a", "/files/x/{id}"], "1/s"), Rule(["/u/{other}"], "1/s"), Rule("/files/y", "1/s")]
+    hidden += [Rule(["/u/{other:int}", "/a"], "1/s")]
+    open_to = [Rule(["/a", "/b"], "1/s", key=everyone), Rule("*", "1/s")]
+    for later in hidden + open_to:
+        found = [finding.code for finding in RateLimitMiddleware(hello, rules=[final, later]).findings]
+        assert found == ["SG104"] * (later in hidden)
+    (found,) = RateLimitMiddleware(hello, rules=[Rule("*", "1/s", final=True), final]).findings
+    assert found.code == "SG104"
+
+
+# -- quotas --------------------------------------------------------------------------------------------------------
+
+
+NOON_US = 1_735_732_800_000_000  # 2025-01-01T12:00Z
+DAY_S = 86_400
+
+
+def limiter_at(wall: FakeClock) -> Limiter:
+    return Limiter(MemoryStore(clock=FakeClock(), wall_clock=wall))
+
+
+async def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = FakeClock(NOON_US + 400_000)
+    monkeypatch.setattr("slidegate.web.headers.time", lambda: wall() / 1_000_000 + 0.05)
+    rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
+    gate = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
+    first, _, refused = await call(gate), await call(gate), await call(gate)
+    assert (first.status, refused.status) == (200, 429)
+    assert refused.headers["ratelimit-policy"] == '"api-60";q=100;w=60, "plan";q=2'
+    assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}, "api-60";r=98;t=61'
+    assert refused.headers["retry-after"] == str(DAY_S // 2)
+    assert int(refused.headers["x-ratelimit-reset"]) == NOON_US // 1_000_000 + DAY_S // 2
+    assert b"No more than 2 per day" in refused.body
+    wall.advance("12h")
+    assert (await call(gate)).status == 200
+
+
+async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None:
+    def plan(request: object) -> object:
+        return Quota("1/day")
+
+    weekly = RateLimit(Quota("2/week", starts="sunday"))(page)
+    app = Starlette(routes=[Route("/page", weekly), Route("/plan", page)])
+    gate = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
+    assert [(await call(gate, "/page")).status for _ in range(3)] == [200, 200, 429]
+    assert [(await call(gate, "/plan")).status for _ in range(2)] == [200, 429]
+
+
+def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigurationError, match="nobody waits until a quota starts anew"):
+        MessageLimits(["1/second", Quota("5/day")], beyond="wait")
+    with pytest.raises(ConfigurationError, match="cost: 6 is more than '5/day from 00:00 in UTC' allows"):
+        Rule("*", Quota("5/day"), cost=6)
+    assert MessageLimits(Quota("5/day"), key="client").limits == (Quota("5/day"),)
