@@ -59,8 +59,9 @@ class Networks(core.Networks):
         Raises:
             ConfigurationError: The file or a line of it cannot be read, or it lists everybody.
         """
-        made = cls.of_ranges(_read_ranges(path, _checked_column(column), strict=strict))
-        check_breadth([made], str(path))
+        file = NetworkFile(path, column=column, strict=strict)
+        made = cls.of_ranges(_read_ranges(file))
+        check_breadth([made], file.path)
         return made
 
 
@@ -90,10 +91,14 @@ class NetworkFile:
             raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(path)}')
         if not isinstance(name, str):
             raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(name)}')
+        if column is not None and (not isinstance(column, str) or not column):
+            raise ConfigurationError(
+                f'column: expected the name of a column of a CSV file, for example "ip", not {quoted(column)}'
+            )
         stem, _ = os.path.splitext(os.path.basename(path))
         object.__setattr__(self, "path", os.fspath(path))
         object.__setattr__(self, "name", name or stem)
-        object.__setattr__(self, "column", _checked_column(column))
+        object.__setattr__(self, "column", column)
         object.__setattr__(self, "strict", check_flag("strict", strict))
 
     def read(self) -> NetworkList:
@@ -102,7 +107,7 @@ class NetworkFile:
         Raises:
             ConfigurationError: It cannot be read, or a line of it; the message names the line.
         """
-        ranges = list(_read_ranges(self.path, self.column, strict=self.strict))
+        ranges = list(_read_ranges(self))
         networks = core.Networks.of_ranges(ranges)
         check_breadth([networks], self.path)
         return NetworkList(self, networks, len(ranges))
@@ -197,10 +202,11 @@ class NetworkFiles(FileWatcher):
                     check_breadth((listed.networks for listed in lists), "files")
                 except ConfigurationError as error:
                     lists[number] = before
-                    events.append((logging.ERROR, _rejected(before.file, error)))
+                    events.append((logging.ERROR, _event(before.file, "list_rejected", f" stays as it is: {error}")))
                 else:
-                    emptied = before.count and not lists[number].count
-                    events.append((logging.WARNING if emptied else logging.INFO, _reloaded(lists[number])))
+                    count = lists[number].count
+                    event = _event(before.file, "list_reloaded", f": {count} entries", count=count)
+                    events.append((logging.WARNING if before.count and not count else logging.INFO, event))
 
         def put_to_work() -> None:
             self._lists = tuple(lists)
@@ -225,16 +231,8 @@ def _reread(before: NetworkList, version: FileVersion | None) -> NetworkList:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _rejected(file: NetworkFile, error: ConfigurationError) -> Event:
-    details: dict[str, object] = {"list": file.name, "path": file.path}
-    return Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
-
-
-def _reloaded(listed: NetworkList) -> Event:
-    file, count = listed.file, listed.count
-    return Event(
-        "list_reloaded", f"list {file.name!r}: {count} entries", {"list": file.name, "path": file.path, "count": count}
-    )
+def _event(file: NetworkFile, kind: str, message: str, **more: object) -> Event:
+    return Event(kind, f"list {file.name!r}{message}", {"list": file.name, "path": file.path, **more})
 
 
 AddressList: TypeAlias = core.Networks | NetworkFiles
@@ -304,19 +302,19 @@ def read_entries(lines: Iterable[str], column: str | None = None) -> Iterator[tu
             yield number, entry
 
 
-def _read_ranges(path: str | PathLike[str], column: str | None, *, strict: bool) -> Iterator[tuple[int, int, int]]:
+def _read_ranges(file: NetworkFile) -> Iterator[tuple[int, int, int]]:
     """Yield the networks of a file as (4 or 6, first address, last address)."""
+    path = file.path
     try:
         content = read_whole(path, MAX_BYTES)
     except OSError as error:
         raise ConfigurationError(f"networks: cannot read {path}: {error.strerror or error}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}, networks: {error}") from None
-    number = 0
     try:
-        for number, text in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace"), column):
+        for number, text in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace"), file.column):
             try:
-                found = _parse_range(text, strict=strict)
+                found = _parse_range(text, strict=file.strict)
             except ConfigurationError as error:
                 raise ConfigurationError(f"line {number}: {error}") from None
             yield found
@@ -376,11 +374,3 @@ def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
             yield reader.line_num, row[place].strip()
     except csv.Error as error:
         raise ConfigurationError(f"line {reader.line_num}: not CSV: {error}") from None
-
-
-def _checked_column(column: object) -> str | None:
-    if column is not None and (not isinstance(column, str) or not column):
-        raise ConfigurationError(
-            f'column: expected the name of a column of a CSV file, for example "ip", not {quoted(column)}'
-        )
-    return column

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -109,22 +110,22 @@ class ReloadingMiddleware(Breakable):
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
         self._path = Path(path)
-        self._code = {
+        code = {
             # An iterator can be read only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        self._on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
         observers = listed_observers(observers)
-        if observers and "limiter" in self._code:
+        if observers and "limiter" in code:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "
                 "example limiter=Limiter(store, observers=[function])"
             )
         self._shared = FileState(self._path, observers)
-        self._clock = clock
-        self._store = store
+        self._loader = partial(ConfigLoader, self._path, code, self._shared.limiter_at, on_exceeded, clock, store)
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app, self._entry = self._made_of(loader)
@@ -148,11 +149,6 @@ class ReloadingMiddleware(Breakable):
         if scope["type"] != "lifespan":
             self._watcher.look_when_due()
         await self._entry(scope, receive, send)
-
-    def _loader(self, filled: Container[str] = ()) -> ConfigLoader:
-        return ConfigLoader(
-            self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._store, filled
-        )
 
     def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
         """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
