@@ -161,9 +161,6 @@ def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(built: 
     assert re.search(r"\d{3,} passed", ended.stdout)
 
 
-# -- the wheel alone -----------------------------------------------------------------------------------------------
-
-
 class Bare(NamedTuple):
     """An environment with the wheel and what it depends on, and its Python."""
 

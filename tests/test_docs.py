@@ -196,9 +196,6 @@ def test_every_example_has_a_test() -> None:
     assert examples <= {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "examples").glob("test_*.py")}
 
 
-# -- the checks themselves -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "block",
     [

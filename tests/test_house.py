@@ -62,16 +62,10 @@ def names(lines: list[str]) -> set[str]:
     return {match[0].lower() for match in found if match}
 
 
-# -- no address ----------------------------------------------------------------------------------------------------
-
-
 def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     found = {path.relative_to(ROOT).as_posix(): finds(path.read_text("utf-8", "replace")) for path in text_files()}
     assert {path: what for path, what in found.items() if what} == {}
     assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= set(found)
-
-
-# -- requirements --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -97,9 +91,6 @@ def test_one_version_everywhere() -> None:
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)
     assert newest, "CHANGELOG.md has no heading such as `## 0.1.0`"
     assert PROJECT["version"] == slidegate.__version__ == newest[1]
-
-
-# -- the two commands ----------------------------------------------------------------------------------------------
 
 
 def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

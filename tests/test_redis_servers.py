@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from . import redis_servers
 from .redis_servers import RedisServer, needs_redis, until
 
 
@@ -41,13 +40,3 @@ def is_alive(pid: int) -> bool:
     # Where nobody collects orphans, what is dead still has a number.
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
     return not state.startswith("Z")
-
-
-def test_a_program_that_is_missing_or_too_old_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "old-redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=00000000:0'\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path), os.environ["PATH"])))
-    assert redis_servers.version_of(old) == (6, 0, 16)
-    assert redis_servers.find("old-redis-server") is None
-    assert redis_servers.find("no-such-redis-server") is None

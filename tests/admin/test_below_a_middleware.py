@@ -45,9 +45,6 @@ async def test_an_exempt_rule_leaves_the_tool_alone() -> None:
     assert await statuses(middleware, 5, "/page") == [200] * 3 + [429] * 2
 
 
-# -- the finding ---------------------------------------------------------------------------------------------------
-
-
 async def found(middleware: Any) -> list[str]:
     """Return what the middleware finds about the tool when the server starts."""
     with anyio.move_on_after(5):
@@ -128,9 +125,6 @@ async def test_a_tool_beside_the_middleware_is_no_finding_of_its() -> None:
     app = Starlette(routes=[Mount("/admin", Site().app), Mount("/site", middleware(Starlette()))])
     await statuses(app, 1, "/site/x")
     assert [finding.code for finding in middlewares[0].findings] == []
-
-
-# -- bans and lists ------------------------------------------------------------------------------------------------
 
 
 async def test_a_banned_stranger_sees_that_he_is_banned() -> None:

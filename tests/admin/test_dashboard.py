@@ -123,9 +123,6 @@ def test_a_small_line_ends_with_the_last_step_that_is_complete(counts: list[int]
     assert sum(line) == sum(counts[-told - 1 : -1])
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
-
-
 def test_everything_together_stays_below_the_bound() -> None:
     assert sum(len(file.body) for file in FILES.values()) <= MAX_BYTES
 

@@ -7,12 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from starlette.applications import Starlette
 
 from benchmarks import apps, real, traffic, versions, worker
 from tests.redis_servers import needs_redis
@@ -50,18 +48,6 @@ def test_a_small_run_shows_the_rows(names: list[str]) -> None:
     assert re.findall(r"^\| (.+?) \| +-?[0-9]", ended.stdout, re.MULTILINE) == names
 
 
-@needs_redis
-def test_two_versions_stand_beside_one_another(tmp_path: Path) -> None:
-    wheel = tmp_path / "slidegate.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path in sorted((ROOT / "src" / "slidegate").rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                archive.write(path, path.relative_to(ROOT / "src"))
-    ended = run("--only", "hit", "--own", str(ROOT), "--other", str(wheel))
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^\| hit( \| [0-9.]+){4} \| ≥2.0; ≥3 \|$", ended.stdout, re.M)
-
-
 def test_a_row_that_is_none_is_named_with_those_that_are() -> None:
     ended = run("--only", "defualt")
     assert ended.returncode == 1
@@ -70,14 +56,6 @@ def test_a_row_that_is_none_is_named_with_those_that_are() -> None:
 
 def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
     assert {name for row in real.ROWS for name in row.candidates} == {*KNOWN, *worker.HITS, *worker.EVENTS}
-
-
-def test_a_version_is_a_checkout_a_folder_or_a_wheel(tmp_path: Path) -> None:
-    assert versions.version_at(str(ROOT)) == versions.version_at(str(ROOT / "src")) == ROOT / "src"
-    with pytest.raises(ArgumentTypeError, match="is no checkout"):
-        versions.version_at(str(tmp_path))
-    with versions.chosen(Namespace(own=ROOT / "src", other=ROOT / "src")) as folders:
-        assert folders == {"source": ROOT / "src", "other": ROOT / "src"}
 
 
 def test_a_process_that_measures_another_slidegate_than_asked_for_is_an_error(tmp_path: Path) -> None:
@@ -98,16 +76,6 @@ def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
     (row,) = (row for row in real.ROWS if row.name == "default")
     cells = real.row_of(row, {"source": measured, "wheel": measured})
     assert cells == ["default", 10.0, 1.5, 10.0, 1.5, "≤1.5; ≤1.0"]
-
-
-@pytest.mark.parametrize(("own", "others", "reached"), [
-    (real.more, (10.0, 7.0), 3.0),
-    (real.ratio, (10.0, 20.0), 0.5),
-    (real.times_as_fast, (10.0, 20.0), 2.0),
-    (real.share, (210.0, 200.0, 13.0, 8.0), 2.0),
-])  # fmt: skip
-def test_what_is_reached(own: real.Reached, others: tuple[float, ...], reached: float) -> None:
-    assert own(*others) == reached
 
 
 @pytest.mark.parametrize("name", [name for name, app in KNOWN.items() if app.limited and name not in SHARED])
@@ -137,12 +105,6 @@ def without_list(allowed: apps.Allowed) -> object:
 def test_a_limiter_that_does_not_is_an_error(app: apps.App, what: str) -> None:
     with pytest.raises(SystemExit, match=f"subject: {what}: expected "):
         on_counting_loop(worker.check("subject", app))
-
-
-def test_an_answer_of_another_status_than_expected_is_an_error() -> None:
-    requests = traffic.requests_of(1, 2, range(100))
-    with pytest.raises(RuntimeError, match="expected 200, got 404"):
-        on_counting_loop(traffic.timed(Starlette(), requests, 200, False, traffic.OtherCode()))
 
 
 def test_every_candidate_gets_the_same_requests_and_new_paths_are_new() -> None:

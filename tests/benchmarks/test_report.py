@@ -42,32 +42,6 @@ def test_a_table_shows_numbers_in_their_format_and_whole_ones_whole() -> None:
     ]
 
 
-def test_a_row_of_another_length_is_an_error() -> None:
-    with pytest.raises(ValueError, match="has 1 cells; expected 2"):
-        Table("", {"what": "", "us": ".2f"}, [["ours"]])
-
-
-@pytest.mark.parametrize(
-    ("row", "column", "number"),
-    [("ours", "us", 1.5), ("nobody", "us", None), ("ours", "ms", None), ("ours", "to", None)],
-)
-def test_a_number_is_found_by_its_row_and_column(row: str, column: str, number: float | None) -> None:
-    assert example().number(row, column) == number
-
-
-def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
-    figures.save("x", example(), tmp_path)
-    assert figures.load("x", tmp_path) == example()
-    assert "ours" in re.findall(r"^ *\[.*\],?$", (tmp_path / "x.json").read_text("utf-8"), re.MULTILINE)[0]
-
-
-def test_a_run_says_when_where_with_what_and_how() -> None:
-    found = figures.figures("python3 dev.py bench x", figures.machine(), ["starlette", "no-such-package"], [])
-    assert set(found.versions) == {"CPython", "starlette"}
-    assert found.machine["cores"] > 0
-    assert example().closing() == "`python3 dev.py bench x`, 2026-01-02, 2 cores, load 0.5, CPython 3."
-
-
 def test_figures_that_change_change_the_page_and_its_prose_stays() -> None:
     text = "before\n\n<!-- figures: x -->\n<!-- end of figures -->\n\nafter\n"
     first = page.filled(text, lambda name: example())

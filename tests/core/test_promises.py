@@ -94,9 +94,6 @@ def run(made: Traffic) -> Iterator[Asked]:
         yield Asked(key.clock(), demand.cost, key.hit(demand.cost), key)
 
 
-# -- the properties ------------------------------------------------------------------------------------------------
-
-
 def keeps_the_bound(made: Traffic) -> None:
     """Promise 1: no half-open interval as long as the window holds more than the amount."""
     admitted = [asked for asked in run(made) if asked.answer]

@@ -30,9 +30,6 @@ def head(units: int, newest: int, newest_us: int, oldest_us: int, floor_us: int 
     return pack("<IIqqqq", units, newest, newest_us, oldest_us, floor_us, reserved_us)
 
 
-# -- golden rows: what every store writes ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ring", "row"),
     [
@@ -70,9 +67,6 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
     assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
 
 
-# -- amounts that cross the resolution -------------------------------------------------------------------------------
-
-
 def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_it() -> None:
     """The store keeps a ring that was moved although nothing was spent in it."""
     for limits in (EXACT, SLICED):
@@ -91,9 +85,6 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
         assert store.hit((asked,))
 
 
-# -- handing back ----------------------------------------------------------------------------------------------------
-
-
 def test_units_are_handed_back_by_moment_and_number() -> None:
     for limit in (EXACT, SLICED):
         ring = spent(limit, (0, 1), (3_000_000, 2))
@@ -104,9 +95,6 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
-
-
-# -- units that are kept for those who wait --------------------------------------------------------------------------
 
 
 def test_nothing_is_kept_where_there_is_room_for_who_waits() -> None:

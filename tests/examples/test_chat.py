@@ -49,9 +49,6 @@ def test_the_command_plays_the_visit_of_the_readme_and_serves_the_chat() -> None
         assert MALLORY not in bans.text, "the visit leaves nothing behind"
 
 
-# -- the chat ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     """The chat, whose clock stands still."""
@@ -106,9 +103,6 @@ async def test_markup_stays_text_and_the_page_loads_nothing_from_elsewhere(serve
         assert (await client.get("/chat.html")).status_code == 404
         assert (await client.get("/moderation/api/bans")).status_code == 401
     assert "innerHTML" not in (chat.HERE / "chat.js").read_text("utf-8")
-
-
-# -- the rooms -----------------------------------------------------------------------------------------------------
 
 
 def test_one_who_falls_behind_hears_an_end_and_the_others_hear_everything() -> None:

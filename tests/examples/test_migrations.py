@@ -78,9 +78,6 @@ def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
         assert system.ask().passed
 
 
-# -- the instruments ------------------------------------------------------------------------------------------------
-
-
 class Bucket:
     """A token bucket of 100 that fills in a minute: its worst case is known."""
 

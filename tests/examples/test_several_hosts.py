@@ -108,9 +108,6 @@ def test_a_missing_redis_is_one_line(
     assert line.startswith("several_hosts: there is no redis-server from 6.2 on")
 
 
-# -- one host ------------------------------------------------------------------------------------------------------
-
-
 async def test_a_host_starts_and_serves_while_redis_is_away() -> None:
     app = site.make_app({**SETTINGS, "REDIS_URL": f"redis://{HOST}:{free_port()}"})
     async with app.router.lifespan_context(app):
@@ -142,9 +139,6 @@ async def test_whoever_says_that_they_are_somebody_else_is_not_believed(peer: st
     app = site.make_app({**SETTINGS, "REDIS_URL": "memory://"})
     statuses = [(await asked(app, peer, forwarded.format(number))).status_code for number in range(site.AMOUNT + 1)]
     assert statuses[-1] == 429
-
-
-# -- the front -----------------------------------------------------------------------------------------------------
 
 
 async def test_the_front_adds_whom_it_sees_and_passes_everything_else_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +177,6 @@ def with_state(app: Any, state: dict[str, Any]) -> Any:
         await app({**scope, "state": dict(state)}, receive, send)
 
     return called
-
-
-# -- the files for containers --------------------------------------------------------------------------------------
 
 
 def test_the_hosts_trust_the_front_and_nobody_else() -> None:

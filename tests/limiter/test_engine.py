@@ -42,9 +42,6 @@ async def test_decisions_of_a_store_that_has_to_be_waited_for_are_heard_too(tmp_
     assert len(heard) == 6
 
 
-# -- callers ---------------------------------------------------------------------------------------------------------
-
-
 async def test_callers_are_listed_in_their_order_as_long_as_they_live() -> None:
     limiter = Limiter()
     first = RateLimitMiddleware(hello, limits="1/s", limiter=limiter)

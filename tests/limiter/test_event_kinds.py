@@ -27,9 +27,6 @@ def test_the_page_has_every_kind_and_says_which_are_logged() -> None:
     assert set(KINDS) - LOGGED == set(UNLOGGED)
 
 
-# -- scenes: each kind that a process can make without a server --------------------------------------------------------
-
-
 class Scene:
     """A limiter whose every event is kept."""
 

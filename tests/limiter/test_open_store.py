@@ -166,9 +166,6 @@ def test_an_address_without_its_driver_says_what_to_install(monkeypatch: pytest.
         Limiter.from_url("redis://localhost")
 
 
-# -- real servers --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer("--requirepass", SECRET, password=SECRET) as server:

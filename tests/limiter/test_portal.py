@@ -38,9 +38,6 @@ def waits(thread: int) -> bool:
     return frame is not None
 
 
-# -- the life of the thread ----------------------------------------------------------------------------------------
-
-
 def test_no_thread_starts_before_a_store_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, lmdb, slow = Limiter(MemoryStore()), Limiter(LmdbStore(tmp_path)), Limiter(SlowStore())
     for limiter in (memory, lmdb):
@@ -137,9 +134,6 @@ def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> Non
     program = PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
-
-
-# -- callers that leave --------------------------------------------------------------------------------------------
 
 
 class TimeIsUp(Exception):

@@ -65,9 +65,6 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
         follow(text, opened)
 
 
-# -- the runner itself -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "block",
     [

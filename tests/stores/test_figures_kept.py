@@ -29,9 +29,6 @@ def entries(store: LmdbStore) -> int:
     return store._transactions.read(lambda transaction: int(transaction.txn.stat(transaction.dbs.figures)["entries"]))
 
 
-# -- LMDB -------------------------------------------------------------------------------------------------------------
-
-
 async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> None:
     clock = FakeClock()
     store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**23, clock=clock)
@@ -72,9 +69,6 @@ async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tm
     third = LmdbStore(tmp_path / "lmdb")
     assert third.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
     third.close()
-
-
-# -- Redis ------------------------------------------------------------------------------------------------------------
 
 
 async def redis_rows(store: RedisStore) -> None:

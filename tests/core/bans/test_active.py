@@ -34,9 +34,6 @@ def listed(*bans: Ban) -> ActiveBans:
     return made
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -82,9 +79,6 @@ def test_what_is_as_long_as_an_address_may_be_is_looked_at() -> None:
         ban_key("1" * 64)
 
 
-# -- reasons ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_reason_is_short_and_printable() -> None:
     assert clean_reason("scanner, see ticket 5; caf\u00e9") == "scanner, see ticket 5; caf\u00e9"
     assert clean_reason("") == ""
@@ -106,9 +100,6 @@ def test_no_reason_is_long_or_moves_a_terminal(reason: str) -> None:
 def test_a_reason_that_is_no_text_is_named(reason: object) -> None:
     with pytest.raises(ConfigurationError, match='reason: expected text, for example "scanner", not'):
         clean_reason(reason)
-
-
-# -- a ban -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_ban_has_an_end_or_none() -> None:
@@ -134,9 +125,6 @@ def test_a_ban_is_prolonged_and_never_shortened() -> None:
     made = ban("ann", 110, made_us=10, prolong_us=100)
     assert [made.prolonged(now_us).ends_us for now_us in (-50, 10, 11)] == [110, 110, 111]
     assert ban("ann", None, prolong_us=100).prolonged(7).ends_us is None
-
-
-# -- the list --------------------------------------------------------------------------------------------------------
 
 
 def test_a_version_holds_nothing_of_the_other() -> None:

@@ -15,9 +15,6 @@ SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
 
 
-# -- how long --------------------------------------------------------------------------------------------------------
-
-
 def test_the_ladder_doubles_up_to_the_longest_and_never_overflows() -> None:
     policy = BanPolicy(duration="60s", factor=2, longest="7d", jitter=0)
     levels = (1, 2, 3, 14, 15, 1_000, 10**6, 10**400)
@@ -59,9 +56,6 @@ def test_jitter_spreads_keys_levels_and_policies() -> None:
     assert policy.length_us(1, "ann") != policy.length_us(2, "ann")
     assert policy.length_us(1, "ann") != BanPolicy(duration="1h", factor=1, jitter=0.5, name="b").length_us(1, "ann")
     assert policy.length_us(1, "\ud800") >= 3_600 * SECOND_US
-
-
-# -- what else -------------------------------------------------------------------------------------------------------
 
 
 def test_a_policy_without_words_is_the_documented_one() -> None:

@@ -17,9 +17,6 @@ HOUR_US = 60 * MINUTE_US
 DAY_US = 24 * HOUR_US
 
 
-# -- strikes ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])
 def test_no_flood_of_strikes_makes_a_standing_large(after: str) -> None:
     policy, record = BanPolicy(after), StrikeRecord()

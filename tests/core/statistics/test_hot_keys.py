@@ -152,9 +152,6 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> No
         HotKeys(**{"capacity": 10, "threshold": 100, "window": "5s", **arguments})
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
-
-
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
     keys, rounds, told = hot_keys(10, 10, 100_000, slices=50), 50, list[str]()
 

@@ -202,9 +202,6 @@ def test_what_cannot_be_recorded_or_asked_is_refused_and_changes_nothing() -> No
             window.read(0, slices=slices)
 
 
-# -- the histogram -------------------------------------------------------------------------------------------------
-
-
 def test_every_time_reads_within_its_error() -> None:
     edges = {edge + step for edge in BOUNDS_US for step in (-1, 0, 1)}
     for time_us in {*range(2_000), *edges, 10**12}:
@@ -219,9 +216,6 @@ def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
     times.count_all(BOUNDS_US[1:101])
     alone.count_all(BOUNDS_US[rank : rank + 1])
     assert times.quantile(share) == alone.quantile(1)
-
-
-# -- threads -------------------------------------------------------------------------------------------------------
 
 
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:

@@ -136,9 +136,6 @@ def test_a_child_of_fork_begins_anew() -> None:
     assert series.read(SLICE_US, 0, 1)[0].events == {"block": 1, "4xx": 1}
 
 
-# -- everything so far -------------------------------------------------------------------------------------------------
-
-
 def test_the_exported_bounds_are_those_of_durations_of_requests_in_the_semantic_conventions() -> None:
     bounds_s = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10]
     assert [bound_us / 1_000_000 for bound_us in EXPORTED_BOUNDS_US] == bounds_s
@@ -192,9 +189,6 @@ def test_the_times_of_each_fold_are_told_once(rng: random.Random) -> None:
     assert sorted(heard) == sorted(expected)
     series.ever()
     assert len(heard) == len(expected)
-
-
-# -- the buffer --------------------------------------------------------------------------------------------------------
 
 
 def test_a_buffer_is_bounded_in_records_and_in_bytes() -> None:

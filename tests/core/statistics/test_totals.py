@@ -124,9 +124,6 @@ def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) 
     assert totals.running(0) == {20: 0}
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
-
-
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
     totals, rounds = RollingTotals(10, [1_000]), 100
     race(lambda number, thread: totals.add(number * totals.slice_us, thread - 2), rounds)

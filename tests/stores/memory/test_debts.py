@@ -18,9 +18,6 @@ def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
     return Bucket("rule", parse_limits(limits), count_denied=count_denied)
 
 
-# -- the bound, from a plain list of what was let through and when --------------------------------------------------
-
-
 class Ledger:
     """Plays a program to a store and notes what was let through at which moment; time only goes on."""
 
@@ -70,9 +67,6 @@ class Ledger:
 @given(programs())
 def test_no_window_holds_more_than_the_amount_beside_debts_and_refusals_that_count(program: Program) -> None:
     assert Ledger(program).breaches() == []
-
-
-# -- debts and refusals that count -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "1000/minute"])

@@ -117,9 +117,6 @@ async def test_requests_are_decided_while_bans_change_with_each(server: RedisSer
             await slow.close()
 
 
-# -- what was summed here and not sent yet -----------------------------------------------------------------------------
-
-
 @needs_redis
 @pytest.mark.parametrize("after", [3, 20])
 async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
@@ -155,9 +152,6 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
         assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
 
 
-# -- how many there may be ---------------------------------------------------------------------------------------------
-
-
 @needs_redis
 async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked(server: RedisServer) -> None:
     clock, heard = FakeClock(10**15), RecordingObserver(without=["banned"])
@@ -173,9 +167,6 @@ async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked
         assert one.bans.count() == 0
         assert await hit(one, "user:ann", address("198.51.100.7"))
         assert heard.kinds == [], "nothing was lost"
-
-
-# -- many bans ---------------------------------------------------------------------------------------------------------
 
 
 async def turns_of(work: Awaitable[object]) -> int:

@@ -83,9 +83,6 @@ async def close(*workers: Worker) -> None:
         await worker.limiter.close()
 
 
-# -- nobody answers --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/gate/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize(
@@ -117,9 +114,6 @@ async def test_commands_say_that_the_store_is_not_there() -> None:
         with pytest.raises(StoreError):
             await command
     await close(worker)
-
-
-# -- it comes and goes ----------------------------------------------------------------------------------------------
 
 
 @needs_redis

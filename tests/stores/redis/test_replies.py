@@ -209,9 +209,6 @@ async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -
         await store.close()
 
 
-# -- closing ---------------------------------------------------------------------------------------------------------
-
-
 def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
     return [
         lambda: store.hit(CHECKS),

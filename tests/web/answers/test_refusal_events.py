@@ -78,9 +78,6 @@ def routed(*routes: Any, **options: Any) -> House:
     return House(Starlette(routes=list(routes)), **options)
 
 
-# -- the fields ----------------------------------------------------------------------------------------------------
-
-
 async def test_a_refusal_by_a_limit() -> None:
     house = routed(
         Mount("/shop", routes=[Route("/items/{id}", page, methods=["GET"])]),
@@ -171,9 +168,6 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
     assert str(details["method"]).isprintable()
     assert sum(len(str(value)) for value in details.values()) < 500
     assert details["route"] == "(no route)"
-
-
-# -- exactly one ---------------------------------------------------------------------------------------------------
 
 
 async def test_two_gates_with_one_limiter_make_one_event_of_a_refusal() -> None:
