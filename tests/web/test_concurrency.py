@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -33,7 +33,6 @@ from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import RemoteStore
-from .test_message_limits import BYE, Socket
 
 
 class Workshop:
@@ -131,27 +130,6 @@ async def test_the_older_header_fields_say_no_reset_that_nobody_knows() -> None:
     assert "x-ratelimit-reset" not in fields
 
 
-async def test_a_streamed_answer_holds_its_place_to_the_last_byte() -> None:
-    shop = workshop(1)
-    seen: list[int] = []
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for piece in (b"a", b"b"):
-            seen.append(shop.held)
-            yield piece
-
-    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-        async def note(message: Message) -> None:
-            await send(message)
-            seen.append(shop.held)
-
-        await StreamingResponse(pieces())(scope, receive, note)
-
-    shop.finish(watched)
-    assert (await call(shop.gate)).body == b"ab"
-    assert seen == [1, 1, 1, 1, 1, 0], "it is free after the last message alone"
-
-
 async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() -> None:
     shop = workshop(1)
     seen: list[int] = []
@@ -236,53 +214,6 @@ async def test_a_refusal_further_in_gives_the_place_of_a_gate_further_out_back()
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_wait_in_the_order_in_which_they_came() -> None:
-    shop = workshop(1, wait="20s")
-    order: list[str] = []
-
-    def serving(name: str) -> asyncio.Task[Answer]:
-        async def note() -> Answer:
-            answer = await call(shop.gate)
-            order.append(name)
-            return answer
-
-        return asyncio.ensure_future(note())
-
-    first = await shop.begin()
-    waiting = []
-    for name in "abc":
-        waiting.append(serving(name))
-        await asyncio.sleep(0)
-    for _ in range(4):
-        shop.finish()
-    assert [await answered(task) for task in (first, *waiting)] == [200] * 4
-    assert (order, shop.held) == (["a", "b", "c"], 0)
-
-
-async def test_a_newcomer_goes_behind_those_who_wait() -> None:
-    shop = workshop(1, wait="20s")
-    order: list[str] = []
-
-    async def come_again(scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-        assert shop.held == 0, "the place is free, and the one who waits has not come to take it yet"
-        assert (await call(shop.gate)).status == 200
-        order.append("newcomer")
-
-    async def wait() -> None:
-        assert (await call(shop.gate)).status == 200
-        order.append("waiting")
-
-    first = await shop.begin()
-    waiting = asyncio.ensure_future(wait())
-    await asyncio.sleep(0)
-    for how in (come_again, hello, hello):
-        shop.finish(how)
-    assert await answered(first) == 200
-    await waiting
-    assert order == ["waiting", "newcomer"]
-
-
 @pytest.mark.parametrize("how", ["cancelled", "gone"])
 async def test_the_turn_of_a_client_that_has_left_goes_to_the_next(how: str) -> None:
     shop = workshop(1, wait="20s", wait_max=2)
@@ -332,33 +263,6 @@ async def test_who_lacks_room_in_a_window_does_not_wait_for_a_place() -> None:
 
 
 # -- websockets -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["close", "disconnect", "exception"])
-async def test_a_websocket_holds_its_place_until_it_ends(end: str) -> None:
-    shop = Workshop(Rule("*", concurrency=1, connection="websocket", name="sockets"))
-    shop.finish()
-    assert (await call(shop.gate)).status == 200, "http is not counted"
-    inside: list[object] = []
-
-    async def talk(scope: Scope, receive: Receive, send: Send) -> None:
-        websocket = WebSocket(scope, receive, send)
-        await websocket.accept()
-        refused = await Socket([]).run(shop.gate)
-        inside.append((shop.held, [message["type"] for message in refused.came]))
-        if end == "close":
-            await websocket.close()
-            inside.append(shop.held)
-        elif end == "disconnect":
-            await websocket.receive_text()
-        else:
-            raise RuntimeError("broken")
-
-    shop.finish(talk)
-    with suppress(Exception):
-        await Socket([BYE]).run(shop.gate)
-    assert inside == [(1, ["websocket.close"]), *([0] if end == "close" else [])]
-    assert shop.held == 0
 
 
 # -- at the endpoint --------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,13 @@ from .places_traffic import AMOUNTS, play
 BOUND_S = 60
 
 
-async def in_memory(seed: int, visits: int = 250) -> Counter[str]:
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(100, 250))])
+async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
     store = MemoryStore()
-    app = await play(Limiter(store), seed, visits=visits)
+    app = await play(Limiter(store), seed, visits=250)
     assert store.permits_held() == 0, f"seed {seed}: everything has ended"
     assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]} == set(AMOUNTS), "all were full once"
-    return app.outcomes
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
-    outcomes = await in_memory(seed)
-    assert {"200", "websocket.accept", "CancelledError", "Broken"} <= set(outcomes)
-
-
-@pytest.mark.deep
-async def test_the_bound_holds_over_many_ends_of_requests() -> None:
-    for seed in range(100, 160):
-        await in_memory(seed, visits=600)
+    assert {"200", "websocket.accept", "CancelledError", "Broken"} <= set(app.outcomes)
 
 
 @pytest.fixture(
