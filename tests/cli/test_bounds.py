@@ -96,11 +96,6 @@ def test_bounds_of_limits_as_people_write_them(text: str, span_s: int, most: int
     assert most_units(limits, span_s * 1_000_000) == most
 
 
-def test_many_limits_are_bounded_at_once() -> None:
-    limits = parse_limits("; ".join(f"{n}/{n}s" for n in range(1, 200)))
-    assert most_units(limits, 86_400_000_000) <= 86_400
-
-
 @given(SEVERAL, st.integers(0, 10**6))
 def test_a_burst_waits_as_long_as_is_said_and_not_longer(limits: list[Limit], phase_us: int) -> None:
     first, *rest = list(greedy(limits, ORIGIN_US + phase_us, 400_000))[:2]

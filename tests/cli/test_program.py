@@ -202,11 +202,6 @@ def test_csv_has_a_head_and_a_line_for_each_row(capsys: pytest.CaptureFixture[st
     assert all(line.isprintable() for line in lines)
 
 
-def test_quiet_leaves_out_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sample", "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-
 WAYS_OF_TEXT = [
     {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
     {"PYTHONIOENCODING": "ascii"},

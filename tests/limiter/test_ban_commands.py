@@ -196,15 +196,6 @@ async def test_the_history_tells_who_did_what(limiter: Limiter, clock: FakeClock
 # -- by strikes ------------------------------------------------------------------------------------------------------
 
 
-async def test_strikes_ban(limiter: Limiter) -> None:
-    made = [await limiter.strike("203.0.113.7", POLICY, reason="login failed") for _ in range(4)]
-    assert [ban is not None for ban in made] == [False, False, True, False]
-    ban = made[2]
-    assert ban is not None
-    assert (ban.key, ban.by, ban.reason, ban.level) == ("203.0.113.7", "abuse", "login failed", 1)
-    assert await limiter.strike("user:42", POLICY, weight=2**31 - 1)
-
-
 async def test_a_name_that_reads_as_a_wide_network_strikes_nobody(limiter: Limiter) -> None:
     for name in ("192.0.0.0/16", "128.0.0.0/1", "2001:db8::/32"):
         assert await limiter.strike(name, POLICY, 1_000) is None

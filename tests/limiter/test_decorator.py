@@ -145,11 +145,6 @@ def test_partial_functions_and_callable_objects_are_functions(limiter: Limiter) 
     assert outcomes(lambda: asyncio.run(asked()), 2) == [2, 10.0]
 
 
-def test_a_cost_and_several_limits_count(limiter: Limiter) -> None:
-    costly = limiter.limited("10/10s; 4/second", key="all", cost=3)(one)
-    assert outcomes(costly, 2) == [1, 1.0]
-
-
 def test_the_function_looks_as_before(limiter: Limiter) -> None:
     def plain(first: int, /, *rest: str, last: bool = False) -> str:
         """Do something."""
@@ -280,27 +275,6 @@ def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
     limiter.sync.reset("all")
     thread.join(20)
     assert not thread.is_alive()
-
-
-def test_a_task_that_is_cancelled_in_its_wait_is_charged_nothing(limiter: Limiter) -> None:
-    waiting = limiter.limited("1/10s", key="all", wait="1h", rule="slow")
-
-    async def enter() -> None:
-        async with waiting:
-            pass
-
-    async def main() -> None:
-        await enter()
-        for _ in range(3):
-            task = asyncio.create_task(enter())
-            while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert (await limiter.peek("all", "1/10s", rule="slow")).retry_after_us == 10_000_000
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

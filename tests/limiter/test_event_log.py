@@ -84,17 +84,6 @@ def test_lines_of_one_kind_and_rule_come_once_a_second_and_say_how_many_they_sta
     assert [record.suppressed for record in site.kept.records] == [0, 499]
 
 
-def test_other_rules_and_kinds_have_lines_of_their_own_up_to_the_limit_of_all(site: Site) -> None:
-    for number in range(30):
-        site.tell(rule=f"rule{number}")
-    site.tell(kind="shadow_refused")
-    assert len(site.lines) == 10
-    assert [record.rule for record in site.kept.records] == [f"rule{number}" for number in range(10)]
-    site.clock.advance("1s")
-    site.tell(kind="shadow_refused")
-    assert site.lines[-1].startswith("shadow_refused: about shadow_refused (and 1 times more")
-
-
 TOLD = st.tuples(st.sampled_from(["refused", "near_limit"]), st.sampled_from("abc"), st.integers(0, 700))
 
 
@@ -186,13 +175,6 @@ def test_fields_are_numbers_and_bounded_printable_text(site: Site) -> None:
     assert record.key.isprintable()
     assert all(name.isprintable() for name in record.skipped)
     assert record.time_us == 10**15
-
-
-async def test_a_ban_is_written_with_its_end() -> None:
-    other = Site(kinds=["banned"])
-    await other.limiter.ban("user:1", "1h")
-    other.flush()
-    assert other.kept.records[0].until.endswith("+00:00")
 
 
 async def test_structlog_and_a_formatter_of_json_pick_the_fields_up() -> None:

@@ -59,18 +59,6 @@ def inline(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-async def test_a_healthy_store_answers_as_if_nobody_stood_between(inline: bool) -> None:
-    ward = Ward(inline=inline)
-    decisions = [await ward.hit() for _ in range(4)]
-    assert [d.reason for d in decisions] == ["ok", "ok", "ok", "limited"]
-    assert await ward.limiter.refund(decisions[0]) is True
-    assert (await ward.limiter.peek("ann", "3/hour")).remaining == 0
-    assert (await ward.limiter.charge("ann", "3/hour", 5)).remaining == 0
-    assert await ward.limiter.reset("ann") is True
-    assert (await ward.hit()).remaining == 2
-    assert ward.heard.events == []
-
-
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), OSError("no route"), ValueError("a bug")])
 async def test_local_counts_in_this_process_while_the_store_is_away(error: Exception, inline: bool) -> None:
     ward = Ward("local", inline=inline)
@@ -110,15 +98,6 @@ async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
     assert await ward.limiter.refund(both) is False
     assert await ward.limiter.refund(local) is True
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
-
-
-async def test_a_local_decision_is_handed_back_while_the_store_is_left_alone(inline: bool) -> None:
-    ward = Ward("local", inline=inline)
-    ward.fall_ill()
-    decisions = [await ward.hit() for _ in range(4)]
-    assert await ward.limiter.refund(decisions[0]) is True
-    assert await ward.limiter.refund(decisions[0]) is False
-    assert [(await ward.hit()).allowed for _ in range(2)] == [True, False]
 
 
 async def test_parts_of_a_decision_of_both_can_be_handed_back() -> None:

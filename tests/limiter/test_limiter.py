@@ -45,15 +45,6 @@ def test_an_awaited_store_answers_as_the_reference(what: str) -> None:
 # -- the everyday words ----------------------------------------------------------------------------------------------
 
 
-async def test_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, clock: FakeClock) -> None:
-    limits = "5/10s; 100/hour"
-    admitted = [sum([bool(await limiter.hit("ann", limits)) for _ in range(50)])]
-    clock.advance("20s")
-    admitted.append(sum([bool(await limiter.hit("ann", limits)) for _ in range(50)]))
-    assert admitted == [5, 5]
-    assert [state.remaining for state in (await limiter.peek("ann", limits, 0)).states] == [0, 90]
-
-
 async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> None:
     await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
     await limiter.hit("2001:db8::1", "5/minute", 5)
@@ -117,11 +108,6 @@ async def test_a_closing_with_an_error_hands_the_error_on() -> None:
         async with Limiter(store):
             raise KeyError("ann")
     assert store.closed == 1
-
-
-async def test_limiters_without_a_store_count_apart() -> None:
-    await Limiter().hit("ann", "1/minute")
-    assert await Limiter().hit("ann", "1/minute")
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------

@@ -93,13 +93,6 @@ def test_a_share_that_cannot_work_is_refused(share: Any) -> None:
         Limiter.from_url("memory://", near_limit=share)
 
 
-async def test_the_share_can_be_set() -> None:
-    site = Site(near_limit=0.5)
-    for _ in range(5):
-        await site.limiter.hit("ann", "10/minute")
-    assert site.told == [("ann", 5)]
-
-
 async def test_quotas_and_places_are_told_of_as_well() -> None:
     site = Site()
     for _ in range(9):

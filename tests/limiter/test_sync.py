@@ -92,14 +92,6 @@ def test_it_decides_as_the_asynchronous_way_does(kind: str, tmp_path: Path, rng:
     assert {answer[0] for answer in answers if isinstance(answer, tuple)} == {True, False}
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_more_bans_than_a_loop_lists_in_one_turn_are_listed(kind: str, tmp_path: Path) -> None:
-    with Limiter(STORES[kind](FakeClock(10**9), tmp_path)).sync as limiter:
-        for number in range(450):
-            limiter.ban(f"user:{number}", "1h")
-        assert len(limiter.bans()) == 450
-
-
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
