@@ -37,11 +37,10 @@ from .endpoints import EndpointBuckets
 from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
 from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
-from .responses import RefusalEvents, RefusalResponses, Refused
+from .responses import RefusalEvents, RefusalResponses, Refused, Sender
 from .routes import RouteIndex
 from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
-from .sending import Sender
 from .stats import RequestStats
 from .waiting import Ahead, unless_left
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
