@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from slidegate.core.decision import Check
+from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.file_watcher import THREAD
+
+from ..asgi import call
+
+WRITTEN_NS = 1_800_000_000_000_000_000
 
 
 def checks(scope: Scope) -> list[Check]:
@@ -26,3 +33,31 @@ def end_of_looks() -> None:
         if thread.name == THREAD:
             thread.join(60)
             assert not thread.is_alive()
+
+
+class FollowedFiles:
+    """A directory of files that are followed, the clock they go by, and an ear."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = FakeClock()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self._written = 0
+
+    def seconds(self) -> float:
+        return self.clock.now_us / 1_000_000
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text, "utf-8")
+        # Two versions within one tick of the file system's clock are two versions all the same.
+        self._written += 1
+        os.utime(path, ns=(self._written, WRITTEN_NS + self._written * 1_000))
+        return path
+
+    async def visit(self, app: ASGIApp) -> None:
+        """Let a change be seen at two looks, with a request that is not counted at each."""
+        for _ in range(2):
+            self.clock.advance("1s")
+            await call(app, "/", "OPTIONS", headers={"Origin": "x", "Access-Control-Request-Method": "GET"})
+            end_of_looks()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import sys
 import threading
@@ -17,34 +16,18 @@ import pytest
 from slidegate import ConfigurationError, Limiter, MemoryStore, NetworkFiles, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
 from slidegate.stats import NetworkFile
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import RecordingObserver
 from slidegate.web.network_files import NetworkList
 
-from ..asgi import PEER, call, hello, statuses
-from .gates import end_of_looks
-
-WRITTEN_US = 1_800_000_000_000_000
+from ..asgi import PEER, hello, statuses
+from .gates import FollowedFiles, end_of_looks
 
 
-class Desk:
-    """A directory of lists, the clock they go by, and an ear."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.clock = FakeClock()
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
-        self._written = 0
-
-    def write(self, name: str, text: str) -> Path:
-        path = self.directory / name
-        path.write_text(text, "utf-8")
-        # Two versions within one tick of the file system's clock are two versions all the same.
-        self._written += 1
-        os.utime(path, ns=(self._written, (WRITTEN_US + self._written) * 1_000))
-        return path
+class Desk(FollowedFiles):
+    """Lists of networks in files."""
 
     def lists(self, *files: NetworkFile | Path) -> NetworkFiles:
-        made = NetworkFiles(files, clock=lambda: self.clock.now_us / 1_000_000)
+        made = NetworkFiles(files, clock=self.seconds)
         made.observe(self.heard)
         return made
 
@@ -52,13 +35,6 @@ class Desk:
         self.clock.advance("1s")
         lists.look_when_due()
         end_of_looks()
-
-    async def visit(self, app: RateLimitMiddleware) -> None:
-        """Let requests see a change at two looks."""
-        for _ in range(2):
-            self.clock.advance("1s")
-            await call(app, client=("192.0.2.99", 1))
-            end_of_looks()
 
     def pause(self, lists: NetworkFiles) -> None:
         """Let a change be seen at two looks."""
@@ -422,7 +398,7 @@ def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Des
 
 def configured(desk: Desk, text: str, **code: Any) -> RateLimitMiddleware:
     path = desk.write("slidegate.toml", 'limits = "9/hour"\n' + text)
-    return RateLimitMiddleware.from_file(hello, path, clock=lambda: desk.clock.now_us / 1_000_000, **code)
+    return RateLimitMiddleware.from_file(hello, path, clock=desk.seconds, **code)
 
 
 @pytest.mark.parametrize(

@@ -12,51 +12,31 @@ import anyio.lowlevel
 import pytest
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, statuses
-from ..gates import end_of_looks
+from ..gates import FollowedFiles, end_of_looks
 
 Gate: TypeAlias = Any
 """What `RateLimitMiddleware.from_file` returns; its `app` is the gate that is at work."""
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
 
-class Desk:
-    """A configuration file, a gate that follows it, and a clock that both of them go by."""
+class Desk(FollowedFiles):
+    """A configuration file, and a gate that follows it."""
 
     def __init__(self, directory: Path) -> None:
-        self.clock = FakeClock()
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        super().__init__(directory)
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.path = directory / "slidegate.toml"
-        self._written = 0
 
     def gate(self, text: str, **code: Any) -> Gate:
-        self.write(text)
+        self.rewrite(text)
         code.setdefault("limiter", self.limiter)
-        return RateLimitMiddleware.from_file(hello, self.path, clock=lambda: self.clock.now_us / 1_000_000, **code)
+        return RateLimitMiddleware.from_file(hello, self.path, clock=self.seconds, **code)
 
-    async def look(self, app: Gate, after: str = "1s") -> int:
-        """Send a request some time later, and wait until the look that it may have begun is over."""
-        self.clock.advance(after)
-        status = (await call(app)).status
-        end_of_looks()
-        return status
-
-    def write(self, text: str, name: str = "slidegate.toml") -> None:
-        path = self.path.parent / name
-        path.write_text(text)
-        # Two versions within one tick of the file system's clock are two versions all the same.
-        self._written += 1
-        os.utime(path, ns=(0, self._written * 1_000_000_000))
-
-    async def pause(self, app: Gate) -> None:
-        """Let a change be seen at two looks, with a request that is not counted at each."""
-        for _ in range(2):
-            self.clock.advance("1s")
-            await call(app, "/", "OPTIONS", headers={"Origin": "x", "Access-Control-Request-Method": "GET"})
-            end_of_looks()
+    def rewrite(self, text: str) -> None:
+        self.write("slidegate.toml", text)
 
 
 @pytest.fixture
@@ -67,9 +47,9 @@ def desk(tmp_path: Path) -> Desk:
 async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     app = desk.gate(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.write(PLAIN.replace("3/hour", "5/hour"))
+    desk.rewrite(PLAIN.replace("3/hour", "5/hour"))
     with caplog.at_level(logging.INFO, "slidegate"):
-        await desk.pause(app)
+        await desk.visit(app)
     assert await statuses(app, 3) == [200, 200, 429], "a changed amount keeps its counts"
     assert desk.heard.kinds == ["config_reloaded"]
     assert caplog.text.count("config_reloaded") == 1
@@ -80,9 +60,9 @@ async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
 ) -> None:
     app = desk.gate(PLAIN)
     assert await statuses(app, 2) == [200, 200]
-    desk.write(PLAIN.replace("limits", "limts"))
+    desk.rewrite(PLAIN.replace("limits", "limts"))
     for _ in range(3):
-        await desk.pause(app)
+        await desk.visit(app)
     assert await statuses(app, 2) == [200, 429]
     assert desk.heard.kinds == ["config_rejected"]
     assert "rules[0].limts: unknown key; did you mean 'limits'?" in desk.heard.events[0].message
@@ -93,11 +73,11 @@ async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(des
     app = desk.gate(PLAIN)
     desk.path.unlink()
     for _ in range(3):
-        await desk.pause(app)
+        await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected"]
     assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.write(PLAIN.replace("3/hour", "4/hour"))
-    await desk.pause(app)
+    desk.rewrite(PLAIN.replace("3/hour", "4/hour"))
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
     assert await statuses(app, 2) == [200, 429]
 
@@ -126,8 +106,8 @@ async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_them
     assert await statuses(other, 4) == [200, 200, 200, 429]
     assert await statuses(app, 2) == [200, 200], "two gates are two buckets"
     for number in range(3):
-        desk.write(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
-        await desk.pause(app)
+        desk.rewrite(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
+        await desk.visit(app)
     assert desk.heard.kinds == ["config_reloaded"] * 3
     assert await statuses(app, 2) == [200, 429]
 
@@ -137,8 +117,8 @@ async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk:
     app = desk.gate(PLAIN.replace('"*"', '"/a"') + named)
     assert await statuses(app, 2, "/a") == [200, 200]
     assert await statuses(app, 1, "/b") == [200]
-    desk.write(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
-    await desk.pause(app)
+    desk.rewrite(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
+    await desk.visit(app)
     assert await statuses(app, 2, "/a") == [200, 429]
     assert await statuses(app, 2, "/b") == [200, 429]
     assert await statuses(app, 2, "/c") == [200, 429]
@@ -146,25 +126,25 @@ async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk:
 
 async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Desk) -> None:
     app = desk.gate(PLAIN)
-    desk.write('blocklist = "late.netset"\n' + PLAIN)
-    await desk.pause(app)
+    desk.rewrite('blocklist = "late.netset"\n' + PLAIN)
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected"]
-    desk.write("203.0.113.0/24\n", "late.netset")
-    await desk.pause(app)
+    desk.write("late.netset", "203.0.113.0/24\n")
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
     assert (await call(app)).status == 403
 
 
 async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk) -> None:
-    desk.write("203.0.113.0/24\n", "proxies.netset")
+    desk.write("proxies.netset", "203.0.113.0/24\n")
     app = desk.gate('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
-    desk.write("", "proxies.netset")
-    await desk.pause(app)
+    desk.write("proxies.netset", "")
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected"]
     behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
     assert behind == [200] * 3, "each client is still one of its own"
-    desk.write("# nobody\n", "proxies.netset")
-    await desk.pause(app)
+    desk.write("proxies.netset", "# nobody\n")
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
 
 
@@ -172,12 +152,12 @@ async def test_another_store_needs_a_restart(desk: Desk) -> None:
     heard = RecordingObserver(without=["refused", "near_limit"])
     app = desk.gate('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
     assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.write('store = "memory://?max_keys=5"\n' + PLAIN)
-    await desk.pause(app)
+    desk.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)
+    await desk.visit(app)
     assert heard.kinds == ["config_rejected"]
     assert "store: it cannot change while the application runs" in heard.events[0].message
-    desk.write('store = "memory://"\n' + PLAIN.replace("3/hour", "4/hour"))
-    await desk.pause(app)
+    desk.rewrite('store = "memory://"\n' + PLAIN.replace("3/hour", "4/hour"))
+    await desk.visit(app)
     assert await statuses(app, 2) == [200, 429]
 
 
@@ -190,8 +170,8 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr("slidegate.web.reload.ConfigLoader.options", fails)
-    desk.write(PLAIN + "#")
-    await desk.pause(app)
+    desk.rewrite(PLAIN + "#")
+    await desk.visit(app)
     assert await statuses(app, 4) == [200, 200, 200, 429]
     assert desk.heard.kinds == ["config_rejected"]
     assert "no such luck" in caplog.text
@@ -200,11 +180,11 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
 async def test_the_gate_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.write("enabled = false\n" + PLAIN)
-    await desk.pause(app)
+    desk.rewrite("enabled = false\n" + PLAIN)
+    await desk.visit(app)
     assert await statuses(app, 2) == [200, 200]
-    desk.write(PLAIN)
-    await desk.pause(app)
+    desk.rewrite(PLAIN)
+    await desk.visit(app)
     assert await statuses(app, 1) == [429]
 
 
@@ -214,7 +194,7 @@ async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
     async def app(*arguments: object) -> None:
         seen.append(arguments)
 
-    desk.write(PLAIN)
+    desk.rewrite(PLAIN)
     gate = RateLimitMiddleware.from_file(app, desk.path)
     scope: dict[str, Any] = {"type": "lifespan"}
     await gate(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
@@ -234,7 +214,7 @@ def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk
     async def main() -> None:
         for number in range(40):
             comment = f"# {number}" if pick.random() < 0.7 else f"broken {number}"
-            desk.write(PLAIN.replace("3/hour", "200/hour") + comment)
+            desk.rewrite(PLAIN.replace("3/hour", "200/hour") + comment)
             desk.clock.advance("1s")
             await visit()
             end_of_looks()
@@ -255,12 +235,12 @@ def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk
 async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.write(PLAIN.replace("3/hour", "3/day"))
-    await desk.pause(app)
+    desk.rewrite(PLAIN.replace("3/hour", "3/day"))
+    await desk.visit(app)
     assert await statuses(app, 4) == [200, 200, 200, 429]
     assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
-    desk.write(PLAIN.replace("3/hour", "3/day; 9/hour"))
-    await desk.pause(app)
+    desk.rewrite(PLAIN.replace("3/hour", "3/day; 9/hour"))
+    await desk.visit(app)
     assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"
 
 
@@ -272,8 +252,8 @@ BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\njitter = 0
 async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
     app = desk.gate(BANS)
     assert await statuses(app, 1, "/.env") == [200]
-    desk.write(BANS.replace("3/1h", "4/1h"))
-    await desk.pause(app)
+    desk.rewrite(BANS.replace("3/1h", "4/1h"))
+    await desk.visit(app)
     assert await statuses(app, 4, "/.env") == [200, 200, 403, 403]
     assert desk.heard.kinds == ["config_reloaded", "banned"]
 
@@ -281,11 +261,11 @@ async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
 async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_the_next(desk: Desk) -> None:
     app = desk.gate(BANS.replace("3/1h", "1/1h"))
     assert (await call(app, "/.env")).headers["retry-after"] == "60"
-    desk.write("rules = []\n")
-    await desk.pause(app)
+    desk.rewrite("rules = []\n")
+    await desk.visit(app)
     assert (await call(app)).headers["retry-after"] == "58"
-    desk.write(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
-    await desk.pause(app)
+    desk.rewrite(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
+    await desk.visit(app)
     assert (await call(app)).headers["retry-after"] == "56", "a ban keeps its end"
     desk.clock.advance("56s")
     assert await statuses(app, 1) == [200]
@@ -297,11 +277,11 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_t
 
 async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
     app = desk.gate(PLAIN)
-    desk.write(PLAIN.replace("3/hour", "1/day"), "next.toml")
+    desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
     link = desk.path.with_name("link")
     link.symlink_to("next.toml")
     link.replace(desk.path)
-    await desk.pause(app)
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
     assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
 
@@ -310,10 +290,10 @@ async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_whe
     app = desk.gate('default_limits = "3/hour"\n')
     assert app.app.rules == ()
     assert await statuses(app, 2) == [200, 200]
-    desk.write('default_limits = "4/hour"\n')
-    await desk.pause(app)
+    desk.rewrite('default_limits = "4/hour"\n')
+    await desk.visit(app)
     assert await statuses(app, 3) == [200, 200, 429]
-    desk.write('default_limits = "4/minute"\n')
-    await desk.pause(app)
+    desk.rewrite('default_limits = "4/minute"\n')
+    await desk.visit(app)
     assert desk.heard.kinds == ["config_reloaded", "config_reloaded", "windows_restarted"]
     assert await statuses(app, 5) == [200] * 4 + [429]
