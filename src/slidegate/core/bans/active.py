@@ -97,12 +97,9 @@ class ActiveBans:
                 found.append(key)
         return found
 
-    def active(
-        self, subjects: Iterable[BanSubject], now_us: int, wall_us: int, checks: Iterable[Check] = ()
-    ) -> list[Ban]:
-        """Return the bans that refuse a demand, each once. Changes nothing."""
-        bans = [self.get(key) for key in dict.fromkeys(self.keys_of(subjects, checks))]
-        return [ban for ban in bans if ban is not None and not ban.is_over(now_us, wall_us)]
+    def of(self, keys: Iterable[str]) -> list[Ban]:
+        """Return the bans of exactly these keys, also those that are over, each once."""
+        return [Ban(*self.by_key[key]) for key in dict.fromkeys(keys) if key in self.by_key]
 
     def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
         """Forget bans that are over, looking at `max_count` at most by each clock; return whether any is left to see.

@@ -146,7 +146,9 @@ class MemoryBans(BanStore):
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
         with self._lock:
-            return longest(self.active_bans.active(subjects, *self._moments()))
+            moments = self._moments()
+            bans = self.active_bans.of(self.active_bans.keys_of(subjects))
+            return longest(ban for ban in bans if not ban.is_over(*moments))
 
     def may_refuse(self) -> bool:
         """Return whether there are bans; some may have ended."""
@@ -165,12 +167,11 @@ class MemoryBans(BanStore):
             if not self._decided % _LET_GO_EVERY:
                 with self._lock:
                     self.active_bans.remove_expired(*self._moments(), max_count=_LET_GO_EVERY)
-        if not self.active_bans.keys_of(subjects, checks):
+        keys = self.active_bans.keys_of(subjects, checks)
+        if not keys:
             return None  # most requests end here, and take no lock
         with self._lock:
-            moments = self._moments()
-            bans = self.active_bans.active(subjects, *moments, checks)
-            return self._rules.decide(bans, checks, *moments, prolong=prolong)
+            return self._rules.decide(self.active_bans.of(keys), checks, *self._moments(), prolong=prolong)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
