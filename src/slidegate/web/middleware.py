@@ -310,17 +310,13 @@ class RateLimitMiddleware(Breakable):
 
     def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
-        subjects = self._subjects(scope)
-
-        async def banned() -> bool:
-            return await self.limiter.engine.find_ban(subjects) is not None
 
         async def struck() -> None:
             if not allowlisted(request.entries):  # by a middleware further in
                 await strike_refused(scope, request)
 
-        channel, added = request.read_ahead(receive), self._sockets.add
-        return GuardedWebSocket(scope, channel, send, subjects, banned, struck, added, self._messages)
+        channel, subjects = request.read_ahead(receive), self._subjects(scope)
+        return GuardedWebSocket(scope, channel, send, subjects, self._sockets, struck, self._messages)
 
     async def _fail(
         self,

@@ -160,10 +160,8 @@ class GuardedWebSocket:
         receive: The server's channel, which is read ahead while a message waits.
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
-        banned: Tells whether a ban refuses the client now.
+        sockets: Finds the bans that end it, and looks after it when the application has accepted it.
         struck: Called for each message that a limit refused.
-        accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
-            it from then on, and may interrupt it.
         messages: Counts its messages; None where they have no limit.
 
     Attributes:
@@ -176,17 +174,15 @@ class GuardedWebSocket:
         receive: Ahead,
         send: Send,
         subjects: Sequence[BanSubject],
-        banned: Callable[[], Awaitable[bool]],
+        sockets: OpenWebSockets,
         struck: Callable[[], Awaitable[None]],
-        accepted: Callable[[GuardedWebSocket], bool],
         messages: MessageCounter | None,
     ) -> None:
         self._receive = receive
         self._send = send
         self.subjects = subjects
-        self._banned = banned
+        self._sockets = sockets
         self._struck = struck
-        self._accepted = accepted
         self._messages = messages
         self._count = None if messages is None else messages.count_of(scope)
         self._looked_after = False
@@ -242,6 +238,9 @@ class GuardedWebSocket:
         await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
         return _BANNED if await self._banned() else await self._hit()
 
+    async def _banned(self) -> bool:
+        return await self._sockets.find(self.subjects) is not None
+
     async def _hit(self) -> Decision:
         assert self._count is not None, "messages without limits are not counted"
         answer = self._count()
@@ -254,7 +253,7 @@ class GuardedWebSocket:
         if self._last is None:
             await self._send(message)
             if message["type"] == "websocket.accept":
-                self._looked_after = self._accepted(self)
+                self._looked_after = self._sockets.add(self)
             elif message["type"] == "websocket.close":
                 self.over = True
         elif message["type"] != "websocket.close":
@@ -311,10 +310,13 @@ class OpenWebSockets:
 
     Args:
         find: Returns a ban that refuses one of some keys and addresses.
+
+    Attributes:
+        find: The same.
     """
 
     def __init__(self, find: Callable[[Sequence[BanSubject]], Awaitable[Ban | None]]) -> None:
-        self._find = find
+        self.find = find
         self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -356,15 +358,14 @@ class OpenWebSockets:
             del self._open[loop]
 
     async def _look(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
-        for ended in [socket for socket in sockets if socket.over]:
-            sockets.discard(ended)
-        opened = list(sockets)
+        opened = [socket for socket in sockets if not socket.over]
+        sockets.intersection_update(opened)
         for first in range(0, len(opened), AT_ONCE):
             await self._close_banned(loop, opened[first : first + AT_ONCE])
             await asyncio.sleep(0)
 
     async def _close_banned(self, loop: asyncio.AbstractEventLoop, sockets: Sequence[GuardedWebSocket]) -> None:
-        if await self._find([subjects for socket in sockets for subjects in socket.subjects]) is None:
+        if await self.find([subjects for socket in sockets for subjects in socket.subjects]) is None:
             return
         if len(sockets) == 1:
             # A client may take its time over the close, and others are not to wait for that.
