@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, Signature, isclass
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -40,8 +40,10 @@ from .rules import (
     Rule,
 )
 
+if TYPE_CHECKING:
+    from .decide import Decider
+
 _T = TypeVar("_T", bound=Callable[..., Any])
-DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
@@ -175,7 +177,7 @@ class RateLimit:
         for entry in request.entries:
             if entry[1].reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):
                 return
-        answer = middleware.endpoints.decide(bound, connection)
+        answer = middleware.endpoints.decider.decide_at(bound, connection)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision is None:
             return
@@ -194,23 +196,14 @@ class EndpointBuckets:
     Args:
         claimed: An identity that no other middleware on the limiter has.
         routes: Finds the routes that requests came by.
-        decide: Decides about the limit of one bucket for a request.
+        decider: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
-        price: Learns what a request costs under each limit.
     """
 
-    def __init__(
-        self,
-        claimed: str,
-        routes: RouteIndex,
-        decide: DecideAt,
-        calls: UserCallbacks,
-        price: Callable[[BoundRule], None],
-    ) -> None:
+    def __init__(self, claimed: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks) -> None:
         self._claimed = claimed
-        self.decide = decide
+        self.decider = decider
         self.calls = calls
-        self._price = price
         self._routes = routes
         self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
@@ -260,7 +253,7 @@ class EndpointBuckets:
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
-        self._price(bound)
+        self.decider.price(bound)
         return bound
 
     def _labels(self, limit: RateLimit, route: ResolvedRoute, scope: Scope, function: object) -> list[str]:

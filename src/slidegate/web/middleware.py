@@ -159,13 +159,12 @@ class RateLimitMiddleware(Breakable):
 
     def _view_for_requests(self) -> MiddlewareView:
         """Make what the requests of this middleware show of it."""
-        decider = self._decider
         return MiddlewareView(
             self.limiter,
             self._rules.names(),
             self._rules.looking,
             self._signals,
-            EndpointBuckets(self._claim("endpoints:"), self._routes, decider.decide_at, self._calls, decider.price),
+            EndpointBuckets(self._claim("endpoints:"), self._routes, self._decider, self._calls),
             self._responses,
             RefusalEvents(self.limiter, self._client),
         )
