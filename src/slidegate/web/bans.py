@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from ..core.addresses import Address
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
-from ..core.bans.policy import WIDEST, BanPolicy, ban_target, range_target
+from ..core.bans.policy import WIDEST, BanPolicy, ban_target
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter import Limiter
@@ -44,15 +44,10 @@ class _Protected:
     """Networks that no policy bans: those of trusted proxies and of the allowlist."""
 
     def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
-        self._lists: list[AddressList] = [client.networks] if client.trusted else []
-        if allowlist is not None:
-            self._lists.append(allowlist)
+        self._lists = [networks for networks in (client.networks, allowlist) if networks is not None]
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        for networks in self._lists:  # noqa: SIM110 - any() costs a generator for each strike
-            if networks.overlaps(version, first, last):
-                return True
-        return False
+        return any(networks.overlaps(version, first, last) for networks in self._lists)
 
 
 class BanSignals:
@@ -92,8 +87,6 @@ class BanSignals:
         self._limiter = limiter
         self._client = client
         self._protected = _Protected(client, allowlist)
-        self._spare = {4: 32 - client.prefix(4), 6: 128 - client.prefix(6)}
-        """How many bits of an address do not distinguish clients."""
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._paths: PathIndex[tuple[re.Pattern[str], Signal]] = PathIndex()
@@ -159,10 +152,7 @@ class BanSignals:
     ) -> tuple[str, str] | None:
         """Return whom a strike may ban, as `ban_target` does; None for nobody, or where many share the key."""
         if policy.key is None and address is not None:
-            version, value = address
-            spare = self._spare[version]
-            first = value >> spare << spare
-            return range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
+            return ban_target(policy, client_key, self._protected)
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
         if client == UNKNOWN_PEER or (client is not key and ban_target(policy, client, self._protected) is None):

@@ -276,13 +276,6 @@ def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None)
         version, first, last = parse_network(key)
     except ConfigurationError:
         return key, ""  # an account, an API key
-    return range_target(policy, key, version, first, last, protected)
-
-
-def range_target(
-    policy: BanPolicy, key: str, version: int, first: int, last: int, protected: NetworkSet | None = None
-) -> tuple[str, str] | None:
-    """Do what `ban_target` does for a key whose first and last address are at hand."""
     if not _may_ban(policy, version, first, last, protected):
         return None
     if policy.prefix is None:
