@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, 
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -43,41 +43,19 @@ _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
-class Exclusion(NamedTuple):
-    """Options of a rule that make no sense beside another one."""
-
-    option: str
-    others: tuple[str, ...]
-    why: str
-
-
-_COUNTING: Final = (
-    "limits",
-    "concurrency",
-    "key",
-    "cost",
-    "unit",
-    "count_if",
-    "count_denied",
-    "wait",
-    "shadow",
-    "on_exceeded",
-)
+_OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow", "on_exceeded")
+_COUNTING: Final = ("limits", "concurrency", "key", "wait", *_OF_LIMITS)
 EXCLUSIONS: Final = (
-    Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
-    Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
-    Exclusion("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
-    Exclusion("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+    ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
+    ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
+    ("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
+    ("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
 )
-"""Which options of a rule exclude each other; the JSON Schema of `slidegate.toml` is made of this table too."""
+"""Which options of a rule make no sense beside which others, and why; the JSON Schema of `slidegate.toml` is made of
+this table too."""
 NEEDS: Final = {
     "status": ("block", "block=True"),
-    "cost": ("limits", 'limits such as "60/minute"'),
-    "unit": ("limits", 'limits such as "60/minute"'),
-    "count_if": ("limits", 'limits such as "60/minute"'),
-    "count_denied": ("limits", 'limits such as "60/minute"'),
-    "shadow": ("limits", 'limits such as "60/minute"'),
-    "on_exceeded": ("limits", 'limits such as "60/minute"'),
+    **dict.fromkeys(_OF_LIMITS, ("limits", 'limits such as "60/minute"')),
 }
 """Options of a rule that are about another one, and how that is written."""
 
@@ -155,7 +133,13 @@ class Rule:
         block: bool = False,
         status: int | None = None,
     ) -> None:
-        flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
+        flags: dict[str, object] = {
+            "exempt": exempt,
+            "final": final,
+            "shadow": shadow,
+            "block": block,
+            "count_denied": count_denied,
+        }
         for option, flag in flags.items():
             check_flag(option, flag)
         self.paths = checked_paths(path)
@@ -166,16 +150,9 @@ class Rule:
         self.connection = connection
         self.when = None if when is None else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
-        options: dict[str, object] = {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if}
-        options |= {
-            "cost": None if cost == 1 else cost,
-            "cost_max": cost_max,
-            "unit": unit,
-            "wait": wait,
-            "on_exceeded": on_exceeded,
-            "status": status,
-        }
-        options |= flags
+        options = flags | {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if, "wait": wait}
+        options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "unit": unit}
+        options |= {"on_exceeded": on_exceeded, "status": status}
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
