@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
-        # The gate itself looks at X-Forwarded-For, so the server has to leave the peer as it is.
+        # The middleware itself looks at X-Forwarded-For, so the server has to leave the peer as it is.
         super().__init__(
             uvicorn.Config(app, log_level="warning", proxy_headers=False, timeout_graceful_shutdown=GRACE_S)
         )

@@ -1,4 +1,4 @@
-"""``python -m examples.bans``: replay access logs through the gate, and print whom its policies ban."""
+"""``python -m examples.bans``: replay access logs through the middleware, and print whom its policies ban."""
 
 from __future__ import annotations
 

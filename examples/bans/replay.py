@@ -1,6 +1,6 @@
 """Counts whom the policies ban when an access log is replayed.
 
-The application behind the gate answers with the status that stands in the log, and the log's client is the peer.
+The application behind the middleware answers with the status that stands in the log, and the log's client is the peer.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def logged(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def replay_bans(records: Iterable[AccessRecord]) -> Report:
-    """Send the requests of a log, in the order of their times, through the gate."""
+    """Send the requests of a log, in the order of their times, through the middleware."""
     clock = FakeClock()
     limiter = Limiter(MemoryStore(clock=clock))
     report = Report()

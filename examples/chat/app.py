@@ -42,7 +42,7 @@ RUDE = BanPolicy(name="rude", after="3/10m", duration="10m")
 LONGEST_NAME = 24
 LONGEST_TEXT = 500
 UNSUPPORTED, TOO_BIG, TRY_AGAIN = 1003, 1009, 1013
-"""Close codes. The gate itself closes with 1013 beyond a message limit, and with 1008 for a ban."""
+"""Close codes. The middleware itself closes with 1013 beyond a message limit, and with 1008 for a ban."""
 HERE = Path(__file__).parent
 
 

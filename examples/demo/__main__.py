@@ -163,7 +163,7 @@ def by_route(figures: Figures) -> Table:
         "Route",
         title="By route",
         title_justify="left",
-        caption="QPS: admitted, in the busiest minute. p95: through gate and application.",
+        caption="QPS: admitted, in the busiest minute. p95: through middleware and application.",
         caption_justify="left",
     )
     for heading in ("Admitted", "Refused", "Blocked", "Banned", "QPS", "p95 ms"):
@@ -250,7 +250,7 @@ def serve(listener: socket.socket, console: Console) -> int:
 
 
 def counts(limiter: Limiter) -> Text:
-    """Return what the gate has counted so far, in one line."""
+    """Return what the middleware has counted so far, in one line."""
     seen = limiter.stats("24h").total
     refused = seen.refused - seen.blocked - seen.banned
     return Text(f"{seen.passed:,} admitted, {refused:,} refused, {seen.blocked:,} blocked, {seen.banned:,} banned")

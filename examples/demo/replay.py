@@ -20,7 +20,7 @@ from slidegate.core import Ban
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 
-SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate leaves no record
+SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the middleware leaves no record
 
 
 OUTCOMES = ("admitted", "refused", "blocked", "banned")

@@ -105,7 +105,7 @@ def make_app(
     read_token: str | None = None,
     proxies: Sequence[str] = (),
 ) -> ASGIApp:
-    """Return the site behind its gate.
+    """Return the site behind its middleware.
 
     Args:
         limiter: Counts requests and keeps bans.

@@ -46,7 +46,7 @@ BANS = [
 
 
 def subjects(site: ASGIApp, limiter: Limiter, proxies: Sequence[str] = ()) -> RateLimitMiddleware:
-    """Put the gate in front of a site.
+    """Put the middleware in front of a site.
 
     Args:
         site: The site.

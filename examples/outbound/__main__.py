@@ -1,6 +1,6 @@
 """Sixteen tasks ask an API that allows 10 requests a second, without and with `LimitedTransport`.
 
-The API runs in this process, behind a gate of ours; nothing leaves the machine. ``python -m examples.outbound``
+The API runs in this process, behind a middleware of ours; nothing leaves the machine. ``python -m examples.outbound``
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The API and its two gates: the inner one asks the database who is calling, and holds each tenant to its plan."""
+"""The API and its two middlewares: the inner one asks the database who calls, and holds each tenant to its plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_billed(status: int) -> bool:
 
 
 def refused(request: HTTPConnection, decision: Decision) -> Response:
-    """Make the API's own answer; the gate adds Retry-After and the RateLimit fields."""
+    """Make the API's own answer; the middleware adds Retry-After and the RateLimit fields."""
     if decision.reason == Reason.BANNED:
         return JSONResponse({"error": "this address is shut out"}, status_code=403)
     if any(isinstance(state.limit, Quota) for state in decision.violated):

@@ -48,7 +48,7 @@ def calls(limiter: Limiter, customers: Customers, render: Render) -> APIRouter:
         try:
             return {"report": await render(customer.tenant)}
         except RenderError as error:
-            # Not left to the server: the gate would see no answer then, and the call would stay charged.
+            # Not left to the server: the middleware would see no answer then, and the call would stay charged.
             raise HTTPException(503, "no report now; try again") from error
 
     @routes.get("/standing")

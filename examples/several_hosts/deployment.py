@@ -21,7 +21,7 @@ REDIS_OPTIONS: Final = ("--save", "", "--appendonly", "no", "--maxmemory-policy"
 def serving(app: str, address: str, port: int) -> list[str]:
     """Return the command that serves an application, in words.
 
-    The gate itself decides whose `X-Forwarded-For` it believes, so uvicorn has to leave the peer as it is.
+    The middleware itself decides whose `X-Forwarded-For` it believes, so uvicorn has to leave the peer as it is.
     """
     return [
         *("uvicorn", "--factory", app, "--host", address, "--port", str(port)),

@@ -71,7 +71,7 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
     app = RateLimitMiddleware.from_file(inner, path, limiter=limiter)
     RateLimitMiddleware(Starlette(), limits="1/s")  # on a limiter of its own
     operator = Operator(app, TOKEN)
-    first, second = (await operator.get("rules"))["gates"]
+    first, second = (await operator.get("rules"))["middlewares"]
     assert (first["name"], names(first["rules"], "name")) == ("middleware 2 (slidegate.toml)", ["file"]) or (
         second["name"] == "middleware 2 (slidegate.toml)"
     )
@@ -93,7 +93,7 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
     assert middleware["default_limits"] == ["9/1m"]
     assert middleware["endpoints"] == []
     await call(app, "/there")
-    middlewares = (await operator.get("rules"))["gates"]
+    middlewares = (await operator.get("rules"))["middlewares"]
     assert sorted(rule["name"] for middleware in middlewares for rule in middleware["endpoints"]) == [
         "per-route GET /there",
         "there",
@@ -128,7 +128,7 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
     assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
     assert "line 1" in after["bad"]["message"]
-    (middleware,) = (await operator.get("rules"))["gates"]
+    (middleware,) = (await operator.get("rules"))["middlewares"]
     assert {one["name"]: one for one in middleware["lists"]} == after
 
 
@@ -385,7 +385,7 @@ async def test_the_configuration_is_shown_without_a_secret() -> None:
     admin = AdminClient(Limiter(MemoryStore(clock=clock), secret=secret))
     config = await admin.operator().get("config")
     assert (config["per_process"], config["on_error"]) == (True, None)
-    assert config["gates"] == [{"name": "middleware 1", "rules": 4}]
+    assert config["middlewares"] == [{"name": "middleware 1", "rules": 4}]
     for path in ("config", "rules", "stats", "events", "lists", "clients"):
         text = (await admin.operator().ask("GET", path)).text
         assert "s3cret" not in text

@@ -331,7 +331,7 @@ def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
 
 def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(site: Site, opened: OpenPage) -> None:
     def many(found: Any) -> None:
-        middleware = found["gates"][0]
+        middleware = found["middlewares"][0]
         middleware["rules"] = [{**middleware["rules"][-1], "name": f"rule {number:03}"} for number in range(120)]
 
     page = opened(site, TOKEN)

@@ -110,8 +110,8 @@ async def relayed(answer: Answer, client: Client) -> int:
 
     async with Limiter(MemoryStore(clock=FakeClock())) as limiter:
         rule = Rule("/", "1000/minute", cost=0, key=lambda request: "account:ann", name=RULE)
-        gate = Middleware(RateLimitMiddleware, limiter=limiter, rules=[rule])
-        app = Starlette(routes=[Route("/", ask)], middleware=[gate])
+        middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=[rule])
+        app = Starlette(routes=[Route("/", ask)], middleware=[middleware])
         with anyio.fail_after(60), client.request, suppress(Fault):
             await app(scope_of("/"), client.receive, client.send)
         decision = await limiter.peek("account:ann", "1000/minute", cost=0, rule=RULE)

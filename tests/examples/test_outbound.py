@@ -26,5 +26,5 @@ def test_it_shows_refusals_without_the_transport_and_none_with_it() -> None:
 
 
 async def test_a_client_without_it_is_refused() -> None:
-    gate = RateLimitMiddleware(prices, limits="10/second", limiter=Limiter(MemoryStore(clock=FakeClock())))
-    assert await ask_all(httpx.ASGITransport(app=gate), 15) == {200: 10, 429: 5}
+    middleware = RateLimitMiddleware(prices, limits="10/second", limiter=Limiter(MemoryStore(clock=FakeClock())))
+    assert await ask_all(httpx.ASGITransport(app=middleware), 15) == {200: 10, 429: 5}

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     @property
     def admitted(self) -> bool:
-        """Whether the gate let the request through to the application, which answers 200 or 404."""
+        """Whether the middleware let the request through to the application, which answers 200 or 404."""
         return self.status in (200, 404)
 
 

@@ -1,4 +1,4 @@
-"""One worker of a soak: an application behind the gate, on a socket that it inherits.
+"""One worker of a soak: an application behind the middleware, on a socket that it inherits.
 
 ``python -m tests.soak.worker SOCKET STORE SAMPLES`` takes the number of the socket, the address of the store, and the
 file to which it writes a line about itself twice a second. It ends with the process that started it.

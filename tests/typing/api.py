@@ -61,7 +61,7 @@ async def search(request: Request) -> Response:
     return PlainTextResponse("found")
 
 
-# -- the gate ------------------------------------------------------------------------------------------------------
+# -- the middleware ----------------------------------------------------------------------------------------------------
 
 starlette = Starlette(
     routes=[
@@ -183,8 +183,8 @@ assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
 assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)
 assert_type(limiter.sync.bans(), list[Ban])
-with limiter.sync as gate:
-    assert_type(gate, SyncLimiter)
+with limiter.sync as limits:
+    assert_type(limits, SyncLimiter)
 
 
 @limiter.limited("5/second", key=lambda user, *_: f"user:{user}")

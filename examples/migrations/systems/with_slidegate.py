@@ -18,14 +18,14 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"hi"})
 
 
-def gate(clock: FakeClock, **options: object) -> Asgi:
-    """Return an application behind a gate."""
+def guarded(clock: FakeClock, **options: object) -> Asgi:
+    """Return an application behind a middleware."""
     limiter = Limiter(MemoryStore(clock=clock))
     return Asgi(RateLimitMiddleware(hello, limiter=limiter, **options))  # type: ignore[arg-type]
 
 
 def shop(clock: FakeClock, **options: object) -> Asgi:
-    """Return a FastAPI application with a few routes behind a gate."""
+    """Return a FastAPI application with a few routes behind a middleware."""
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware, limiter=Limiter(MemoryStore(clock=clock)), **options)  # type: ignore[arg-type]
     for path in ("/", "/a", "/b", "/c", "/items/{item_id}"):
@@ -61,15 +61,15 @@ def of_four_workers(url: str) -> int:
 
 
 def default(clock: FakeClock) -> Asgi:
-    """Return the gate with one limit."""
-    return gate(clock, limits="100/minute")
+    """Return the middleware with one limit."""
+    return guarded(clock, limits="100/minute")
 
 
 def exact(clock: FakeClock) -> Asgi:
-    """Return the gate whose window keeps the time of each unit."""
-    return gate(clock, limits="100/minute @100")
+    """Return the middleware whose window keeps the time of each unit."""
+    return guarded(clock, limits="100/minute @100")
 
 
 def two_limits(clock: FakeClock) -> Asgi:
-    """Return the gate with two limits."""
-    return gate(clock, limits="5/minute; 50/hour")
+    """Return the middleware with two limits."""
+    return guarded(clock, limits="5/minute; 50/hour")

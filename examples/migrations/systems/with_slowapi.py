@@ -186,7 +186,7 @@ def in_virtual_time() -> list[Row]:
             Row(
                 "300 requests of one client that makes up a forwarding header each time (`get_ipaddr`): admitted",
                 of(sum(asked.passed for asked in disguised(limited(clock, "100/minute", key=get_ipaddr)))),
-                of(sum(asked.passed for asked in disguised(ours.gate(clock, limits="100/minute", **by_plan)))),
+                of(sum(asked.passed for asked in disguised(ours.guarded(clock, limits="100/minute", **by_plan)))),
             ),
             Row(
                 "200 handshakes of websockets by one client: accepted",

@@ -119,7 +119,7 @@ class AdminService:
     async def get_rules(self, params: parameters.NoParameters, by: Identity) -> views.Rules:
         """The rules in force, by middleware."""
         middlewares, events = views.middlewares_of(self._limiter), self._activity.events()
-        return views.Rules(gates=[views.Middleware.of(name, one, events) for name, one in middlewares.items()])
+        return views.Rules(middlewares=[views.Middleware.of(name, one, events) for name, one in middlewares.items()])
 
     @operation("GET", "/clients")
     async def get_clients(self, params: parameters.ClientsQuery, by: Identity) -> views.Clients:
@@ -288,9 +288,9 @@ class AdminService:
             per_process=engine.per_process,
             deadline_s=None if failover is None else failover.deadline_us / _S,
             on_error=None if failover is None else failover.on_error,
-            gates=[views.MiddlewareSummary(name=name, rules=len(one.rules)) for name, one in middlewares.items()],
+            middlewares=[views.MiddlewareSummary(name=name, rules=len(one.rules)) for name, one in middlewares.items()],
             findings=[
-                views.Finding(code=finding.code, message=finding.message, gate=name)
+                views.Finding(code=finding.code, message=finding.message, middleware=name)
                 for name, middleware in middlewares.items()
                 for finding in [*middleware.findings]
             ],

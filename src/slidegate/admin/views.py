@@ -258,7 +258,7 @@ class List(View):
     """A blocklist or an allowlist, and what became of its last change."""
 
     kind: ListKind
-    gate: str
+    middleware: str
     name: str
     path: str | None = None
     entries: int
@@ -281,7 +281,7 @@ class List(View):
         for kind in _LIST_KINDS:
             listed = middleware.lists[kind]
             if isinstance(listed, Networks):
-                views.append(cls(kind=kind, gate=name, name=kind, entries=len(listed), status="fixed"))
+                views.append(cls(kind=kind, middleware=name, name=kind, entries=len(listed), status="fixed"))
             elif listed is not None:
                 views += [cls._of_file(kind, name, state, last.get(state[0].name)) for state in listed.states]
         return views
@@ -293,7 +293,7 @@ class List(View):
         file, entries, written_ns = state
         return cls(
             kind=kind,
-            gate=middleware,
+            middleware=middleware,
             name=file.name,
             path=str(file.path),
             entries=entries,
@@ -351,7 +351,7 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
 class Rules(View):
     """The rules in force, by middleware."""
 
-    gates: list[Middleware]
+    middlewares: list[Middleware]
 
 
 class Lists(View):
@@ -633,7 +633,7 @@ class Finding(View):
 
     code: str
     message: str
-    gate: str
+    middleware: str
 
 
 class Config(View):
@@ -646,7 +646,7 @@ class Config(View):
     per_process: bool
     deadline_s: float | None
     on_error: str | None
-    gates: list[MiddlewareSummary]
+    middlewares: list[MiddlewareSummary]
     findings: list[Finding]
     workers: list[Worker]
 

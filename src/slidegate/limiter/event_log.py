@@ -51,7 +51,7 @@ class LogEvents:
     def __init__(self, logger: AnyLogger | None, level: int, max_rate: str, each: str, clock: Clock | None) -> None:
         logger = getLogger(LOGGER) if logger is None else logger
         if not isinstance(logger, (Logger, LoggerAdapter)):
-            raise ConfigurationError(f'logger: expected one such as logging.getLogger("gate"), not {quoted(logger)}')
+            raise ConfigurationError(f'logger: expected one such as logging.getLogger("limits"), not {quoted(logger)}')
         if not isinstance(level, int) or isinstance(level, bool):
             raise ConfigurationError(f"level: expected a number such as logging.WARNING, not {quoted(level)}")
         self._logger = logger

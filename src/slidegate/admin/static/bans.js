@@ -63,7 +63,7 @@ export class BansView {
       { title: "Entries", number: true, cell: (list) => count(list.entries) },
       { title: "Changed", wide: true, cell: (list) => moment(list.changed_at) },
       { title: "State", cell: (list) => h("span", { class: `badge ${tones[list.status] ?? ""}`, title: plain(list.message, 300) || null }, plain(list.status, 20)) },
-    ], lists, "No blocklist or allowlist is loaded.", (list) => `${list.gate} ${list.kind} ${list.name}`);
+    ], lists, "No blocklist or allowlist is loaded.", (list) => `${list.middleware} ${list.kind} ${list.name}`);
   }
 
   events(events) {

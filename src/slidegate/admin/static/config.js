@@ -11,9 +11,9 @@ export class ConfigView {
   constructor(page) {
     Object.assign(this, { page, everyMs: 10000, listings: new Map(), rules: null });
     this.facts = h("div", { class: "stack" });
-    this.gates = h("div", { class: "stack" });
+    this.middlewares = h("div", { class: "stack" });
     this.workers = h("div", {});
-    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Configuration"), this.facts, this.gates, this.workers);
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Configuration"), this.facts, this.middlewares, this.workers);
   }
 
   async refresh() {
@@ -27,7 +27,7 @@ export class ConfigView {
       table("Start-up findings", [
         { title: "Code", cell: (finding) => h("code", {}, plain(finding.code, 20)) },
         { title: "Finding", cell: (finding) => words(finding.message, 600) },
-      ], config.findings, "Nothing in this configuration looks like a mistake.", (finding) => finding.gate + finding.message));
+      ], config.findings, "Nothing in this configuration looks like a mistake.", (finding) => finding.middleware + finding.message));
     update(this.workers, table("Workers", [
       { title: "Worker", cell: (worker) => stranger(worker.name, 60) },
       { title: "Host", wide: true, cell: (worker) => stranger(worker.host, 60) },
@@ -36,18 +36,18 @@ export class ConfigView {
     ], config.workers, "No worker has published figures yet.", (worker) => worker.name));
     if (rules === this.rules) return;
     this.rules = rules;
-    this.show(rules.gates);
+    this.show(rules.middlewares);
   }
 
-  show(gates) {
+  show(middlewares) {
     const old = this.listings;
     this.listings = new Map();
-    this.gates.replaceChildren(...gates.map((gate) => {
-      const of = gates.length > 1 ? ` of ${plain(gate.name, 60)}` : "";
-      const listing = old.get(gate.name) ?? this.listing(`Rules in force${of}`);
-      this.listings.set(gate.name, listing);
-      listing.show([...gate.rules, ...gate.endpoints]);
-      return h("div", { class: "stack" }, listing.element, this.policies(gate, of));
+    this.middlewares.replaceChildren(...middlewares.map((middleware) => {
+      const of = middlewares.length > 1 ? ` of ${plain(middleware.name, 60)}` : "";
+      const listing = old.get(middleware.name) ?? this.listing(`Rules in force${of}`);
+      this.listings.set(middleware.name, listing);
+      listing.show([...middleware.rules, ...middleware.endpoints]);
+      return h("div", { class: "stack" }, listing.element, this.policies(middleware, of));
     }));
   }
 
@@ -62,17 +62,17 @@ export class ConfigView {
     ], "This middleware has no rules.", (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.identity}`);
   }
 
-  policies(gate, of) {
+  policies(middleware, of) {
     return [
-      gate.policies.length > 0 && table(`Ban policies${of}`, [
+      middleware.policies.length > 0 && table(`Ban policies${of}`, [
         { title: "Policy", cell: (policy) => stranger(policy.name, 60) },
         { title: "After", cell: (policy) => plain(policy.after, 40) },
         { title: "First ban", cell: (policy) => duration(policy.duration_s) },
         { title: "Times", number: true, wide: true, cell: (policy) => policy.factor },
         { title: "Longest", wide: true, cell: (policy) => duration(policy.longest_s) },
         { title: "Does", wide: true, cell: (policy) => plain(policy.action, 20) },
-      ], gate.policies, "", (policy) => policy.name),
-      gate.default_limits.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(gate.default_limits.join("; "), 120)}`),
+      ], middleware.policies, "", (policy) => policy.name),
+      middleware.default_limits.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(middleware.default_limits.join("; "), 120)}`),
     ];
   }
 }

@@ -120,7 +120,7 @@ def read_address(url: str) -> Address:
     hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
     number = _database(database, wrong)
     if kind == "sentinel" and (not service or "@" in service):
-        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/gate; {ESCAPES}")
+        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
     if kind == "cluster" and number:
         raise wrong(f"a cluster has database 0 alone, not {number}")
     if kind == "redis" and len(hosts) != 1:
