@@ -208,7 +208,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
     if not isinstance(key, ClientAddress):
         return
     for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
-        length, narrowest = key.prefix(version), min(WIDEST[version], getattr(policy, name))
+        length, narrowest = key.prefixes[version], min(WIDEST[version], getattr(policy, name))
         if length < narrowest:
             raise ConfigurationError(
                 f"bans: {policy!r}: its clients are of {name}={length}, and it bans nothing wider than /{narrowest}; "

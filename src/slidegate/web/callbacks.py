@@ -90,13 +90,13 @@ class UserCallbacks:
         exemption or the end of the list does not.
         """
         request = request_of(scope)
-        answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
+        answers: dict[int, bool | None] = {}  # None of one that fails; by identity: not every function can be hashed
         met: list[Met] = []
         for bound, ends in selection.open:
             rule = bound.rule
-            if id(rule.when) not in answers:
-                answers[id(rule.when)] = await self._holds(rule, request)
-            holds = answers[id(rule.when)]
+            if rule.when is not None and id(rule.when) not in answers:
+                answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), bool, None)
+            holds = answers.get(id(rule.when), True)
             if holds is None:
                 ends = ends and rule.blocks
             if holds is False or (holds is None and rule.exempt):
@@ -154,12 +154,6 @@ class UserCallbacks:
         said = "%s function of rule %r failed, so %s (suppressed=%d): %r"
         logger.error(said, what, where, consequence, suppressed, error, exc_info=trace)
 
-    async def _holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
-        """Return whether the condition of a rule holds; None if it fails."""
-        if rule.when is None:
-            return True
-        return await self.ask("when", rule.label, rule.when, (request,), bool, None)
-
 
 class ShadowRules:
     """Lets rules look on, each on windows of its own.
@@ -216,16 +210,12 @@ class ShadowRules:
             self._exceeded[known] = None
             function = bound.rule.on_exceeded
             if function is not None:
-                await self._calls.ask("on_exceeded", bound.rule.label, function, (key, seen), _nothing, None)
+                await self._calls.ask("on_exceeded", bound.rule.label, function, (key, seen), lambda _: None, None)
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
     """Return what reads the answer of a key function; None and an empty text stay as they are."""
     return lambda found: found if found is None or found == "" else limiter.key_for(found)
-
-
-def _nothing(answer: object) -> None:
-    """Read an answer that says nothing."""
 
 
 def _whole(units: object) -> int:

@@ -63,27 +63,22 @@ class ClientAddress:
 
     Attributes:
         trusted: Whether any proxy is trusted.
-        ipv6_prefix: Bits of an IPv6 address that make one client.
+        prefixes: Bits of an address that make one client, by the version of addresses.
         networks: The networks of trusted proxies.
         header: The header in which proxies name the client, as it comes in a scope.
     """
 
-    def __init__(self, networks: Networks, unix: bool, hops: int, header: str, prefixes: tuple[int, int]) -> None:
+    def __init__(self, networks: Networks, unix: bool, hops: int, header: str, prefixes: dict[int, int]) -> None:
         self.networks = networks
         self._unix = unix
         self._hops = hops
         self.header = header.lower().encode()
         self._split = split_forwarded if self.header == b"forwarded" else split_list
-        self._prefixes = prefixes
-        self.ipv6_prefix = prefixes[1]
+        self.prefixes = prefixes
         self.trusted = bool(hops or unix or len(networks))
-        self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
+        self.identity = f"client/{prefixes[4]}/{prefixes[6]}"
         self._known: dict[tuple[str, str], tuple[str, Address | None]] = {}
         self._cut: dict[str, str] = {}
-
-    def prefix(self, version: int) -> int:
-        """Return how many bits of an address make one client."""
-        return self._prefixes[0 if version == 4 else 1]
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`. If this one trusts no proxy, it cuts the middleware's client to its own prefixes."""
@@ -101,7 +96,7 @@ class ClientAddress:
         if read is None or is_unspecified(read):
             expected = 'an address, for example "192.0.2.7"'
             raise InvalidKey(f"client_ip: expected {expected}, not {quoted(address)}", expected)
-        text = address_key(*read, *self._prefixes)
+        text = address_key(*read, self.prefixes[4], self.prefixes[6])
         return KeyOf(self.identity, lambda keys: text, (read,))
 
     def _cut_to_prefix(self, client_key: str) -> str:
@@ -109,7 +104,7 @@ class ClientAddress:
             version, first, last = parse_network(client_key)
         except ConfigurationError:
             return client_key
-        return format_network(version, first, min(prefix_length(version, first, last), self.prefix(version)))
+        return format_network(version, first, min(prefix_length(version, first, last), self.prefixes[version]))
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
@@ -132,7 +127,7 @@ class ClientAddress:
             return key, None
         if address is None or is_unspecified(address):
             return UNKNOWN_PEER, None
-        return address_key(*address, *self._prefixes), address
+        return address_key(*address, self.prefixes[4], self.prefixes[6]), address
 
 
 def is_gone(scope: Scope) -> bool:
@@ -181,9 +176,8 @@ def client_ip(
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
     check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
-    return ClientAddress(
-        networks, unix, hops, check_token("header", header, "X-Forwarded-For"), (ipv4_prefix, ipv6_prefix)
-    )
+    name = check_token("header", header, "X-Forwarded-For")
+    return ClientAddress(networks, unix, hops, name, {4: ipv4_prefix, 6: ipv6_prefix})
 
 
 def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -160,11 +161,8 @@ def _is_fastapis(handler: object) -> bool:
 
 async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
     """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await connection.scope[RECORD].middleware.refusals.send(scope, receive, send, refusal.decision)
-
-    return answer
+    request: RequestLimits = connection.scope[RECORD]
+    return partial(request.middleware.refusals.send, decision=refusal.decision)
 
 
 async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
