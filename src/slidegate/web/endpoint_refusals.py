@@ -81,7 +81,7 @@ async def turn_at_endpoint(
         vars(request)[_RECEIVE] = channel
     entry = limits.add(decision)
     limits.waited = True
-    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, subjects))
+    last = await unless_left(channel.while_there, limiter, lambda: limiter.engine.lines.wait(decision, subjects))
     if last is None:
         raise ClientLeft(request.scope)
     limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once

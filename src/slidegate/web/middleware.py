@@ -274,7 +274,7 @@ class RateLimitMiddleware(Breakable):
         subjects = self._subjects(scope)
         request.waited = True
         lines = self.limiter.engine.lines
-        decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, subjects))
+        decision = await unless_left(channel.while_there, self.limiter, lambda: lines.wait(refused, subjects))
         if decision is not None:
             request.entries[-1] = self._view, decision
             request.waited = decision.allowed

@@ -110,9 +110,9 @@ class LoadSheddingMiddleware(Breakable):
         self._exempt = _exemptions(exempt, app)
         self._methods = checked_methods(methods)
         expect("limiter", limiter, Limiter, "Limiter(MemoryStore())")
+        counted = check_flag("statistics", statistics)
         self._emit = None if limiter is None else limiter.engine.emit
-        counted = limiter is not None and check_flag("statistics", statistics)
-        self._statistics = limiter.engine.statistics if limiter is not None and counted else None
+        self._statistics = None if limiter is None or not counted else limiter.engine.statistics
         self._routes = RouteIndex(app)
         self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 import anyio
 from starlette.types import Message, Receive
@@ -97,22 +96,17 @@ async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
         await limiter.refund(decision)
 
 
-class Watching(Protocol):
-    """A channel that notices a client that leaves: `Ahead`, or a websocket that is watched over."""
-
-    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
-        """Do some waiting; False if the client left meanwhile, which ends it."""
-
-
 async def unless_left(
-    channel: Watching, limiter: Limiter | None, ask: Callable[[], Awaitable[Decision]]
+    while_there: Callable[[Callable[[], Awaitable[None]]], Awaitable[bool]],
+    limiter: Limiter | None,
+    ask: Callable[[], Awaitable[Decision]],
 ) -> Decision | None:
     """Return a decision that takes its time; None if the client left meanwhile.
 
     A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
 
     Args:
-        channel: Notices a client that leaves.
+        while_there: Does some waiting, and tells whether the client is still there: `Ahead.while_there`.
         limiter: Where units are refunded; None for counts that end with their client.
         ask: Waits, and decides.
     """
@@ -124,7 +118,7 @@ async def unless_left(
 
     there = False
     try:
-        there = await channel.while_there(wait)
+        there = await while_there(wait)
     finally:
         if not there and decision is not None and limiter is not None:
             await refund([(limiter, decision)])

@@ -219,7 +219,7 @@ class GuardedWebSocket:
         """Count a message, and return it if it has room; else a disconnect, or None where it is dropped."""
         decision = await self._hit()
         while messages.beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
-            later = await unless_left(self, messages.shared, partial(self._wait, messages.shared, decision))
+            later = await unless_left(self.while_there, messages.shared, partial(self._wait, messages.shared, decision))
             if later is None:
                 return await self._next()
             decision = later
