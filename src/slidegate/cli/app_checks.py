@@ -22,8 +22,7 @@ from ..core.limits import Limit
 from ..core.logs import written
 from ..limiter import Limiter
 from ..web.checks import CLIENT_CHOOSES, AdminApp, Finding, RoutesByPath
-from ..web.decorators import dependencies, limits_of
-from ..web.default_limits import takes_no_defaults
+from ..web.default_limits import dependencies, limits_of, takes_no_defaults
 from ..web.endpoints import RateLimit
 from ..web.middleware import RateLimitMiddleware
 from ..web.route_tree import ResolvedRoute, applications, layers, walk

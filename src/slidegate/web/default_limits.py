@@ -19,23 +19,28 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from copy import copy
+from functools import partial
 from hashlib import blake2b
 from inspect import Signature, isclass
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from starlette.types import Scope
 
 from ..core.decision import Bucket, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
-from .decorators import dependencies, limits_of, needed_by, unwrapped
 from .matching import MAX_ODD, below, is_odd, readings
 from .route_tree import ResolvedRoute, methods_of
 from .routes import Reached, Routes
 from .rule_set import BoundRule
 from .rules import Rule
 
+if TYPE_CHECKING:
+    from .endpoints import RateLimit
+
 _T = TypeVar("_T", bound=Callable[..., Any])
+LIMIT: Final = "__slidegate_limit__"
+"""The attribute of a decorated endpoint that holds its `RateLimit`."""
 IN_PLACE: Final = "__slidegate_in_place__"
 """The attribute of what takes the place of defaults: an endpoint or a dependency."""
 _INNERMOST: Final = sys.maxsize
@@ -241,3 +246,31 @@ def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
 
 def _is_marked(call: object) -> bool:
     return any(getattr(one, "__dict__", {}).get(IN_PLACE) for one in (*unwrapped(call), *limits_of(call)))
+
+
+def unwrapped(endpoint: Any) -> Iterator[Any]:
+    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
+    while endpoint is not None:
+        yield endpoint
+        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
+
+
+def limits_of(endpoint: Any) -> Iterator[RateLimit]:
+    """Yield the limits that decorate an endpoint, the outermost first."""
+    for layer in unwrapped(endpoint):
+        if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
+            yield limit
+
+
+def dependencies(route: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
+    return needed_by(getattr(route, "dependant", None))
+
+
+def needed_by(dependant: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before what one of its descriptions is about."""
+    waiting = [dependant]
+    while waiting:
+        for needed in getattr(waiting.pop(), "dependencies", ()):
+            yield getattr(needed, "call", None)
+            waiting.append(needed)

@@ -2,32 +2,42 @@
 
 `RateLimit` decides with the limiter and the client address of the middleware above it, and refuses by raising; see
 `endpoint_refusals`. Which bucket that charges follows from the route that the request came by.
+
+A decorated function takes the parameters that it took before, and FastAPI is told of one more, in which it passes the
+request. A decorated class is a subclass that checks before it dispatches. A limit above the decorator that makes a
+route would never run; the start looks for those.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections import deque
 from collections.abc import Callable, Coroutine
 from copy import copy
 from datetime import timedelta
+from functools import wraps
 from hashlib import blake2b
-from inspect import Parameter, Signature, isclass
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
+from weakref import WeakKeyDictionary, WeakSet
 
-from starlette.requests import HTTPConnection
-from starlette.types import Scope
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message, Receive, Scope
 
 from ..core.arguments import check_flag, names_checked
 from ..core.decision import Decision, Reason, unique_name
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
-from .decorators import decorate, unwrapped
-from .default_limits import IN_PLACE, Exemption, is_lifted
+from .default_limits import IN_PLACE, LIMIT, Exemption, is_lifted, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import RECORD, RequestLimits, Reservation, charges, limits_above
-from .route_tree import ResolvedRoute
+from .route_tree import ResolvedRoute, walk
 from .routes import RouteIndex
 from .rule_set import BoundRule, buckets_of
 from .rules import (
@@ -50,6 +60,9 @@ _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
 """How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
+_CONNECTION: Final = "slidegate_connection"
+_LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
+"""Every function and class with a limit around it, and what was made of it."""
 
 
 class RateLimit:
@@ -265,13 +278,147 @@ class EndpointBuckets:
         if function is None or any(layer is function for layer in unwrapped(endpoint)):
             return [route.label]
         name = getattr(function, "__name__", type(function).__name__)
-        if isclass(endpoint) and route.connection == "http" and name in _METHODS:
+        if inspect.isclass(endpoint) and route.connection == "http" and name in _METHODS:
             return [f"{name.upper()} {route.template}", _name_of(function)]
         return [f"{route.label} {name}", _name_of(function)]
 
 
 def _name_of(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def decorate(limit: RateLimit, endpoint: Any) -> Any:
+    """Return an endpoint that checks `limit` and then calls `endpoint`.
+
+    Args:
+        limit: The limit.
+        endpoint: A function, or a class with `dispatch`.
+
+    Raises:
+        ConfigurationError: `endpoint` is nothing that can be limited this way.
+    """
+    if not callable(endpoint):
+        raise ConfigurationError(
+            'RateLimit: expected a function or class to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), not {quoted(endpoint)}"
+        )
+    limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
+    setattr(limited, LIMIT, limit)
+    for layer in unwrapped(endpoint):
+        # A decorator further in may have made a route of any of them.
+        if _is_function_or_class(layer):
+            _LIMITED.setdefault(layer, WeakSet()).add(limited)
+    return limited
+
+
+def check_decorator_order(app: object) -> None:
+    """Check that no limit stands above a route decorator, which has then registered the function without it.
+
+    Raises:
+        ConfigurationError: One does.
+    """
+    routes = list(walk(app))
+    used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
+    for resolved in routes:
+        endpoint = resolved.route.endpoint
+        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
+        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
+            raise ConfigurationError(
+                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
+                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
+            )
+
+
+def _is_named(endpoint: Any) -> bool:
+    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    named: Any = sys.modules.get(endpoint.__module__)
+    for part in endpoint.__qualname__.split("."):
+        named = getattr(named, part, None)
+    return named is endpoint
+
+
+def _is_function_or_class(endpoint: object) -> bool:
+    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
+
+
+def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    *_, core = unwrapped(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise ConfigurationError(
+            f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
+    signature, own = _signature(endpoint)
+    is_async = is_async_callable(endpoint)
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
+        if connection is None:
+            for connection in (*args, *options.values()):
+                if isinstance(connection, HTTPConnection):
+                    break
+            else:
+                raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
+        await limit.check(connection, endpoint)
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    vars(limited)["__signature__"] = signature
+    return limited
+
+
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
+    """Return the signature for FastAPI, and the parameter in which the endpoint itself asks for the connection."""
+    try:
+        signature = inspect.signature(endpoint, eval_str=True)
+    except NameError:
+        # A name that only type checkers see; FastAPI copes with it too.
+        signature = inspect.signature(endpoint)
+    parameters = list(signature.parameters.values())
+    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
+    if own is None:
+        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
+        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return signature.replace(parameters=parameters), own
+
+
+def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
+    if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
+        raise ConfigurationError(
+            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
+            "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
+        )
+
+    async def dispatch(self: Any) -> None:
+        if self.scope["type"] == "http":
+            body = _Body(self.receive)
+            await limit.check(Request(self.scope, body.read), endpoint)
+            self.receive = body.read_again
+        else:
+            await limit.check(HTTPConnection(self.scope), endpoint)
+        await endpoint.dispatch(self)
+
+    names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
+
+
+class _Body:
+    """A request's messages, which a key function may read before the endpoint does."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: deque[Message] = deque()
+
+    async def read(self) -> Message:
+        message = await self._receive()
+        self._read.append(message)
+        return message
+
+    async def read_again(self) -> Message:
+        return self._read.popleft() if self._read else await self._receive()
 
 
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:

@@ -30,10 +30,9 @@ from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
-from .decorators import check_decorator_order
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
-from .endpoints import EndpointBuckets
+from .endpoints import EndpointBuckets, check_decorator_order
 from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
 from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
