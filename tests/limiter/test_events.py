@@ -360,7 +360,9 @@ def test_events_wait_where_no_thread_can_be_started(
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    # From Python 3.12 on, a fork beside threads is warned of.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

@@ -217,13 +217,13 @@ class Store:
     shared_stats: SharedStats | None = None
     """The statistics of several workers; None where the store keeps none."""
 
-    def __init_subclass__(cls) -> None:
+    def __init__(self) -> None:
         # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
         # stores, so that each of them were an instance of it.
-        abstract = (name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
-        cls.__abstractmethods__ = frozenset(abstract)  # type: ignore[attr-defined]
-
-    def __init__(self) -> None:
+        kind = type(self)
+        lacks = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
+        if lacks:
+            raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, lacks))}")
         self.observers = Observers()
         """Those who hear the events of this store."""
 
