@@ -90,7 +90,8 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         ring = spent(limit, (0, 1), (3_000_000, 2))
         newest_us = limit.counter.mark(ring)
         assert limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us, 3) is None
-        assert limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us + 1, 1) is None
+        for elsewhere_us in (newest_us - 1, newest_us + 1):
+            assert limit.counter.remove(ring, 3_000_000, 3_000_000, elsewhere_us, 1) is None
         left = limit.counter.remove(ring, 3_000_000, 3_000_000, newest_us, 2)
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
@@ -117,6 +118,14 @@ def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusa
     assert limit.counter.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
     assert limit.counter.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
     assert limit.expires_us(reserve(b"", 77)) >= 77
+
+
+def test_what_the_first_of_a_line_leaves_is_kept_for_a_moment_for_the_next_one() -> None:
+    limit = Limit(2, "1s")
+    ring = reserve(b"", 10 + 3 * GRACE_US)
+    ring, _ = limit.counter.spend(ring, 10, 1, 0, True)
+    assert limit.counter.spend(ring, 11, 1)[1][3] == GRACE_US - 1
+    assert limit.counter.spend(ring, 11, 1, 0, True)[1][3] == 0
 
 
 def test_a_clock_that_steps_back_frees_what_was_kept() -> None:
