@@ -193,6 +193,11 @@ def test_the_union_of_two_sets_is_the_set_of_both_lists(one: list[Network], othe
     assert first | second == Networks.of_ranges(ranges(collapsed))
 
 
+def test_a_union_is_one_of_sets() -> None:
+    with pytest.raises(TypeError):
+        Networks() | ["192.0.2.0/24"]  # type: ignore[operator]
+
+
 def test_objects_of_the_standard_library_are_taken_too() -> None:
     objects = [ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_address("2001:db8::1")]
     found = Networks(objects)

@@ -118,6 +118,7 @@ def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusa
     assert limit.counter.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
     assert limit.counter.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
     assert limit.expires_us(reserve(b"", 77)) >= 77
+    assert limit.expires_us(b"") == 0, "of nothing, nothing is waited for"
 
 
 def test_what_the_first_of_a_line_leaves_is_kept_for_a_moment_for_the_next_one() -> None:

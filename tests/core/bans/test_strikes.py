@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
-from slidegate.core.bans.strikes import PolicyState, StrikeRecord
+from slidegate.core.bans.strikes import PolicyState, Strike, StrikeRecord
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -52,6 +52,13 @@ def test_beyond_64_a_ban_comes_on_no_fewer_strikes_and_at_most_a_slice_late(
         if due:
             record.ban(policy, "ann", now_us)
             plain, now_us = [], now_us + SECOND_US
+
+
+def test_a_standing_shows_what_it_holds() -> None:
+    record = StrikeRecord(2, 7, 9, [Strike(7, 1)])
+    assert repr(record) == (
+        "<StrikeRecord level=2 strikes=[Strike(at_us=7, weight=1, source='')] last_us=7 until_us=9>"
+    )
 
 
 def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
