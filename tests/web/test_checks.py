@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -408,6 +409,14 @@ async def test_nothing_is_said_where_something_answers_that_shows_no_routes(tmp_
     ):
         assert await unmet(app, rule) == []
     assert len(await unmet(shop(middleware=[Middleware(CORSMiddleware)]), rule)) == 1
+
+
+async def test_files_of_a_frontend_meet_the_rules_below_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("hi")
+    app = FastAPI()
+    app.frontend("/app", directory=tmp_path)
+    assert await unmet(app, Rule("/app/{rest:path}", "5/minute")) == []
+    assert len(await unmet(app, Rule("/logni", "5/minute"))) == 1
 
 
 async def test_a_peer_whose_name_is_no_utf_8_is_looked_at_as_any_other() -> None:

@@ -26,7 +26,7 @@ from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .keys import is_known
 from .matching import Convertors, PathIndex, PathMatcher, may_hold_a_slash
-from .route_tree import ALL_BELOW, Application, ResolvedRoute, applications, layers, root_of, router_of, walk
+from .route_tree import ALL_BELOW, Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
 from .rule_set import Selection
 from .rules import Rule
 
@@ -423,7 +423,9 @@ def _admin_apps(app: object) -> Iterator[str]:
 def _path_of(place: ResolvedRoute) -> str:
     """Return the path of a route, with the kinds of its parameters where they are told."""
     written = place.written()
-    return place.template if written is None else written[0]
+    if written is not None:
+        return written[0]
+    return place.template.replace("{path}", "{path:path}") if isinstance(place.route, Frontend) else place.template
 
 
 @lru_cache(4_096)
@@ -474,8 +476,9 @@ class RoutesByPath:
         self._routes = list(routes)
         self._index: PathIndex[tuple[str, ResolvedRoute]] = PathIndex()
         for place in self._routes:
-            written = place.written()
-            self._index.add(written, (ALL_BELOW if written is None else written[0], place))
+            told = isinstance(place.route, Frontend) or place.written() is not None
+            path = _path_of(place) if told else ALL_BELOW
+            self._index.add((path, _read(path)[1]), (path, place))
 
     def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
         """Return the routes by which some request comes that a path of a rule is about."""
