@@ -33,7 +33,7 @@ MOVED: Final = {
 
 @pytest.fixture
 def slidegate_reset() -> Iterator[Callable[[], None]]:
-    """Forget windows, quotas, bans, strikes and figures before the test and after it; call it to forget in between.
+    """Forget windows, quotas, bans, strikes and stats before the test and after it; call it to forget in between.
 
     It does so for every limiter of this process that counts in memory. LMDB and Redis are left alone, because others
     may count there too. Requests under way keep their permits.

@@ -1,4 +1,4 @@
-"""Answers, limits and figures are copied and pickled whole: by worker processes, caches and tests of users."""
+"""Answers, limits and stats are copied and pickled whole: by worker processes, caches and tests of users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def counted() -> CounterWindow:
 
 
 def summary() -> Any:
-    """Return figures with an event and a response time."""
+    """Return stats with an event and a response time."""
     window = MetricWindow(10, 100)
     window.record(0, "pass", rt_us=5)
     return window.read(0)

@@ -1,6 +1,6 @@
 """A complete store in one file: windows in a dict, one lock around it.
 
-The core does the arithmetic. A store finds the windows of a demand, which are bytes, has the core decide in one step
+The core does the arithmetic. A store finds the windows of a question, which are bytes, has the core decide in one step
 that nobody interrupts, and keeps them. So this one holds every promise of the contract, and a store on a database does
 the same inside a transaction.
 """
@@ -145,7 +145,7 @@ class DictStore(Store):
         return now_us
 
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[Place]:
-        """Return where the windows of a demand lie; those that are not there yet begin empty."""
+        """Return where the windows of a question lie; those that are not there yet begin empty."""
         asked = [
             (limit, cost, (bucket.rule, limit.same_window, key))
             for bucket, key, cost in checks

@@ -1,4 +1,4 @@
-"""What the methods of a limiter tell of its work: figures, the windows and strikes of a key, files of lists."""
+"""What the methods of a limiter tell of its work: stats, the windows and strikes of a key, files of lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API shows: rules of middlewares, lists, events, shadow rules, nearness, figures; and never a secret."""
+"""What the API shows: rules of middlewares, lists, events, shadow rules, nearness, stats; and never a secret."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
             )
             admin.hear()
     await admin.limiter.engine.publisher.publish()
-    (published,) = [value for (shelf, _, _), (value, _) in board.rows.items() if shelf == "s-activity"]
+    (published,) = [value for (rollup, _, _), (value, _) in board.rows.items() if rollup == "s-activity"]
     assert len(published) < 32 * 1024
     section = json.loads(published)
     assert all(section[part] for part in ("refusals", "events", "shadowed"))
@@ -353,7 +353,7 @@ async def test_shadow_rules_are_shown_beside_what_was_admitted(admin: AdminClien
     assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 8), "a shadow rule is no limit"
 
 
-async def test_figures_are_those_of_the_application_and_not_of_looks_that_a_rule_exempts(
+async def test_stats_are_those_of_the_application_and_not_of_looks_that_a_rule_exempts(
     admin: AdminClient, operator: Operator
 ) -> None:
     await admin.visit(times=23)
@@ -371,7 +371,7 @@ async def test_figures_are_those_of_the_application_and_not_of_looks_that_a_rule
     assert sum((await operator.get("history", window="5m", rule="none"))["passed"]) == 0
 
 
-async def test_looks_that_a_rule_counts_are_in_its_figures_and_in_all() -> None:
+async def test_looks_that_a_rule_counts_are_in_its_stats_and_in_all() -> None:
     admin = AdminClient(middleware={"rules": [Rule("*", "20/minute", name="all")]})
     operator = admin.operator()
     for _ in range(9):

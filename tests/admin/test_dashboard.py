@@ -67,12 +67,12 @@ class CountedBoard(Board):
         super().__init__()
         self.reads: list[str] = []
 
-    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        self.reads.append(shelf)
-        return await super().read(shelf, first, last)
+    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        self.reads.append(rollup)
+        return await super().read(rollup, first, last)
 
 
-async def test_all_figures_of_a_snapshot_are_of_one_reading_of_the_store(clock: FakeClock) -> None:
+async def test_all_stats_of_a_snapshot_are_of_one_reading_of_the_store(clock: FakeClock) -> None:
     store = MemoryStore(clock=clock, wall_clock=clock)
     store.shared_stats = board = CountedBoard()
     site = Site(clock, store)
@@ -83,7 +83,7 @@ async def test_all_figures_of_a_snapshot_are_of_one_reading_of_the_store(clock: 
     browser = await logged_in(site)
     board.reads.clear()
     found = await snapshot(browser)
-    assert board.reads.count("5s") == 1, "the rows of all figures"
+    assert board.reads.count("5s") == 1, "the rows of all stats"
     assert len(board.reads) <= 4, "and who the workers are, and what their clients do"
     rows = found["stats"]["rules"]
     assert set(found["lines"]["rules"]) == set(rows) == {rule.label for rule in rules}
@@ -109,7 +109,7 @@ async def test_without_a_store_the_snapshot_says_so_and_shows_no_address(closed_
     async with Limiter.from_url(f"redis://user:s3cret@127.0.0.1:{closed_port}/0", deadline="5s") as limiter:
         answer = await with_token(Dashboard(limiter, token=TOKEN), "GET", "/api/now")
     found = said(answer)
-    assert (found["stats"], found["problem"]) == (None, "The store does not answer, so there are no new figures.")
+    assert (found["stats"], found["problem"]) == (None, "The store does not answer, so there are no new stats.")
     assert str(closed_port) not in answer.body.decode()
 
 

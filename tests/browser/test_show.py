@@ -1,6 +1,6 @@
 """An operator sees a flood come, finds the client, watches its window fill, bans it, and lets it in again.
 
-The same with four workers on one host, and with two servers on Redis: the figures are always those of all.
+The same with four workers on one host, and with two servers on Redis: the stats are always those of all.
 """
 
 from __future__ import annotations

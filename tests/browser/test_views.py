@@ -48,7 +48,7 @@ def site() -> Iterator[Site]:
 
 
 def settled(page: Page) -> None:
-    """Wait until the view shows figures and goes on by itself."""
+    """Wait until the view shows stats and goes on by itself."""
     expect(page.locator("main table, main .empty").first).to_be_visible()
     expect(page.locator("main [aria-busy]")).to_have_count(0)
     expect(page.locator("#state")).to_have_text("Live")
@@ -199,7 +199,7 @@ def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> Non
     expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
 
 
-def test_a_chart_tells_its_figures_without_a_picture(site: Site, opened: OpenPage) -> None:
+def test_a_chart_tells_its_stats_without_a_picture(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     chart = page.get_by_role("figure", name="Requests a second")
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
@@ -274,16 +274,16 @@ def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: 
         page.get_by_role("tab", name=title).click()
         expect(page).to_have_url(re.compile(rf"#{view}\?window=1h$"))
     page.get_by_role("tab", name="Shadow").click()
-    expect(page.get_by_text("Figures of the last 1h")).to_be_visible()
+    expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
     page.reload()
-    expect(page.get_by_text("Figures of the last 1h")).to_be_visible()
+    expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
     page.get_by_role("tab", name="Now").click()
     expect(page.get_by_role("radio", name="1h", exact=True)).to_be_checked()
     page.get_by_role("link", name="203.0.113.7").first.click()
     expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
 
 
-def test_figures_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
+def test_stats_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
     with served() as (site,):
         site.flood("203.0.113.50", 40)
         httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "203.0.113.51", "duration": "1h"})

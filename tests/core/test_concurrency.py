@@ -78,7 +78,7 @@ def test_no_time_frees_a_permit() -> None:
     assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
 
 
-def test_a_demand_for_two_places_of_a_key_needs_both() -> None:
+def test_a_question_for_two_places_of_a_key_needs_both() -> None:
     store, held = MemoryStore(), Bucket("held", (Concurrency(1),))
     refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
     assert (refused.allowed, refused.reason, store.permits_held()) == (False, Reason.TOO_LARGE, 0)

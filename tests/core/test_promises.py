@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import YEAR_2100_US, Choices
 
 
-class Demand(NamedTuple):
+class Question(NamedTuple):
     """After `span_us`, which is negative where the clock steps back, ask for `cost`."""
 
     span_us: int
@@ -26,11 +26,11 @@ class Demand(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """A limit, the time at first, and demands."""
+    """A limit, the time at first, and questions."""
 
     limit: Limit
     start_us: int
-    demands: list[Demand]
+    questions: list[Question]
 
 
 def traffic(rolled: bytes) -> Traffic:
@@ -38,19 +38,19 @@ def traffic(rolled: bytes) -> Traffic:
     dice = Choices(rolled)
     limit = dice.limit()
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
-    demands = []
+    questions = []
     while dice:
         span_us = dice.span_us([limit])
-        demands.append(Demand(dice.pick((0, span_us, span_us)), dice.cost([limit])))
-    return Traffic(limit, start_us, demands)
+        questions.append(Question(dice.pick((0, span_us, span_us)), dice.cost([limit])))
+    return Traffic(limit, start_us, questions)
 
 
 def unsteady(rolled: bytes) -> Traffic:
     """Make traffic with a clock that now and then steps back: the last bytes say where."""
     made, dice = traffic(rolled), Choices(rolled[::-1])
-    for number, demand in enumerate(made.demands):
+    for number, question in enumerate(made.questions):
         if dice.below(16) == 1:
-            made.demands[number] = demand._replace(span_us=-demand.span_us)
+            made.questions[number] = question._replace(span_us=-question.span_us)
     return made
 
 
@@ -79,7 +79,7 @@ class Key:
 
 
 class Asked(NamedTuple):
-    """One demand, the answer to it, and the key afterwards."""
+    """One question, the answer to it, and the key afterwards."""
 
     now_us: int
     cost: int
@@ -89,9 +89,9 @@ class Asked(NamedTuple):
 
 def run(made: Traffic) -> Iterator[Asked]:
     key = Key(made.limit, made.start_us)
-    for demand in made.demands:
-        key.clock.set(max(key.clock() + demand.span_us, 0))
-        yield Asked(key.clock(), demand.cost, key.hit(demand.cost), key)
+    for question in made.questions:
+        key.clock.set(max(key.clock() + question.span_us, 0))
+        yield Asked(key.clock(), question.cost, key.hit(question.cost), key)
 
 
 def keeps_the_bound(made: Traffic) -> None:

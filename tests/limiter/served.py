@@ -1,7 +1,7 @@
 """An application for several workers: ``python -m tests.limiter.served STORE WORKERS`` prints its port.
 
-``/item`` is limited, ``/figures/{window}`` says what all workers have seen of it. Nobody closes the limiter: the gate
-publishes the last figures when the server ends.
+``/item`` is limited, ``/stats/{window}`` says what all workers have seen of it. Nobody closes the limiter: the gate
+publishes the last stats when the server ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make() -> Starlette:
     gate = Middleware(
         RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
     )
-    app = Starlette(routes=[Route("/item", item), Route("/figures/{window}", figures)], middleware=[gate])
+    app = Starlette(routes=[Route("/item", item), Route("/stats/{window}", figures)], middleware=[gate])
     app.state.limiter = limiter
     return app
 

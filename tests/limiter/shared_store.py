@@ -1,4 +1,4 @@
-"""A store of figures in memory, for several workers of one test, each with a clock of its own."""
+"""A store of stats in memory, for several workers of one test, each with a clock of its own."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Board(SharedStats):
         self.writings += 1
         for row in rows:
             assert row.number >= 0
-            self.rows[row.shelf, row.number, worker] = row.value, self.clock() + row.kept_us
+            self.rows[row.rollup, row.number, worker] = row.value, self.clock() + row.kept_us
 
-    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         if self.failing:
             raise StoreUnavailable("away")
         return [
             (number, worker, value)
             for (name, number, worker), (value, until_us) in self.rows.items()
-            if name == shelf and first <= number <= last and until_us > self.clock()
+            if name == rollup and first <= number <= last and until_us > self.clock()
         ]
 
 

@@ -1,4 +1,4 @@
-"""Real workers of uvicorn on a shared store: their figures are those of the client that sent the requests."""
+"""Real workers of uvicorn on a shared store: their stats are those of the client that sent the requests."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def figures(url: str, window: str) -> Any:
     """Return what a worker says; it may have to start first."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
-        answer = Load.ask(f"{url}/figures/{window}")
+        answer = Load.ask(f"{url}/stats/{window}")
         if answer is not None and answer[0] == 200:
             return answer[1]
         assert time.monotonic() < until_s, answer
         time.sleep(0.05)
 
 
-def figures_once_they_are(url: str, window: str, counted: list[int]) -> Any:
+def stats_once_they_are(url: str, window: str, counted: list[int]) -> Any:
     until_s = time.monotonic() + PATIENCE_S
     while (found := figures(url, window))["counted"] != counted:
         assert time.monotonic() < until_s, (found, counted)
@@ -115,7 +115,7 @@ def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: 
         assert load.lost == 0
         assert load.counted == [AMOUNT, 40]
         for window in ("5m", "1h", "24h"):
-            found = figures_once_they_are(url, window, load.counted)
+            found = stats_once_they_are(url, window, load.counted)
             assert found["charted"] == load.counted
         assert {pid for pid, _ in found["workers"]} >= set(load.by_pid)
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
@@ -124,7 +124,7 @@ def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: 
         assert found["counted"] == load.counted
         assert not {pid for pid, _ in found["workers"]} & set(load.by_pid)
         load.send(url, 40)
-        found = figures_once_they_are(url, "24h", load.counted)
+        found = stats_once_they_are(url, "24h", load.counted)
         killed, before = found["workers"][-1][0], load.counted
         with ThreadPoolExecutor(1) as beside:
             storm = beside.submit(load.send, url, 60)
@@ -133,13 +133,13 @@ def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: 
         # All were refused. The killed one has lost no more than it had not published: a part of the storm.
         assert load.counted[0] == before[0]
         load.send(url, 20)
-        refused = figures_growing_to(url, before[1] + 20)
+        refused = stats_growing_to(url, before[1] + 20)
         time.sleep(5 * INTERVAL_S)
         refused = max(refused, figures(url, "24h")["counted"][1])
         assert before[1] + 20 <= refused <= load.counted[1] + load.lost
 
 
-def figures_growing_to(url: str, least: int) -> int:
+def stats_growing_to(url: str, least: int) -> int:
     """Return the refusals once there are so many."""
     until_s = time.monotonic() + PATIENCE_S
     while (refused := figures(url, "24h")["counted"][1]) < least:

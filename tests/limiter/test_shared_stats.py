@@ -1,4 +1,4 @@
-"""The figures of all workers: their sum, their age, and how a store that is away, forks and clocks leave them right."""
+"""The stats of all workers: their sum, their age, and how a store that is away, forks and clocks leave them right."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
     assert alone.stats("24h").total.seen.rt == alone.stats("1m").total.seen.rt
 
 
-async def test_published_figures_age_out_with_their_slices_and_the_dead_leave_the_list_before(
+async def test_published_stats_age_out_with_their_slices_and_the_dead_leave_the_list_before(
     board: Board, ann: Staff, bob: Staff
 ) -> None:
     note(ann, PASS)

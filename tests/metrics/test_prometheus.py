@@ -288,7 +288,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], said: str) -> None
 
 
 class Worker:
-    """A worker whose store shares figures with others on a board."""
+    """A worker whose store shares stats with others on a board."""
 
     def __init__(self, board: Board) -> None:
         self.limiter = Staff(board)

@@ -1,4 +1,4 @@
-"""Rows of figures in stores: they keep to their share, leave nothing behind, and lie where a cluster finds them."""
+"""Rows of stats in stores: they keep to their share, leave nothing behind, and lie where a cluster finds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from slidegate.core import Bucket, StatsRow, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.figures import SHARE
+from slidegate.stores.lmdb.stats import SHARE
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
@@ -29,7 +29,7 @@ def entries(store: LmdbStore) -> int:
     return store._transactions.read(lambda transaction: int(transaction.txn.stat(transaction.dbs.figures)["entries"]))
 
 
-async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> None:
+async def test_stats_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> None:
     clock = FakeClock()
     store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**23, clock=clock)
     share, written = 2**23 // SHARE, 0
@@ -37,7 +37,7 @@ async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) ->
         try:
             await settle(store.shared_stats.write(ANN, rows(1, 20_000, written)))
         except StoreUnavailable as error:
-            assert "no room for more figures; raise max_map_size" in str(error)  # noqa: PT017 - some come before it
+            assert "no room for more stats; raise max_map_size" in str(error)  # noqa: PT017 - some come before it
             break
         written += 1
     assert share // 2 < written * 20_000 <= share
@@ -48,7 +48,7 @@ async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) ->
     store.close()
 
 
-async def test_figures_leave_a_full_file_alone(tmp_path: Path) -> None:
+async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**20)
     for number in range(100_000):
         if store._env.fullness:
@@ -80,7 +80,7 @@ async def redis_rows(store: RedisStore) -> None:
 
 
 @needs_redis
-async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
+async def test_every_key_of_stats_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
     async with store_at(server, prefix="ttl") as store:
         await redis_rows(store)
         keys = server.command("KEYS", "ttl:4:{bans}:figures:*")
@@ -101,6 +101,6 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
 
 
 @needs_redis
-async def test_a_cluster_keeps_figures_where_the_bans_are(cluster: RedisCluster) -> None:
+async def test_a_cluster_keeps_stats_where_the_bans_are(cluster: RedisCluster) -> None:
     async with store_at(cluster) as store:
         await redis_rows(store)

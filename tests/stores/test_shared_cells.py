@@ -266,7 +266,7 @@ def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Sm
 
 
 @pytest.mark.parametrize("limits", [f"{MAX_AMOUNT}/10s @1", "4/10s @4"])
-def test_keys_of_one_demand_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
+def test_keys_of_one_question_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
     store, asked = small(FakeClock(10**12), 1), bucket(limits)
     amount = asked.limits[0].amount
     assert hit(store, (bucket("1/hour", "other"), "first", 1))

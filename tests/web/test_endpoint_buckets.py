@@ -92,7 +92,7 @@ async def test_a_limit_of_the_application_or_of_a_router_holds_its_frontend_in_t
     assert sorted(found["/b/api"].values()) == ["/*", "/b/*"]
 
 
-async def test_files_of_a_frontend_are_unrouted_in_the_figures_admitted_or_refused(files: Path) -> None:
+async def test_files_of_a_frontend_are_unrouted_in_the_stats_admitted_or_refused(files: Path) -> None:
     limiter = Limiter()
     app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=limiter)])
     app.frontend("/app", directory=files)

@@ -497,7 +497,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
 
 
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
-async def test_strikes_and_figures_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
+async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
     limiter = Limiter()
     site = Site(HANDLERS[name][0])
     policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 500: 1, 418: "ban"})

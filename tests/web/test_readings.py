@@ -265,7 +265,7 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
 async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
     options: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Shelf(list[BaseRoute]):
+    class Rollup(list[BaseRoute]):
         fails = False
 
         def __len__(self) -> int:
@@ -274,10 +274,10 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
             return super().__len__()
 
     app = Starlette()
-    app.router.routes = shelf = Shelf([Route("/a", page), Route("/b", page)])
+    app.router.routes = rollup = Rollup([Route("/a", page), Route("/b", page)])
     gate = RateLimitMiddleware(app, **options, bans=BanPolicy(), statistics=False)
     assert (await call(gate, "/b")).status == 200
-    shelf.fails = True
+    rollup.fails = True
     assert await statuses(gate, 2, "/a") == [200, 429]
     await gate.limiter.ban("203.0.113.9", "1h")
     assert await statuses(gate, 1, "/a") == [403]

@@ -182,7 +182,7 @@ OPTIONS: Final = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(st.sampled_from(RULES), OPTIONS, st.lists(REQUESTS, min_size=1, max_size=6))
-async def test_answers_counts_figures_and_events_do_not_depend_on_what_no_request_meets(
+async def test_answers_counts_stats_and_events_do_not_depend_on_what_no_request_meets(
     rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]]
 ) -> None:
     note(str(rules()))

@@ -1,7 +1,7 @@
-"""What an operator may ask about beyond figures: the busiest clients, the last refusals, the last events.
+"""What an operator may ask about beyond stats: the busiest clients, the last refusals, the last events.
 
 Each worker records its own as soon as its limiter has a dashboard or an admin API; before that nothing of this happens.
-It publishes a part with its figures, and whichever worker is asked puts the parts of all together. Everything has a
+It publishes a part with its stats, and whichever worker is asked puts the parts of all together. Everything has a
 bound, in entries and in bytes: a client chooses neither how many there are nor how long they get.
 """
 

@@ -45,7 +45,7 @@ _OF_CHANGES: Final = (400, 408, 413, 415)
 
 
 class AdminRoutes(AdminGuard):
-    """The admin API: an ASGI application with which operators see figures, clients and rules, and ban, unban and reset.
+    """The admin API: an ASGI application with which operators see stats, clients and rules, and ban, unban and reset.
 
     Mount it in FastAPI or Starlette: ``app.mount("/admin", AdminRoutes(limiter, token=...))``. Its description is at
     ``openapi.json`` below that. Requests carry ``Authorization: Bearer TOKEN``.

@@ -45,7 +45,7 @@ _TYPES: Final = {
 class Dashboard(AdminRoutes):
     """A page that shows a limiter at work, and bans: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
 
-    It shows figures of all workers that share the store, asks for new ones every two seconds while it is seen, and asks
+    It shows stats of all workers that share the store, asks for new ones every two seconds while it is seen, and asks
     nobody but the application that it is mounted in. A middleware above counts its requests too, unless a rule exempts
     them: ``Rule("/slidegate/{rest:path}", exempt=True)``. The admin API is at ``api`` below the mount.
 
@@ -78,10 +78,10 @@ class SnapshotCache:
     """The newest snapshot of each window: everything that the live view shows, made once for all open pages.
 
     A snapshot is made when somebody asks and the last one is too old, so twenty open pages cost as much as one, and a
-    page that nobody looks at costs nothing. All figures of a snapshot are of one question to the store.
+    page that nobody looks at costs nothing. All stats of a snapshot are of one question to the store.
 
     Args:
-        limiter: Where the figures come from.
+        limiter: Where the stats come from.
         service: Knows the clients.
     """
 
@@ -94,7 +94,7 @@ class SnapshotCache:
 
     async def latest(self, window: parameters.TimeWindow) -> str:
         """Return the snapshot of a window as JSON; one that is too old is made anew first."""
-        # A question about one window must not wait for the figures of another.
+        # A question about one window must not wait for the stats of another.
         async with self._making.setdefault(window, anyio.Lock()):
             made_us, text = self._snapshots.get(window, (0, ""))
             if not text or self._clock() - made_us >= (SHORT_US if window in _SHORT else LONG_US):
@@ -103,14 +103,14 @@ class SnapshotCache:
             return text
 
     async def _make(self, window: parameters.TimeWindow) -> views.Snapshot:
-        """Return a snapshot; without a store it says so in place of the figures."""
+        """Return a snapshot; without a store it says so in place of the stats."""
         try:
             recent = await self._all_workers.recent(window)
             stats = recent.stats(await self._all_workers.workers())
             clients = await self._service.nearest_clients(NEAREST)
         except StoreError as error:
-            logger.info("dashboard: no figures, because %s", error)
-            detail = "The store does not answer, so there are no new figures."
+            logger.info("dashboard: no stats, because %s", error)
+            detail = "The store does not answer, so there are no new stats."
             return views.Snapshot(at=time.time(), problem=detail)
         rules, routes = _busiest(stats.rules), _busiest(stats.routes)
         return views.Snapshot(
@@ -125,9 +125,9 @@ class SnapshotCache:
         )
 
 
-def _busiest(figures: Mapping[str, Traffic]) -> list[str]:
+def _busiest(stats: Mapping[str, Traffic]) -> list[str]:
     """Return the names with the most requests, at most `MAX_LINES`."""
-    return heapq.nlargest(MAX_LINES, figures, key=lambda name: figures[name].passed + figures[name].refused)
+    return heapq.nlargest(MAX_LINES, stats, key=lambda name: stats[name].passed + stats[name].refused)
 
 
 def _line(recent: RecentStats, rule: str | None = None, route: str | None = None) -> views.Line:

@@ -101,7 +101,7 @@ class AdminGuard(AdminApp):
             fields = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             await refuse_websocket(scope, send, 403, b"", fields)
         else:
-            _leave_out_of_figures(scope.get(RECORD))
+            _leave_out_of_stats(scope.get(RECORD))
             request = Request(scope, receive)
             try:
                 response = await self._respond(request)
@@ -273,10 +273,10 @@ def _scheme(request: Request) -> str:
     return scheme
 
 
-def _leave_out_of_figures(record: RequestLimits | None) -> None:
-    """Have the figures that are shown be those of the application: an open page asks every two seconds.
+def _leave_out_of_stats(record: RequestLimits | None) -> None:
+    """Have the stats that are shown be those of the application: an open page asks every two seconds.
 
-    What a rule counts is in the figures of that rule, so it stays in those of all requests.
+    What a rule counts is in the stats of that rule, so it stays in those of all requests.
     """
     if record is not None and not any(decision.checks for _, decision in record.entries):
         record.counted = True

@@ -68,19 +68,19 @@ class NoParameters(Parameters):
 
 
 class StatsQuery(Parameters):
-    """Which figures."""
+    """Which stats."""
 
     window: Annotated[TimeWindow, Field(description="How far back to look.", examples=["5m"])] = "5m"
 
 
 class ShadowQuery(Parameters):
-    """Which figures of shadow rules."""
+    """Which stats of shadow rules."""
 
     window: Annotated[TimeWindow, Field(description="How far back to look.", examples=["1h"])] = "1h"
 
 
 class HistoryQuery(ShadowQuery):
-    """Whose figures step by step."""
+    """Whose stats step by step."""
 
     rule: Annotated[
         Text | None, Field(description="Only the requests of this rule, by its name.", examples=["api"])

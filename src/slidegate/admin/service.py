@@ -105,12 +105,12 @@ class AdminService:
 
     @operation("GET", "/stats")
     async def get_stats(self, params: parameters.StatsQuery, by: Identity) -> views.Stats:
-        """Figures of all workers, by rule and by route."""
+        """Stats of all workers, by rule and by route."""
         return views.Stats.model_validate(await self._limiter.stats_all(params.window))
 
     @operation("GET", "/history")
     async def get_history(self, params: parameters.HistoryQuery, by: Identity) -> views.History:
-        """Figures step by step, for charts."""
+        """Stats step by step, for charts."""
         if params.rule is not None and params.route is not None:
             raise InvalidParameters(("route", "give a rule or a route, not both"))
         return views.History.of(await self._limiter.chart_all(params.window, rule=params.rule, route=params.route))

@@ -1,4 +1,4 @@
-"""What the admin API and the command show, as models: a ban, a client, a rule, the figures of some requests.
+"""What the admin API and the command show, as models: a ban, a client, a rule, the stats of some requests.
 
 A view reads its fields from an object of the library, ``Ban.model_validate(ban)``: a field that has another name there
 says which, and a type of a unit converts it. What has to be put together has a method ``of``.
@@ -67,13 +67,13 @@ OfMicroseconds: Final = BeforeValidator(_seconds)
 OfMoment: Final = BeforeValidator(_unix_s)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- stats -----------------------------------------------------------------------------------------------------------
 
 _RESPONSE_TIMES: Final = Field(validation_alias=AliasPath("seen", "rt"))
 
 
 class Traffic(View):
-    """The figures of some requests; those refused by a ban or a list are in `refused` as well."""
+    """The stats of some requests; those refused by a ban or a list are in `refused` as well."""
 
     passed: int
     refused: int
@@ -88,7 +88,7 @@ class Traffic(View):
 
 
 class Worker(View):
-    """A process that answers requests, and how fresh its figures are."""
+    """A process that answers requests, and how fresh its stats are."""
 
     name: str
     host: str
@@ -98,7 +98,7 @@ class Worker(View):
 
 
 class Stats(View):
-    """Figures of all workers."""
+    """Stats of all workers."""
 
     window_s: Annotated[float, OfMicroseconds, Field(validation_alias=AliasPath("total", "seen", "span_us"))]
     workers: list[Worker]
@@ -108,7 +108,7 @@ class Stats(View):
 
 
 class History(View):
-    """Figures step by step, the oldest first; the last step is not over."""
+    """Stats step by step, the oldest first; the last step is not over."""
 
     window_s: float
     step_s: float
@@ -123,7 +123,7 @@ class History(View):
 
     @classmethod
     def of(cls, chart: Chart) -> Self:
-        """Return the figures of a chart."""
+        """Return the stats of a chart."""
         points = chart.points
         return cls(
             window_s=chart.step_us * len(points) / _S,

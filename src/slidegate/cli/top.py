@@ -23,12 +23,12 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 
 @click.command()
 @with_store
-@click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the figures go.")
+@click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the stats go.")
 @click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Show one look and end, as happens where no terminal shows it.")
 @with_report("json")
 async def top(out: Reporter, store: str | None, window: str, every: float, once: bool) -> Result:
-    """Watch requests, refusals and bans of all workers that publish figures in a store.
+    """Watch requests, refusals and bans of all workers that publish stats in a store.
 
     What shadow rules would have refused is in the column shadow_refused. Clients are shown where workers have a
     dashboard or an admin API. Ctrl-C ends it.
@@ -49,7 +49,7 @@ async def top(out: Reporter, store: str | None, window: str, every: float, once:
 
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
-    """Return the figures of all workers that publish in a store, and their busiest clients."""
+    """Return the stats of all workers that publish in a store, and their busiest clients."""
     stats = await limiter.stats_all(window)
     sections = await limiter.engine.all_workers.sections(SECTION)
     view = views.Stats.model_validate(stats).model_dump()

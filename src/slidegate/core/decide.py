@@ -1,7 +1,7 @@
-"""A demand asks several limits at once: all of its windows are charged, or none.
+"""A question asks several limits at once: all of its windows are charged, or none.
 
-A store says where the windows of a demand lie, and holds their locks or a transaction around the call. A demand may ask
-one window twice; then it has to fit twice.
+A store says where the windows of a question lie, and holds their locks or a transaction around the call. A question
+may ask one window twice; then it has to fit twice.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TOO_LARGE: Final = Reason.TOO_LARGE
 Counter: TypeAlias = Ring | Quota | Concurrency
 """What counts the units of a limit, see `Ring`: quotas and permits are counted by their limit itself."""
 Place: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
-"""The counter of a limit of a demand, its cost, and where its window lies: a mapping, which has it, and its key there.
+"""The counter of a limit, the cost, and where the window lies: a mapping, which has it, and its key there.
 
-A demand has one for each limit of each check, in turn.
+A question has one for each limit of each check, in turn.
 """
 
 
 def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool = False) -> Decision:
-    """Charge all windows of a demand if all of them have room, else none.
+    """Charge all windows of a question if all of them have room, else none.
 
     Args:
-        checks: The demand.
+        checks: The question.
         places: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
         now_us: The moment.
         first_in_line: Whether the request is the first of those who wait: what is kept for them is its own. Where it
@@ -65,7 +65,7 @@ def _refuse(
     now_us: int,
     first_in_line: bool,
 ) -> Decision:
-    """Refuse a demand for which some window has no room, after all windows have been asked."""
+    """Refuse a question for which some window has no room, after all windows have been asked."""
     if len(places) > 1:
         _take_back(places, before, states, now_us)
         if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in places}) < len(places):
@@ -114,7 +114,7 @@ def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: i
 
 
 def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> Decision:
-    """Charge all windows of a demand, whatever their limits."""
+    """Charge all windows of a question, whatever their limits."""
     states: list[WindowState] = []
     marks: list[tuple[int, int]] = []
     for counter, cost, windows, key in places:
@@ -153,7 +153,7 @@ def enter_periods(places: Sequence[Place], now_us: int, unix_us: int) -> None:
     """Let the counts of quotas enter the periods of now, before anything is asked of them.
 
     Args:
-        places: Where the windows of a demand lie.
+        places: Where the windows of a question lie.
         now_us: The time of the store.
         unix_us: Unix time at the same moment.
     """
@@ -169,11 +169,11 @@ def _states(places: Sequence[Place], waits: Sequence[int]) -> list[WindowState]:
 
 
 def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool) -> list[int]:
-    """Return how long each limit holds a demand up, and charge nothing.
+    """Return how long each limit holds a question up, and charge nothing.
 
-    What a demand asks of one window for one key has to fit together. Keys that share a window have to fit each by
-    itself: then each keeps its bound, and a demand that would pass if they had windows of their own is not refused for
-    ever.
+    What a question asks of one window for one key has to fit together. Keys that share a window have to fit each by
+    itself: then each keeps its bound, and a question that would pass if they had windows of their own is not refused
+    for ever.
     """
     waits = []
     imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}

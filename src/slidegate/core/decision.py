@@ -161,7 +161,7 @@ class Decision:
         allowed: Whether the request may pass.
         reason: Why.
         now_us: The store's time at the decision, in microseconds.
-        checks: The checks of the demand: (bucket, key, cost) each.
+        checks: The checks of the question: (bucket, key, cost) each.
         readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
         charge: By what the store finds what was charged, one for each reading, for `refund`; empty if nothing was. All
             copies of a decision share it, so it is handed back once; a pickled decision has none.
@@ -382,7 +382,7 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
         readings: The readings on which it was decided.
         decided_us: When that was.
         now_us: The later moment.
-        checks: The demand.
+        checks: The question.
     """
     passed_us = now_us - decided_us
     later = [
@@ -404,7 +404,7 @@ class BanRefusal(Decision):
         by: See `Decision.by`.
         ban: The ban, if there is one.
         now_us: The store's time, in which the ban ends.
-        checks: The checks of the demand.
+        checks: The checks of the question.
         reason: Why, where there is no ban.
     """
 

@@ -128,7 +128,7 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
 class AnyLimit:
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
-    A bucket takes limits of any kind, and a demand charges all or none. What a key has spent is a *window*, which is
+    A bucket takes limits of any kind, and a question charges all or none. What a key has spent is a *window*, which is
     bytes: ``b""`` if that is nothing. The counter of a limit knows how to read and change its own; a store only keeps
     them.
 

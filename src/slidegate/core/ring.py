@@ -101,7 +101,7 @@ class Ring:
             window: The ring.
             now_us: The moment.
             cost: Units; 0 spends nothing, and passes while there is room for one.
-            ahead: Units in the ring that the same demand has just spent: a cost that fits only without them never fits.
+            ahead: Units in the ring that this question has just spent: a cost that fits only without them never fits.
             first_in_line: Whether units that are kept for those who wait are for this request.
 
         Returns:

@@ -160,13 +160,13 @@ class StatsRow(NamedTuple):
     """A row of statistics that a worker publishes.
 
     Attributes:
-        shelf: Which rows it stands with, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
+        rollup: Which rows it stands with, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
         number: Its number there, 0 or more, for example that of a slice of time.
         value: The bytes that all workers can read, at most 1 MiB.
         kept_us: How long it is kept; one of 0 or less is gone at once.
     """
 
-    shelf: str
+    rollup: str
     number: int
     value: bytes
     kept_us: int
@@ -184,7 +184,7 @@ class SharedStats(ABC):
 
     @abstractmethod
     def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
-        """Write rows of a worker; a row that it has under the same shelf and number is replaced.
+        """Write rows of a worker; a row that it has under the same rollup and number is replaced.
 
         Args:
             worker: Tells workers apart: 8 bytes.
@@ -196,9 +196,9 @@ class SharedStats(ABC):
 
     @abstractmethod
     def read(
-        self, shelf: str, first: int, last: int
+        self, rollup: str, first: int, last: int
     ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
-        """Return (number, worker, value) of the rows of a shelf between two numbers, both included.
+        """Return (number, worker, value) of the rows of a rollup between two numbers, both included.
 
         Raises:
             StoreError: The store does not answer.
@@ -236,7 +236,7 @@ class Store:
         A ban of a key of `checks`, or of one of `subjects`, refuses; nothing is charged then.
 
         Args:
-            checks: The demand.
+            checks: The question.
             subjects: Further keys, and addresses, whose bans refuse.
             first_in_line: Whether the request is the first of those who wait, for whom units that come free are kept. A
                 store hands it on to `core.decide`.

@@ -44,14 +44,14 @@ class Behind(Decision):
 
     Args:
         check: The check for which the others wait.
-        demand: All checks of the request.
+        question: All checks of the request.
     """
 
     __slots__ = ("check",)
 
-    def __init__(self, check: Check, demand: Sequence[Check]) -> None:
-        readings = [(0, 0, 0, OPEN if other is check else 0) for other in demand for _ in other[0].limits]
-        super().__init__(False, Reason.LIMITED, 0, demand, readings)
+    def __init__(self, check: Check, question: Sequence[Check]) -> None:
+        readings = [(0, 0, 0, OPEN if other is check else 0) for other in question for _ in other[0].limits]
+        super().__init__(False, Reason.LIMITED, 0, question, readings)
         self.check = check
 
     def __getnewargs__(self) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter take them."""
 
 Question: TypeAlias = tuple[tuple[Check], tuple[BanSubject, ...]]
-"""A demand of one check, and the address of its key, if it is one."""
+"""A question of one check, and the address of its key, if it is one."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"

@@ -306,14 +306,14 @@ class _Request:
     ) -> None:
         self._lines = lines
         self._engine = engine
-        self._demand = refused.checks
+        self._question = refused.checks
         self._subjects = subjects
         self._waiter = Waiter()
         self._last: Decision | None = None if isinstance(refused, Behind) else refused
         self._name, self._max_waiting, self._bound_us = _place(refused)
         self._began_s = self._waiter.now_s()
         self._waits_from_us: int | None = None
-        self._charged = any(bucket.count_denied for bucket, _, _ in self._demand)
+        self._charged = any(bucket.count_denied for bucket, _, _ in self._question)
 
     async def wait(self) -> Decision:
         """See `WaitingLines.wait`."""
@@ -340,7 +340,7 @@ class _Request:
     async def _stand(self) -> Decision | None:
         """Stand in one line; None to go to another one."""
         name = self._name
-        line, ahead = self._lines.join(name, self._waiter, self._max_waiting, self._demand)
+        line, ahead = self._lines.join(name, self._waiter, self._max_waiting, self._question)
         if line is None:
             return await self._turned_away(ahead)
         try:
@@ -354,7 +354,7 @@ class _Request:
             self._last = None
             return await self._first()
         finally:
-            self._lines.leave(name, self._waiter, self._demand)
+            self._lines.leave(name, self._waiter, self._question)
 
     async def _first(self) -> Decision | None:
         """Ask, and sleep until the answer says, as the first of the line."""
@@ -381,10 +381,10 @@ class _Request:
             self._waits_from_us = self._engine.waits.begin()
 
     async def _ask(self, *, first_in_line: bool = True) -> Decision:
-        return await self._lines.ask(self._demand, self._subjects, first_in_line=first_in_line)
+        return await self._lines.ask(self._question, self._subjects, first_in_line=first_in_line)
 
     async def _peek(self) -> Decision:
-        return await self._engine.peek(self._demand, self._subjects)
+        return await self._engine.peek(self._question, self._subjects)
 
     async def _end(self, decision: Decision) -> Decision:
         """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""
@@ -426,7 +426,7 @@ class _Request:
 
 
 class _Asked(NamedTuple):
-    """One limit of a demand, and what a store said of it."""
+    """One limit of a question, and what a store said of it."""
 
     bucket: Bucket
     key: str

@@ -163,7 +163,7 @@ class LimiterMetrics:
         return ((series, series.ever()) for series in self._engine.statistics.listed())
 
     def _of_routes(self) -> Iterator[tuple[str, Slice]]:
-        """Yield (route, figures); figures of rules that look on stand beside those of requests."""
+        """Yield (route, stats); stats of rules that look on stand beside those of requests."""
         return ((series.route, totals) for series, totals in self._ever() if series.route != NO_ROUTE_AT_ALL)
 
     @metric("requests", "counter", "{request}", "route", "outcome")

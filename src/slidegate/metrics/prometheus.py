@@ -1,6 +1,6 @@
 """Metrics in the words of Prometheus: a collector that reads them when they are scraped.
 
-Where workers share a store, each publishes its values there with its other figures, and whichever is asked shows those
+Where workers share a store, each publishes its values there with its other stats, and whichever is asked shows those
 of all. All of them show what was published, also of themselves, so that no counter falls because another worker was
 asked. Each worker has a label of its own: its counters end with it, and Prometheus adds up the rates of the others.
 """
@@ -44,7 +44,7 @@ class PrometheusMetrics:
     """The metrics of one limiter for Prometheus.
 
     They are read when Prometheus asks, and nothing is counted for them when a request comes. Where the store is shared,
-    whichever worker is asked shows the figures that all have published, each with the label ``worker``; else a worker
+    whichever worker is asked shows the stats that all have published, each with the label ``worker``; else a worker
     shows its own.
 
     Args:

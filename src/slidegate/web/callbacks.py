@@ -162,7 +162,7 @@ class ShadowRules:
         limiter: The limiter that counts.
         calls: Calls the user's functions.
         hit: Puts one question to the limiter.
-        figures: Whether the refusals of shadows are figures of their rules.
+        stats: Whether the refusals of shadows are counted in the stats of their rules.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class ShadowRules:
         calls: UserCallbacks,
         hit: Callable[[Sequence[Check]], Awaitable[Decision]],
         *,
-        figures: bool,
+        stats: bool,
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
         self._calls = calls
         self._hit = hit
-        self._figures = figures
+        self._stats = stats
         self._exceeded: dict[tuple[str, str], None] = {}
 
     async def look(
@@ -194,7 +194,7 @@ class ShadowRules:
         if bound.rule.action == "track":
             await self._track(bound, check[1], seen)
         elif not seen.allowed:
-            if self._figures:
+            if self._stats:
                 self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
             message = f"rule {bound.rule.label!r} would have refused {check[1]}"
             self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))

@@ -66,7 +66,7 @@ class Decider:
         allowlist: Networks let through before anything is counted.
         calls: Calls the user's functions.
         signals: Strikes, and names the keys whose bans refuse a request.
-        figures: Whether units and the refusals of shadows are figures of their rules.
+        stats: Whether units and the refusals of shadows are counted in the stats of their rules.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Decider:
         allowlist: AddressList | None,
         calls: UserCallbacks,
         signals: BanSignals,
-        figures: bool = True,
+        stats: bool = True,
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
@@ -95,13 +95,13 @@ class Decider:
         self._read = 0
         self._calls = calls
         self._signals = signals
-        self._shadows = ShadowRules(limiter, calls, self._hit, figures=figures)
-        self._figures = figures
+        self._shadows = ShadowRules(limiter, calls, self._hit, stats=stats)
+        self._stats = stats
         for bound in rules.bound():
             self.price(bound)
 
     def price(self, bound: BoundRule) -> None:
-        """Have the figures of a rule know what each of its requests costs."""
+        """Have the stats of a rule know what each of its requests costs."""
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
@@ -255,7 +255,7 @@ class Decider:
     def note_units(self, decision: Decision) -> None:
         """Count the units that functions have asked for, beyond those that each request of the rule costs."""
         statistics = self._engine.statistics
-        for bucket, _, cost in decision.checks if decision.allowed and self._figures else ():
+        for bucket, _, cost in decision.checks if decision.allowed and self._stats else ():
             extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
             if extra:
                 statistics.add(bucket.label, "extra_units", extra)

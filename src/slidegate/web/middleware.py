@@ -3,7 +3,7 @@
 It reads the options, makes its parts, and holds nothing about a request. `__call__` asks `decide.py`, enters the
 decision into the `RequestLimits` of the request (`request.py`), and passes the request on, or has `responses.py` answer
 it. Every message of an answer leaves by the one `send` of the outermost middleware, which writes the header fields
-(`headers.py`) and has the figures counted (`stats.py`).
+(`headers.py`) and counts the request (`stats.py`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class RateLimitMiddleware(Breakable):
 
     def _made_decider(self) -> Decider:
         limiter, client, rules, calls, signals = self.limiter, self._client, self._rules, self._calls, self._signals
-        return Decider(limiter, client, rules, **self.lists, calls=calls, signals=signals, figures=self._counts)
+        return Decider(limiter, client, rules, **self.lists, calls=calls, signals=signals, stats=self._counts)
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
         """Make what counts the messages of websockets, if they have limits."""
@@ -385,7 +385,7 @@ class RateLimitMiddleware(Breakable):
         if scope["type"] in _JUDGED:
             scope[OFF] = True
         elif scope["type"] == "lifespan":
-            send = _with_last_figures(self.limiter, send)
+            send = _with_last_stats(self.limiter, send)
         await self.app(scope, receive, send)
         return False
 
@@ -432,8 +432,8 @@ class _Read(RateLimitMiddleware):
         """Do nothing: the `ReloadingMiddleware` enlists those that it puts to work."""
 
 
-def _with_last_figures(limiter: Limiter, send: Send) -> Send:
-    """Return the `send` of a lifespan, made to publish the last figures of the limiter before the server ends.
+def _with_last_stats(limiter: Limiter, send: Send) -> Send:
+    """Return the `send` of a lifespan, made to publish the last stats of the limiter before the server ends.
 
     Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """

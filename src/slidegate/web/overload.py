@@ -55,7 +55,7 @@ MAX_SHARE: Final = 0.98
 HIGHEST: Final = 9
 """The highest priority."""
 LABEL: Final = "load-shedding"
-"""The name under which figures show what was shed."""
+"""The name under which stats show what was shed."""
 _RETRY_AFTER_US: Final = 1_000_000
 _SMOOTHING: Final = 0.1
 """The weight of one more answer in the mean latency."""

@@ -2,7 +2,7 @@
 
 The outermost middleware makes one `RequestLimits` for a request. Each middleware enters its decision, the outermost
 first, and a limit at an endpoint adds one for the middleware above it; `strike`, `charge`, the header fields and the
-figures read them. What waits for the status of the answer lies in `on_start`; what a request holds until it ends lies
+stats read them. What waits for the status of the answer lies in `on_start`; what a request holds until it ends lies
 in its decisions.
 """
 
@@ -117,8 +117,8 @@ class RequestLimits:
 
     Args:
         middleware: The outermost middleware.
-        began: When the request came, in ticks of the figures.
-        counted: Whether nobody keeps figures.
+        began: When the request came, in ticks of the stats.
+        counted: Whether nobody keeps stats.
 
     Attributes:
         middleware: The middleware nearest above: limits at endpoints count there.
@@ -126,7 +126,7 @@ class RequestLimits:
             outermost first.
         exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts the
             request, or a browser sends it by itself.
-        counted: Whether the figures of the request are complete, or nobody keeps any.
+        counted: Whether the stats of the request are complete, or nobody keeps any.
         refusal: The decision that refuses the request, if one does.
         refused_scope: The scope as the refusing middleware or endpoint saw it, until the refusal is counted and told.
         needed: The header fields that the answer must have where a limit at an endpoint has raised the refusal, so that
@@ -243,7 +243,7 @@ class RequestLimits:
         return middleware in self.exempt or allowlisted(self.entries)
 
     def refuse(self, scope: Scope, refusal: Decision) -> None:
-        """Note that a decision refuses the request; figures and events tell of it when the answer starts."""
+        """Note that a decision refuses the request; stats and events tell of it when the answer starts."""
         self.refusal, self.refused_scope = refusal, scope
 
     async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Answers: the one `send` by which all of them leave, those to refused requests, and the event that tells of one.
 
-The first message of an answer gets the header fields (`headers.py`), and the figures are told how an answer begins and
+The first message of an answer gets the header fields (`headers.py`), and the stats are told how an answer begins and
 ends (`stats.py`). The answers to refused requests are problem details (RFC 9457) of the types that
 draft-ietf-httpapi-ratelimit-headers-11 registers. The parts that do not depend on the moment are made once.
 """

@@ -1,4 +1,4 @@
-"""The figures of requests: each is counted once, under the rules that counted it and the route that it went to.
+"""The stats of requests: each is counted once, under the rules that counted it and the route that it went to.
 
 The first message out tells the outcome and the status, and by then routers have written the route into the scope. A
 refusal is counted then. The end of a request that passed is that of the last piece of the body; of a websocket, of the

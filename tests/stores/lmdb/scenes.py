@@ -82,8 +82,8 @@ def together(count: int, act: Callable[[int], int]) -> list[int]:
 
 def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
     asked = bucket(amount)
-    demands = [((asked, f"user:{number}", 1),) for number in range(keys)]
-    return sum(store.hit(demands[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
+    questions = [((asked, f"user:{number}", 1),) for number in range(keys)]
+    return sum(store.hit(questions[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
 
 
 def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:

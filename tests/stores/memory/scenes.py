@@ -95,7 +95,7 @@ def a_cost_of_nothing_waits_for_the_lowered_amount(new_store: NewStore) -> None:
 
 
 def a_cost_of_the_whole_amount_waits_beside_a_stranger(new_store: NewStore) -> None:
-    """In one cell, a demand for two keys that each need all of it passes when the cell is empty."""
+    """In one cell, a question for two keys that each need all of it passes when the cell is empty."""
     clock = FakeClock()
     store, asked = new_store(clock=clock, max_keys=1), bucket("5/60s")
     assert store.hit(((bucket("5/hour", "other"), "first", 1),))

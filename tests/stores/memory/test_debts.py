@@ -35,13 +35,13 @@ class Ledger:
 
     def play(self, move: object) -> None:
         match move:
-            case Ask(demand, _, plain):
+            case Ask(question, _, plain):
                 buckets = self.plain if plain else self.buckets
-                decision = self.store.hit([(buckets[rule], key, cost) for rule, key, cost in demand])
+                decision = self.store.hit([(buckets[rule], key, cost) for rule, key, cost in question])
                 if decision:
                     self.let_through.append(decision)
-            case Debt(demand):
-                self.store.charge([(self.buckets[rule], key, cost) for rule, key, cost in demand])
+            case Debt(question):
+                self.store.charge([(self.buckets[rule], key, cost) for rule, key, cost in question])
             case Refund(which) if self.let_through:
                 decision = self.let_through[-1 - which % len(self.let_through)]
                 if self.store.refund(decision):

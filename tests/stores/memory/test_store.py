@@ -431,7 +431,7 @@ def test_a_store_needs_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_a_demand_without_checks_is_answered_at_once_and_does_what_is_due() -> None:
+def test_a_question_without_checks_is_answered_at_once_and_does_what_is_due() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     store.hit([(bucket("5/second"), "key", 1)])
@@ -454,7 +454,7 @@ def test_a_demand_without_checks_is_answered_at_once_and_does_what_is_due() -> N
 # -- what one limit needs, others do not pay for -----------------------------------------------------------------------
 
 
-def calls_of(store: MemoryStore, demands: list[tuple[Any, ...]]) -> int:
+def calls_of(store: MemoryStore, questions: list[tuple[Any, ...]]) -> int:
     """Return how many calls of Python functions some hits make."""
     calls = 0
 
@@ -464,8 +464,8 @@ def calls_of(store: MemoryStore, demands: list[tuple[Any, ...]]) -> int:
 
     sys.setprofile(count)
     try:
-        for demand in demands:
-            store.hit(demand)
+        for question in questions:
+            store.hit(question)
     finally:
         sys.setprofile(None)
     return calls
@@ -511,15 +511,15 @@ def test_hits_of_other_limits_cost_what_they_did_before(
     store = MemoryStore(clock=clock, max_keys=5_000)
     buckets = [Bucket(f"route:{number}", parse_limits("1000/day; 50/hour")) for number in range(routes)]
     single = Bucket("single", parse_limits("50/hour"))
-    demands: list[tuple[Any, ...]] = [((buckets[number * 7 % routes], "ann", 1),) for number in range(200)]
-    demands += [((single, "ann", 1),), ((buckets[3], "ann", 1), (COMMON, "all", 1))] * 100
+    questions: list[tuple[Any, ...]] = [((buckets[number * 7 % routes], "ann", 1),) for number in range(200)]
+    questions += [((single, "ann", 1),), ((buckets[3], "ann", 1), (COMMON, "all", 1))] * 100
 
     def measured() -> int:
         clock.advance("2h")  # what came before is over, and tables are looked after
         for _ in range(3):
-            calls_of(store, demands)
+            calls_of(store, questions)
             clock.advance("1s")
-        return calls_of(store, demands)
+        return calls_of(store, questions)
 
     before = measured()
     event(store, clock)

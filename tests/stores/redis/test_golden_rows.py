@@ -59,7 +59,7 @@ class Golden:
         assert ours == theirs or (ours in EMPTY and theirs in EMPTY), (_shown(ours), _shown(theirs))
 
     async def hit(self) -> None:
-        """Spend, as one who waits in a line or not, once or twice in one demand."""
+        """Spend, as one who waits in a line or not, once or twice in one question."""
         self.latest_us = max(self.latest_us, self.clock.now_us)
         first, twice = self.dice.below(4) == 0, self.dice.below(6) == 0
         twice = twice and self.limit.counter.state(self.window)[0] < 2**31  # a ring that is full holds no second cost

@@ -225,9 +225,9 @@ class InOrder:
             self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
         else:
             for _ in range(MIN_APART if what == "many" else 1):
-                await self._demand("hit" if what == "many" else what, key)
+                await self._question("hit" if what == "many" else what, key)
 
-    async def _demand(self, what: str, key: str) -> None:
+    async def _question(self, what: str, key: str) -> None:
         checks = tuple((asked, key, self._rng.choice((1, 1, 1, 2, 0))) for asked in self._rng.choice(DEMANDS))
         if self._rng.random() < 0.1:
             checks += checks[:1]  # one window is asked twice

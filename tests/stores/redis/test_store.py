@@ -569,7 +569,7 @@ def test_what_cannot_work_is_said_at_once(options: dict[str, Any], message: str)
 
 
 @needs_redis
-async def test_a_demand_of_several_keys_on_a_cluster_is_charged_on_all_or_on_none(cluster: RedisCluster) -> None:
+async def test_a_question_of_several_keys_on_a_cluster_is_charged_on_all_or_on_none(cluster: RedisCluster) -> None:
     tight, wide = bucket("5/hour", "tight"), bucket("100/hour", "wide")
     async with store_at(cluster) as store:
         both = ((tight, "user:ann", 1), (wide, "everyone", 1))
@@ -605,7 +605,7 @@ async def test_a_refusal_of_several_keys_counts_where_that_is_asked_for(cluster:
 
 
 @needs_redis
-async def test_a_demand_of_several_keys_that_is_given_up_is_handed_back(cluster: RedisCluster) -> None:
+async def test_a_question_of_several_keys_that_is_given_up_is_handed_back(cluster: RedisCluster) -> None:
     wide = usual("1000/hour")
     async with store_at(cluster) as store:
         keys = [f"user:{number}" for number in range(4)]
@@ -645,7 +645,7 @@ async def test_after_a_look_at_the_bans_that_took_too_long_the_next_answer_is_en
 
 @needs_redis
 @pytest.mark.usefixtures("patient")
-async def test_a_banned_key_refuses_a_demand_of_several_keys(cluster: RedisCluster) -> None:
+async def test_a_banned_key_refuses_a_question_of_several_keys(cluster: RedisCluster) -> None:
     async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
         both = ((usual("100/hour"), "user:ann", 1), (usual("100/hour"), "everyone", 1))
         assert await settle(store.hit(both))

@@ -1,4 +1,4 @@
-"""Figures are to the last unit those of a recorder that counts at once, whatever requests and clocks do."""
+"""Stats are to the last unit those of a recorder that counts at once, whatever requests and clocks do."""
 
 from __future__ import annotations
 
@@ -280,12 +280,12 @@ class World:
         assert read.total.seen == total
 
 
-async def test_figures_are_those_of_a_recorder_that_counts_at_once(rng: random.Random) -> None:
+async def test_stats_are_those_of_a_recorder_that_counts_at_once(rng: random.Random) -> None:
     await ask_and_compare(rng)
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
+async def test_stats_are_those_of_the_recorder_also_when_series_run_out(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats, "MAX_SERIES", 2)
@@ -293,7 +293,7 @@ async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
 
 
 async def ask_and_compare(rng: random.Random) -> None:
-    """Send random requests to some applications, and compare the figures after each round."""
+    """Send random requests to some applications, and compare the stats after each round."""
     for rules in RULES.values():
         world = World(rules)
         await ask_in_rounds(world, rng)

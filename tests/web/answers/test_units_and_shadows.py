@@ -1,4 +1,4 @@
-"""Figures of rules beside their requests: the units that they charged, and the refusals of their shadows."""
+"""Stats of rules beside their requests: the units that they charged, and the refusals of their shadows."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_without_statistics_there_are_none(limiter: Limiter) -> None:
     assert (stats.rules, stats.total.units, stats.total.shadow_refused) == ({}, 0, 0)
 
 
-def test_the_end_of_a_server_publishes_the_last_figures() -> None:
+def test_the_end_of_a_server_publishes_the_last_stats() -> None:
     board, limiter = Board(), Limiter()
     limiter.engine.publisher = Publisher(board, limiter.engine.statistics)
     with site(limiter, Rule("*", "100/minute", name="all")) as client:
         client.get("/item")
         assert board.writings == 0
-    written = {shelf for shelf, _, _ in board.rows}
+    written = {rollup for rollup, _, _ in board.rows}
     assert written == {"5s", "1m", "5m", "workers"}

@@ -168,7 +168,7 @@ async def test_a_block_does_not_strike() -> None:
     assert await statuses(app, 2) == [200, 200]
 
 
-async def test_a_block_tells_the_decision_and_the_figures_which_rule_it_was() -> None:
+async def test_a_block_tells_the_decision_and_the_stats_which_rule_it_was() -> None:
     told: list[Any] = []
 
     def on_refused(request: Any, decision: Any) -> PlainTextResponse:

@@ -79,7 +79,7 @@ async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
     assert await statuses(gate, 5) == [429, 429, 429, 403, 403]
 
 
-async def test_on_refused_can_tell_and_figures_name_the_rule() -> None:
+async def test_on_refused_can_tell_and_stats_name_the_rule() -> None:
     def refused(request: Any, decision: Decision) -> PlainTextResponse:
         return PlainTextResponse(f"{decision.reason} {decision.by}", 402)
 

@@ -80,7 +80,7 @@ class ActiveBans:
         return ban
 
     def keys_of(self, subjects: Iterable[BanSubject], checks: Iterable[Check] = ()) -> list[str]:
-        """Return the keys of the bans that refuse a demand, also of those that are over. It needs no lock."""
+        """Return the keys of the bans that refuse a question, also of those that are over. It needs no lock."""
         by_key = self.by_key
         found: list[str] = []
         for subject in subjects:

@@ -101,7 +101,7 @@ class BanRules:
     def decide(
         self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
     ) -> BanRefusal | None:
-        """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
+        """Return the refusal of a question by those of `bans` that are in force, None if none is."""
         found: Ban | None = None
         for ban in bans:
             if not ban.is_over(now_us, wall_us):

@@ -276,7 +276,7 @@ class LmdbBanStorage:
 
 
 def bans_of(transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
-    """Return the bans of a demand, also those that are over, one perhaps more than once."""
+    """Return the bans of a question, also those that are over, one perhaps more than once."""
     get, dbs = transaction.txn.get, transaction.dbs
     census = get(CENSUS, None, dbs.meta)
     if census is None:

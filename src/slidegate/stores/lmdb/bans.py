@@ -69,7 +69,7 @@ class LmdbBans(BanStore):
     def decide(
         self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> tuple[BanRefusal | None, bool]:
-        """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
+        """Return the refusal of a question by a ban, if there is one, and whether the question prolongs a ban."""
         bans = bans_of(transaction, checks, subjects)
         if not bans:
             return None, False
@@ -79,7 +79,7 @@ class LmdbBans(BanStore):
         return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
     def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
-        """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
+        """Prolong the bans that refused a question, if requests prolong them, and return the refusal after that."""
         bans = bans_of(transaction, refusal.checks, subjects)
         moments = self._moments()
         prolonged = self._work(lambda rules: rules.decide(bans, refusal.checks, *moments, prolong=True), transaction)

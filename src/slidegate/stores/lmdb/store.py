@@ -49,9 +49,9 @@ from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
 from .environment import close_environment, open_environment
-from .figures import LmdbSharedStats
 from .opening import Options
 from .permits import OwnPermits
+from .stats import LmdbSharedStats
 from .transaction import Transactions
 from .windows import Transaction
 
@@ -150,7 +150,7 @@ class LmdbStore(Store):
         self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
         self._transactions.bans = self.bans
         self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._transactions, self._batcher)
-        self._refused: dict[Sequence[Check], None] = {}  # demands that were refused when they were last asked
+        self._refused: dict[Sequence[Check], None] = {}  # questions that were refused when they were last asked
         if self._env.salvage:
             self._batcher.wait(lambda transaction: None)  # takes over the bans that are found there
         self._transactions.tells = self._is_open = True
@@ -256,7 +256,7 @@ class LmdbStore(Store):
         return decision
 
     def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool) -> Decision | None:
-        """Return the refusal of a demand, found by reading alone, which waits for nobody.
+        """Return the refusal of a question, found by reading alone, which waits for nobody.
 
         None if it is not refused, or if its refusal changes something: a count, the end of a ban, what is kept for
         those who wait.

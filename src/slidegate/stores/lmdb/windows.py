@@ -66,7 +66,7 @@ class Transaction:
         now_us: The store's time.
 
     Attributes:
-        places: Where the windows of the last demand lie.
+        places: Where the windows of the last question lie.
         cells: The windows in shared cells that were read or made, by row.
         dbs: The databases.
         events: Events to tell once the transaction is committed.
@@ -100,10 +100,10 @@ class Transaction:
         self._key_count = -1
 
     def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[Place]:
-        """Return where the windows of a demand lie.
+        """Return where the windows of a question lie.
 
         Args:
-            checks: The demand.
+            checks: The question.
             makes: Whether keys get new windows.
             takes: Whether permits may be taken, for which this process needs a lease.
         """

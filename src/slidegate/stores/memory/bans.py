@@ -25,7 +25,7 @@ DEFAULT_MAX_BANS: Final = 100_000
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
 _LET_GO_EVERY: Final = 64
-"""Demands while anybody is banned, between two looks for bans that have ended: nobody pays for those for ever."""
+"""Questions while anybody is banned, between two looks for bans that have ended: nobody pays for those for ever."""
 
 
 class MemoryStrikeQueue:
@@ -155,10 +155,10 @@ class MemoryBans(BanStore):
         return bool(self.active_bans.by_key)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
-        """Return the refusal of a demand by a ban, if there is one.
+        """Return the refusal of a question by a ban, if there is one.
 
         Args:
-            checks: The demand; bans of its keys refuse it.
+            checks: The question; bans of its keys refuse it.
             subjects: Further keys, and addresses, whose bans refuse it.
             prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
         """

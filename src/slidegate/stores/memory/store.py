@@ -256,7 +256,7 @@ class MemoryStore(Store):
     # -- finding and making windows ----------------------------------------------------------------------------------
 
     def _places(self, checks: Sequence[Check], now_us: int) -> list[Place]:
-        """Return where the windows of a demand lie, those of quotas in the period of now."""
+        """Return where the windows of a question lie, those of quotas in the period of now."""
         places: list[Place] = []
         dated = False
         for bucket, key, cost in checks:
@@ -277,7 +277,7 @@ class MemoryStore(Store):
         return places
 
     def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[Place]]:
-        """Return the time, and copies of what a demand would charge, those of quotas in the period of now."""
+        """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
         windows: dict[Any, bytes] = {}
         places: list[Place] = []
         room = self._room.max_keys - self._room.keys

@@ -248,11 +248,11 @@ class RedisBans(BanStore):
     def refused(
         self, told: bytes, checks: Sequence[Check], subjects: Sequence[BanSubject], *, is_hit: bool
     ) -> BanRefusal | None:
-        """Return the refusal of a demand by bans that Redis has found, None where it found none.
+        """Return the refusal of a question by bans that Redis has found, None where it found none.
 
         Args:
             told: The bans, as Redis tells of them.
-            checks: The demand.
+            checks: The question.
             subjects: The keys and addresses whose bans refuse it.
             is_hit: Whether it is a hit, by which bans go on, where they do.
         """

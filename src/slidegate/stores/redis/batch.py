@@ -48,7 +48,7 @@ from .link import (
     unexpected,
 )
 from .refusals import RefusalCache
-from .requests import Demand, Request
+from .requests import Question, Request
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
 
 if TYPE_CHECKING:
@@ -504,7 +504,7 @@ class ServerBatcher(Batcher):
                         connection.close(error)
                 except Exception:  # of any kind: one task waits for this answer, and others for the rest
                     future.set_exception(unexpected(connection.name, part))
-            elif isinstance(request, Demand):
+            elif isinstance(request, Question):
                 request.missed(part, now_us)
 
     def _tell_step(self, connection: Connection, step_us: int) -> None:

@@ -1,6 +1,6 @@
-"""Demands with several keys on a cluster. They lie in different slots, which no script can see together.
+"""Questions with several keys on a cluster. They lie in different slots, which no script can see together.
 
-All keys are looked at first, at the same time; a demand that one of them refuses changes nothing. Otherwise all are
+All keys are looked at first, at the same time; a question that one of them refuses changes nothing. Otherwise all are
 charged, again at the same time. Where one refuses after all, because somebody came between, the others are handed
 back, also when the request was given up meanwhile: never more than the limits, though somebody else may be refused by
 units that are handed back a moment later. Where a process dies in between, units stay charged for a window.
@@ -25,10 +25,10 @@ HandBack: TypeAlias = Callable[[Decision], object]
 
 
 class MultiSlot:
-    """A demand in parts, one for each key.
+    """A question in parts, one for each key.
 
     Args:
-        checks: The demand.
+        checks: The question.
         ask: Asks for a part.
         hand_back: Hands a part back, without waiting for it.
     """
@@ -40,7 +40,7 @@ class MultiSlot:
         self._groups = group_by_key(checks)
 
     async def decide(self, what: int, subjects: Sequence[BanSubject]) -> Decision:
-        """Return the answer to the whole demand.
+        """Return the answer to the whole question.
 
         Raises:
             StoreError: A part got none; nothing stays charged, as far as Redis can be reached.

@@ -61,7 +61,7 @@ class Renewals:
         self._renewer = LeaseRenewer(held, self.renew)
         self._renewed_us = 0  # when all permits had been renewed or taken
         self._is_late = False
-        self._late_rows: set[bytes] = set()  # that were renewed since, ahead of a demand
+        self._late_rows: set[bytes] = set()  # that were renewed since, ahead of a question
 
     def close(self) -> None:
         """Renew no more."""
@@ -88,7 +88,7 @@ class Renewals:
         self._renewer.start()
 
     def catch_up(self, checks: Sequence[Check]) -> None:
-        """Renew permits that may have run out: those of the keys of a demand ahead of it, and all others after that."""
+        """Renew permits that may have run out: those of a question's keys ahead of it, and all others after that."""
         if not self.held.holds_any() or self.now_us() - self._renewed_us < self.held.lease_us:
             return
         batcher = self._batcher()

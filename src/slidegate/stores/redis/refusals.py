@@ -1,6 +1,6 @@
 """Refusals that are given here, without asking Redis.
 
-A demand that was refused is refused again until something leaves its windows, or is handed back; a client that was
+A question that was refused is refused again until something leaves its windows, or is handed back; a client that was
 banned, until the ban ends. Both moments are known to the microsecond. Hand-backs, resets and changes of bans are
 numbered in Redis, and answers carry the number: where it has changed, everything here is forgotten. So a refusal is
 given from here as long as Redis was heard less than `TRUST_S` ago, and a refund or an unban by one worker is known to
@@ -113,7 +113,7 @@ class RefusalCache:
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.outdated = 0
         self.latest_us = 0
-        self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
+        self._about: dict[str, set[Sequence[Check]]] = {}  # the questions that name a key
         self._state = b""
         self._heard_s = float("-inf")
         self._passed_s: dict[str, float] = {}
@@ -136,7 +136,7 @@ class RefusalCache:
             return
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
-            self.forget(checks)  # the charge has changed what other demands see
+            self.forget(checks)  # the charge has changed what other questions see
         if outdated != self.outdated:
             return
         if not lasts or (counts and not self._is_real):
@@ -150,7 +150,7 @@ class RefusalCache:
             self._about.setdefault(key, set()).add(checks)
 
     def answer(self, checks: Sequence[Check]) -> Decision | None:
-        """Return the refusal of a demand that is known to last."""
+        """Return the refusal of a question that is known to last."""
         checks = tuple(checks)
         known = self.known.get(checks)
         if known is None:
@@ -170,7 +170,7 @@ class RefusalCache:
             self.latest_us = now_us
 
     def forget(self, checks: Sequence[Check]) -> None:
-        """Forget the refusals that name a key of a demand."""
+        """Forget the refusals that name a key of a question."""
         for _, key, _ in checks if self.known else ():
             self.forget_key(key)
 
@@ -228,7 +228,7 @@ class RefusalCache:
     def banned(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False
     ) -> BanRefusal | None:
-        """Return the refusal of a demand by a ban that is known; with `stale` also where Redis was not heard lately."""
+        """Return the refusal by a ban that is known; with `stale` also where Redis was not heard lately."""
         known = self.bans.get(repr(subjects))
         if known is None or (not stale and (self.age_s() >= TRUST_S or monotonic() >= known.next_s)):
             return None

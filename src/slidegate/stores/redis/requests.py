@@ -1,4 +1,4 @@
-"""The requests to Redis: demands, and commands about the windows and permits of a key."""
+"""The requests to Redis: questions, and commands about the windows and permits of a key."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Command(Request):
         return self._read(answer, now_us)
 
 
-class Demand(Request):
+class Question(Request):
     """A hit, a peek or a charge."""
 
     __slots__ = ("_asked_us", "_first", "_outdated", "_shared", "_subjects", "checks", "what")
@@ -136,7 +136,7 @@ class Demand(Request):
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._shared.packing.demand(self.what | FIRST if self._first else self.what, self.checks, names)
+        return self._shared.packing.question(self.what | FIRST if self._first else self.what, self.checks, names)
 
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
         """See `Request`."""
@@ -183,5 +183,5 @@ class Demand(Request):
 
 
 def subjects_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:
-    """Return the keys and addresses whose bans refuse a demand."""
+    """Return the keys and addresses whose bans refuse a question."""
     return *subjects, *(key for _, key, _ in checks)

@@ -80,8 +80,8 @@ WINDOWS_SCRIPT: Final = _script("ring", "banned", "permits", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("ring", "banned", "bans", "ban_rules")
 """The script that strikes and bans."""
-FIGURES_SCRIPT: Final = _script("figures")
-"""The script that writes figures."""
+STATS_SCRIPT: Final = _script("stats")
+"""The script that writes stats."""
 
 
 class Packing:
@@ -120,7 +120,7 @@ class Packing:
             name = remember(self._known, key, b"%s{%s}" % (self._windows_prefix, text))
         return name
 
-    def demand(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
+    def question(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
         """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
         asks, many = b"", 0
         for bucket, key, cost in checks:
@@ -143,7 +143,7 @@ class Packing:
             decision: The decision.
             charged: Its charges.
             latest_us: The latest moment that is known of, see `core.decide.refund_all`.
-            names: As for `demand`.
+            names: As for `question`.
         """
         parts, notes = [], iter(charged)
         for bucket, key, cost in decision.checks:
@@ -164,11 +164,11 @@ class Packing:
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
     def reset(self, key: str, names: dict[bytes, int]) -> bytes:
-        """Pack a reset of the windows of a key; `names` as for `demand`."""
+        """Pack a reset of the windows of a key; `names` as for `question`."""
         return REQUEST.pack(RESET, self._place_of(key, names))
 
     def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
-        """Pack a renewal of permits of one row, `permit` among them; `names` as for `demand`."""
+        """Pack a renewal of permits of one row, `permit` among them; `names` as for `question`."""
         worker, _ = MEMBER.unpack(permit.member)
         head = REQUEST.pack(RENEW, len(members)) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
         return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
@@ -232,7 +232,7 @@ def note_of(charged: Sequence[int], now_us: int, cost: int) -> tuple[int, int, i
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
-    """Read the answer to a demand.
+    """Read the answer to a question.
 
     Raises:
         StoreUnavailable: There is none.

@@ -1,9 +1,9 @@
-"""The rows of figures in Redis: a hash for each shelf and number, with a field for each worker.
+"""The rows of stats in Redis: a hash for each rollup and number, with a field for each worker.
 
 All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
-the bans reaches the figures. They are small and seldom: each worker sends some kilobytes every few seconds.
+the bans reaches the stats. They are small and seldom: each worker sends some kilobytes every few seconds.
 
-The script stands in ``lua/figures.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
+The script stands in ``lua/stats.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
 before its value.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...core.store import Clock, SharedStats, StatsRow
 from .bans import in_steps
 from .link import sensible
-from .script import FIGURES_SCRIPT
+from .script import STATS_SCRIPT
 
 if TYPE_CHECKING:
     from .batch import Batcher
@@ -49,19 +49,19 @@ class RedisSharedStats(SharedStats):
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
         """See `SharedStats`."""
         if rows:
-            keys = [self._key(row.shelf, row.number) for row in rows]
+            keys = [self._key(row.rollup, row.number) for row in rows]
             now: bytes | int = b"" if self._clock is None else self._clock()
             asked = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._batcher().run(FIGURES_SCRIPT, keys, [now, worker, *asked])
+            await self._batcher().run(STATS_SCRIPT, keys, [now, worker, *asked])
 
     @sensible
-    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
         batcher = self._batcher()
         now_us = await self._time(batcher)
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            hashes = await asyncio.gather(*(batcher.ask(b"HGETALL", self._key(shelf, number)) for number in numbers))
+            hashes = await asyncio.gather(*(batcher.ask(b"HGETALL", self._key(rollup, number)) for number in numbers))
             for number, fields in zip(numbers, hashes, strict=True):
                 found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
         return found
@@ -72,8 +72,8 @@ class RedisSharedStats(SharedStats):
         seconds, microseconds = await batcher.ask(b"TIME")
         return int(seconds) * 1_000_000 + int(microseconds)
 
-    def _key(self, shelf: str, number: int) -> bytes:
-        return b"%s%s:%d" % (self._prefix, shelf.encode(), number)
+    def _key(self, rollup: str, number: int) -> bytes:
+        return b"%s%s:%d" % (self._prefix, rollup.encode(), number)
 
 
 def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:

@@ -38,7 +38,7 @@ from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
-from .requests import Command, Demand, subjects_of
+from .requests import Command, Question, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
@@ -171,16 +171,16 @@ class RedisStore(Store):
         if refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
-            return self._demand(HIT, checks, subjects, first_in_line=first_in_line)
+            return self._question(HIT, checks, subjects, first_in_line=first_in_line)
         return self._ask(HIT, checks, subjects, first_in_line=first_in_line)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
-        return self._demand(PEEK, checks, subjects)
+        return self._question(PEEK, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left."""
-        return self._demand(CHARGE, checks, ())
+        return self._question(CHARGE, checks, ())
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
@@ -226,7 +226,7 @@ class RedisStore(Store):
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         checks = [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        pack = partial(self._shared.packing.demand, INSPECT, checks)
+        pack = partial(self._shared.packing.question, INSPECT, checks)
         return self._command(key, pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many)))
 
     def permits_held(self) -> int:
@@ -268,7 +268,7 @@ class RedisStore(Store):
         return any(changed)
 
     def _hand_back_unheard(self, decision: Decision) -> None:
-        """Hand a part of a demand back; if Redis does not take that, it stays charged."""
+        """Hand a part of a question back; if Redis does not take that, it stays charged."""
         charged, decision.charge = decision.charge, ()
         end_permits(charged)
         with suppress(StoreError):  # the store has been closed meanwhile
@@ -281,7 +281,7 @@ class RedisStore(Store):
                 return
             self._ask(CHARGE, part, ()).add_done_callback(_look_at)
 
-    def _demand(
+    def _question(
         self,
         what: int,
         checks: Sequence[Check],
@@ -309,7 +309,7 @@ class RedisStore(Store):
             shared.refusals.outdate(checks)  # a refusal that is on its way knows nothing of these units
         elif what == HIT and shared.refusals.known:
             shared.refusals.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)
+        request = Question(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)
         batcher.add(request)
         return request.future
 

@@ -15,7 +15,7 @@ from ..reference.model import Model, Note, verdict_of
 from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step
 
 Answered = TypeVar("Answered")
-Demand: TypeAlias = tuple[tuple[int, str, int], ...]
+Question: TypeAlias = tuple[tuple[int, str, int], ...]
 
 
 async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
@@ -60,14 +60,14 @@ class Player:
 
     async def _play(self, move: Move) -> None:
         match move:
-            case Ask(demand, patient, plain):
-                await self._ask(demand, patient, plain)
-            case Look(demand):
-                checks = self._checks(demand)
+            case Ask(question, patient, plain):
+                await self._ask(question, patient, plain)
+            case Look(question):
+                checks = self._checks(question)
                 expected = self.model.peek(checks, self.clock.now_us)
                 same(verdict_of(await settle(self.store.peek(checks))), expected)
-            case Debt(demand):
-                await self._charge(demand)
+            case Debt(question):
+                await self._charge(question)
             case Refund(which):
                 await self._refund(which)
             case Reset(key):
@@ -81,28 +81,28 @@ class Player:
             case Change(rule, limit, amount):
                 self._change(rule, limit, amount)
 
-    async def _ask(self, demand: Demand, patient: bool, plain: bool) -> None:
-        wait_us = await self._hit(demand, plain)
+    async def _ask(self, question: Question, patient: bool, plain: bool) -> None:
+        wait_us = await self._hit(question, plain)
         if patient and wait_us:
             # Plainly: else the refusal would be charged.
             self.clock.advance(us=wait_us - 1)
-            same(await self._hit(demand, plain=True), 1)
+            same(await self._hit(question, plain=True), 1)
             self.clock.advance(us=1)
-            same(await self._hit(demand, plain=True), 0)
+            same(await self._hit(question, plain=True), 0)
 
-    async def _hit(self, demand: Demand, plain: bool = False) -> int | None:
+    async def _hit(self, question: Question, plain: bool = False) -> int | None:
         """Ask both, compare, and return how long to wait."""
-        self.named.update((rule, key) for rule, key, _ in demand)
-        checks = self._checks(demand, plain)
+        self.named.update((rule, key) for rule, key, _ in question)
+        checks = self._checks(question, plain)
         expected, charged = self.model.hit(checks, self.clock.now_us)
         decision = await settle(self.store.hit(checks))
         same(verdict_of(decision), expected)
         self.charged.append((decision, charged))
         return expected.retry_after_us
 
-    async def _charge(self, demand: Demand) -> None:
-        self.named.update((rule, key) for rule, key, _ in demand)
-        checks = self._checks(demand)
+    async def _charge(self, question: Question) -> None:
+        self.named.update((rule, key) for rule, key, _ in question)
+        checks = self._checks(question)
         expected, charged = self.model.charge(checks, self.clock.now_us)
         decision = await settle(self.store.charge(checks))
         same(verdict_of(decision), expected)
@@ -143,9 +143,9 @@ class Player:
         self.plain[rule] = Bucket(bucket.rule, changed)
         self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
 
-    def _checks(self, demand: Demand, plain: bool = False) -> list[Check]:
+    def _checks(self, question: Question, plain: bool = False) -> list[Check]:
         buckets = self.plain if plain else self.buckets
-        return [(buckets[rule], key, cost) for rule, key, cost in demand]
+        return [(buckets[rule], key, cost) for rule, key, cost in question]
 
 
 def _counting(bucket: Bucket, count_denied: bool) -> Bucket:

@@ -1,4 +1,4 @@
-"""Random demands, times and changes of rules. `player` plays them to a store."""
+"""Random questions, times and changes of rules. `player` plays them to a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ask(NamedTuple):
     `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule counted refusals.
     """
 
-    demand: tuple[tuple[int, str, int], ...]
+    question: tuple[tuple[int, str, int], ...]
     patient: bool
     plain: bool = False
 
@@ -33,13 +33,13 @@ class Ask(NamedTuple):
 class Look(NamedTuple):
     """Peek at (rule, key, cost) together."""
 
-    demand: tuple[tuple[int, str, int], ...]
+    question: tuple[tuple[int, str, int], ...]
 
 
 class Debt(NamedTuple):
     """Charge (rule, key, cost) together, whatever the limits."""
 
-    demand: tuple[tuple[int, str, int], ...]
+    question: tuple[tuple[int, str, int], ...]
 
 
 class Refund(NamedTuple):
@@ -144,7 +144,7 @@ class Choices:
         within_us = self.below(window_us // (1 + self.below(8)) + 1)
         return self.pick((within_us, mark_us, self.below(4 * slice_us), self.below(50), self.below(3 * window_us)))
 
-    def demand(self, rules: Sequence[Sequence[Limit]]) -> tuple[tuple[int, str, int], ...]:
+    def question(self, rules: Sequence[Sequence[Limit]]) -> tuple[tuple[int, str, int], ...]:
         """Choose what to ask for: up to three pairs of rule and key, none twice."""
         targets = [(self.below(len(rules)), self.pick(KEYS)) for _ in range(self.pick((1, 1, 1, 2, 3)))]
         return tuple((rule, key, self.cost(rules[rule])) for rule, key in dict.fromkeys(targets))
@@ -156,15 +156,15 @@ class Choices:
         if kind == 0:
             return None  # so that shrinking, which turns bytes to 0, makes programs shorter
         if kind < 16:
-            return Ask(self.demand(rules), patient=kind % 4 == 3, plain=kind % 4 == 2)
+            return Ask(self.question(rules), patient=kind % 4 == 3, plain=kind % 4 == 2)
         if kind < 20:
             return Step(self.span_us(known))
         if kind < 23:
             return Align(self.pick(known).slice_us, self.pick((0, 1, -1)))
         if kind < 25:
-            return Look(self.demand(rules))
+            return Look(self.question(rules))
         if kind == 25:
-            drawn = self.demand(rules)
+            drawn = self.question(rules)
             return Debt(tuple((rule, key, cost << self.pick((0, 0, 1, 50))) for rule, key, cost in drawn))
         if kind < 28:
             return Refund(self.below(4))

@@ -167,7 +167,7 @@ class QuotasContract:
         assert (await store.hit(asked)).retry_after_us == 23 * HOUR_US
 
     @with_store()
-    async def test_a_demand_is_charged_to_windows_and_quotas_or_to_none(self, store: StoreHarness) -> None:
+    async def test_a_question_is_charged_to_windows_and_quotas_or_to_none(self, store: StoreHarness) -> None:
         store.clock.set(unix_us("2101-05-05T23:59:00"))
         both = held("2/second", Quota("3/day"))
         asked, quota, other = (

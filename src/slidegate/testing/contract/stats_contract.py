@@ -1,4 +1,4 @@
-"""The part of the store contract about figures: rows that workers publish for each other."""
+"""The part of the store contract about stats: rows that workers publish for each other."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ KEEPS_STATS = attrgetter("shared_stats")
 ANN, BOB = b"ann00000", b"bob00000"
 
 
-def row(shelf: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
+def row(rollup: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
     """Return a row that is kept for some seconds."""
-    return StatsRow(shelf, number, value, kept_s * SECOND_US)
+    return StatsRow(rollup, number, value, kept_s * SECOND_US)
 
 
 class StatsContract:
-    """The tests; see `StoreContract`. A store that keeps no figures passes them by."""
+    """The tests; see `StoreContract`. A store that keeps no stats passes them by."""
 
     @with_store(ability=KEEPS_STATS)
-    async def test_rows_of_all_workers_are_read_by_shelf_and_number(self, store: StoreHarness) -> None:
+    async def test_rows_of_all_workers_are_read_by_rollup_and_number(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None
         assert await settle(stats.read("5s", 0, 9)) == []

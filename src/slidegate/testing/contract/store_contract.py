@@ -37,7 +37,7 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         raise NotImplementedError("make_store(clock) has to return an empty store that tells the time by `clock`")
 
     def test_answers_are_those_of_the_reference(self) -> None:
-        """Same demands and times in, same decisions out."""
+        """Same questions and times in, same decisions out."""
         with asyncio.Runner() as runner:
 
             @settings(deadline=None)
@@ -130,7 +130,7 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         assert await store.hit(asked)
 
     @with_store()
-    async def test_a_demand_is_charged_on_all_or_on_none(self, store: StoreHarness) -> None:
+    async def test_a_question_is_charged_on_all_or_on_none(self, store: StoreHarness) -> None:
         tight, wide = bucket("5/10s", "tight"), bucket("100/hour", "wide")
         both = ((tight, "ann", 1), (wide, "everyone", 1))
         assert sum([bool(await store.hit(*both)) for _ in range(50)]) == 5

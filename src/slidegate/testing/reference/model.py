@@ -12,7 +12,7 @@ from .model_window import Answer, ModelWindow
 
 
 class Verdict(NamedTuple):
-    """The answer of a store to one demand."""
+    """The answer of a store to one question."""
 
     allowed: bool
     reason: Reason
@@ -110,7 +110,7 @@ class Model:
 
 
 class Ask(NamedTuple):
-    """The part of a demand that is about one window."""
+    """The part of a question that is about one window."""
 
     window: ModelWindow
     limit: Limit
@@ -119,7 +119,7 @@ class Ask(NamedTuple):
 
 
 def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
-    """Return how long each limit holds the demand up."""
+    """Return how long each limit holds the question up."""
     return [ask.window.wait_us(ask.limit.amount, ask.cost, now_us) for ask in asked]
 
 

@@ -87,7 +87,7 @@ function ring.settle(w, limit, now)
   end
 end
 
--- How long a cost has to wait behind `ahead` units of the same demand; and whether only those who wait keep it out.
+-- How long a cost has to wait behind `ahead` units of the same question; and whether only those who wait keep it out.
 function ring.wait(w, limit, now, cost, ahead, first_in_line)
   local wanted = max(cost, 1)
   local excess = w.spent + ahead + wanted - limit.amount

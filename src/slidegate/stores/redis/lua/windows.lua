@@ -132,7 +132,7 @@ local function save(now, slack_ms)
   end
 end
 
--- The operations on all windows of a demand at once, as core/decide.py: all of them are charged or none.
+-- The operations on all windows of a question at once, as core/decide.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
@@ -143,8 +143,8 @@ local function reading(w, limit, wait)
   return pack("<I8i8i8i8", spent, leaves, newest, wait)
 end
 
--- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before), and `wait`, how
--- long the window holds the demand up.
+-- An ask: window `w`, `limit`, `cost`, `ahead` (units that the question asks of the same window before), and `wait`, how
+-- long the window holds the question up.
 --
 -- Find these waits; return the status of the answer and the longest of them. A refusal is UNSETTLED
 -- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
@@ -182,7 +182,7 @@ local function reserve(asks, until_at)
   end
 end
 
--- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
+-- Say which windows have room, and charge nothing: a part of a question whose other keys lie elsewhere. It is a look
 -- all the same: units ahead of now move back, unless it is only a glance.
 local function look(asks, now, first_in_line)
   local status, longest = find_waits(asks, now, first_in_line)

@@ -1,10 +1,10 @@
-"""The rows of figures in an LMDB environment.
+"""The rows of stats in an LMDB environment.
 
-    figures   shelf 0x00 number worker    the moment until which it is kept, and its value
+    stats   rollup 0x00 number worker    the moment until which it is kept, and its value
 
-The numbers of a shelf stand in order, so those that are over stand in front. Each writing deletes some of them.
+The numbers of a rollup stand in order, so those that are over stand in front. Each writing deletes some of them.
 
-Figures must not take the room of windows and bans: they take an eighth of the largest file at most, and where the file
+Stats must not take the room of windows and bans: they take an eighth of the largest file at most, and where the file
 cannot grow any more they leave its last part alone.
 """
 
@@ -23,7 +23,7 @@ from .transaction import Transactions
 from .windows import Transaction
 
 SHARE: Final = 8
-"""Figures take one byte in so many of the largest file."""
+"""Stats take one byte in so many of the largest file."""
 MOST_DELETED: Final = 512
 """How many rows are looked at for every writing."""
 WORKER_BYTES: Final = 8
@@ -61,7 +61,7 @@ class LmdbSharedStats(SharedStats):
         """See `SharedStats`. The rows take an eighth of `max_map_size` at most, and leave the rest alone.
 
         Raises:
-            StoreUnavailable: There is no room for more figures.
+            StoreUnavailable: There is no room for more stats.
         """
         answer = self._batcher.run(partial(self._write, worker, rows))
         if isinstance(answer, Awaitable):
@@ -71,38 +71,38 @@ class LmdbSharedStats(SharedStats):
 
     def _expect_room(self, written: bool) -> None:
         if not written:
-            raise StoreUnavailable(f"lmdb: {self._env.path} has no room for more figures; raise max_map_size")
+            raise StoreUnavailable(f"lmdb: {self._env.path} has no room for more stats; raise max_map_size")
 
     async def _expect_room_later(self, writing: Awaitable[bool]) -> None:
         self._expect_room(await writing)
 
     def _write(self, worker: bytes, rows: Sequence[StatsRow], transaction: Transaction) -> bool:
         """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
-        txn, figures = transaction.txn, transaction.dbs.figures
+        txn, stats = transaction.txn, transaction.dbs.figures
         self._delete_some(transaction)
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
-        used = txn.stat(figures)
+        used = txn.stat(stats)
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
         most = self._env.options.max_map_size // SHARE
         if pages * used["psize"] + needed > most or self._env.fullness:
             return False
         for row in rows:
-            key = _key(row.shelf, row.number) + worker
+            key = _key(row.rollup, row.number) + worker
             if row.kept_us > 0:
-                txn.put(key, _UNTIL.pack(transaction.now_us + row.kept_us) + row.value, db=figures)
+                txn.put(key, _UNTIL.pack(transaction.now_us + row.kept_us) + row.value, db=stats)
             else:
-                txn.delete(key, b"", figures)
+                txn.delete(key, b"", stats)
         return True
 
-    def read(self, shelf: str, first: int, last: int) -> Rows:
+    def read(self, rollup: str, first: int, last: int) -> Rows:
         """See `SharedStats`; this waits for no other process."""
-        return self._transactions.read(partial(self._read, shelf, first, last))
+        return self._transactions.read(partial(self._read, rollup, first, last))
 
-    def _read(self, shelf: str, first: int, last: int, transaction: Transaction) -> Rows:
+    def _read(self, rollup: str, first: int, last: int, transaction: Transaction) -> Rows:
         rows = []
-        end, name = _key(shelf, last + 1), len(shelf) + 1
+        end, name = _key(rollup, last + 1), len(rollup) + 1
         with transaction.txn.cursor(transaction.dbs.figures) as cursor:
-            there = cursor.set_range(_key(shelf, first))
+            there = cursor.set_range(_key(rollup, first))
             while there and (key := bytes(cursor.key())) < end:
                 value = bytes(cursor.value())
                 if _UNTIL.unpack_from(value)[0] > transaction.now_us:
@@ -125,5 +125,5 @@ class LmdbSharedStats(SharedStats):
             self._looked_at = bytes(cursor.key()) or b"\0"
 
 
-def _key(shelf: str, number: int) -> bytes:
-    return shelf.encode() + b"\0" + _NUMBER.pack(number)
+def _key(rollup: str, number: int) -> bytes:
+    return rollup.encode() + b"\0" + _NUMBER.pack(number)
