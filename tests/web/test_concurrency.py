@@ -18,16 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    everyone,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, charge, everyone
 from slidegate.core import Store
 from slidegate.testing import FakeClock
 

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
-from hashlib import blake2b
 from inspect import Signature, isclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -33,7 +32,7 @@ from .matching import MAX_ODD, below, is_odd, readings
 from .route_tree import ResolvedRoute, methods_of
 from .routes import Reached, Routes
 from .rule_set import BoundRule
-from .rules import Rule
+from .rules import Rule, identity_of
 
 if TYPE_CHECKING:
     from .endpoints import RateLimit
@@ -133,11 +132,12 @@ class DefaultLimits:
             self._labels.clear()
         rule = copy(self._rule)
         rule.paths = (f"per-route {re.sub(_CONVERTOR, '}', name)}",)
-        digest = blake2b(repr((self._claimed, name)).encode(), digest_size=8).hexdigest()
         # Two names may be alike where they are shortened.
         label = unique_name(rule.label, self._labels)
         self._labels[label] = name
-        bucket = Bucket(f"{label[:32]}:{digest}", rule.limits, wire_names(label, rule.limits), label=label)
+        bucket = Bucket(
+            identity_of(label, self._claimed, name), rule.limits, wire_names(label, rule.limits), label=label
+        )
         bound = self._bound[name] = BoundRule(rule, bucket)
         return bound
 

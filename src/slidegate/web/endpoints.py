@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine
 from copy import copy
 from datetime import timedelta
 from functools import wraps
-from hashlib import blake2b
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -40,15 +39,7 @@ from .request import RECORD, RequestLimits, Reservation, charges, limits_above
 from .route_tree import ResolvedRoute, walk
 from .routes import RouteIndex
 from .rule_set import BoundRule, buckets_of
-from .rules import (
-    DEFAULT_WAIT_MAX,
-    CostFunction,
-    CountIf,
-    Exceeded,
-    Limits,
-    LimitsFunction,
-    Rule,
-)
+from .rules import DEFAULT_WAIT_MAX, CostFunction, CountIf, Exceeded, Limits, LimitsFunction, Rule, identity_of
 
 if TYPE_CHECKING:
     from .decide import Decider
@@ -258,8 +249,8 @@ class EndpointBuckets:
         rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
         identity = rule.identity
         if rule.name is None:
-            digest = blake2b(repr((self._claimed, limit.rule.identity, labels)).encode(), digest_size=8).hexdigest()
-            identity = f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+            identity = identity_of(rule.label, self._claimed, limit.rule.identity, labels)
+            identity += f"#{turn + 1}" if turn else ""
         # Names have to differ on one response only, where limits are asked in the same order in every process.
         taken = self._names.setdefault(place, {})
         others = [name for name, owner in taken.items() if owner != identity]

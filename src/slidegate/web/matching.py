@@ -17,13 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
 
-from starlette.convertors import (
-    Convertor,
-    FloatConvertor,
-    IntegerConvertor,
-    StringConvertor,
-    UUIDConvertor,
-)
+from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, StringConvertor, UUIDConvertor
 from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 

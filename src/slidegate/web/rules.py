@@ -235,7 +235,7 @@ class Rule:
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
             *([] if self.when is None else [_function_name(self.when)]),
         )
-        return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
+        return f"{identity_of(_label(paths), *facts)}{suffix}"
 
     @property
     def counts(self) -> bool:
@@ -263,6 +263,11 @@ class Rule:
     def conditional(self) -> bool:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
         return self.when is not None
+
+
+def identity_of(label: str, *facts: object) -> str:
+    """Return the identity of counts that have no name: it can be read, and the facts tell it apart from others."""
+    return f"{label[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
 
 
 def _function_name(function: object) -> str:

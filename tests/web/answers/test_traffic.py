@@ -17,15 +17,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.core.statistics.series import Outcome
 from slidegate.limiter.stats import MAX_SERIES, Statistics, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
