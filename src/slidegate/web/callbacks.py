@@ -42,7 +42,7 @@ _CONSEQUENCES: Final = {
 
 async def _no_body() -> NoReturn:
     raise RuntimeError(
-        "the request has no body here: it is judged before it is read; decide on headers, path or query, "
+        "the request has no body here: it is decided before it is read; decide on headers, path or query, "
         "or limit at the endpoint with RateLimit(key=...)"
     )
 

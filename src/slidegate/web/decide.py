@@ -1,4 +1,4 @@
-"""The order in which a request is judged, in one place.
+"""The order in which a request is decided, in one place.
 
 The allowlist comes first, then the blocklist, then bans and every rule that applies, in one question to the limiter.
 Nothing is awaited that has its answer at once: a decision is returned, or an awaitable of one.

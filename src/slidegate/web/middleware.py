@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from .reload import FileState, ReloadingMiddleware
 
-_JUDGED: Final = frozenset({"http", "websocket"})
+_GUARDED: Final = frozenset({"http", "websocket"})
 
 
 class RateLimitMiddleware(Breakable):
@@ -93,8 +93,8 @@ class RateLimitMiddleware(Breakable):
     """
 
     file: Path | None = None
-    _judged: frozenset[str] = frozenset()
-    """What is judged: nothing before the first call, while it is switched off, or where it could not be made."""
+    _guarded: frozenset[str] = frozenset()
+    """What is decided about: nothing before the first call, while it is switched off, or where it could not be made."""
 
     @names_checked
     def __init__(
@@ -216,8 +216,8 @@ class RateLimitMiddleware(Breakable):
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge one request, and pass it on or answer it."""
-        if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
+        """Decide about one request, and pass it on or answer it."""
+        if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
         if self._checks.left or self._lists:
             self._look(scope)
@@ -369,7 +369,7 @@ class RateLimitMiddleware(Breakable):
             self._stats.leave(scope, request)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Look at the routes in the first call. Pass on what is not judged here; return True for the rest."""
+        """Look at the routes in the first call. Pass on what is not decided about; return True for the rest."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled:
@@ -379,10 +379,10 @@ class RateLimitMiddleware(Breakable):
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
-            if scope["type"] in _JUDGED:
-                self._judged = _JUDGED
+            if scope["type"] in _GUARDED:
+                self._guarded = _GUARDED
                 return True
-        if scope["type"] in _JUDGED:
+        if scope["type"] in _GUARDED:
             scope[OFF] = True
         elif scope["type"] == "lifespan":
             send = _with_last_stats(self.limiter, send)
