@@ -302,32 +302,6 @@ def decorate(limit: RateLimit, endpoint: Any) -> Any:
     return limited
 
 
-def check_decorator_order(app: object) -> None:
-    """Check that no limit stands above a route decorator, which has then registered the function without it.
-
-    Raises:
-        ConfigurationError: One does.
-    """
-    routes = list(walk(app))
-    used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
-    for resolved in routes:
-        endpoint = resolved.route.endpoint
-        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
-        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
-            raise ConfigurationError(
-                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
-                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
-            )
-
-
-def _is_named(endpoint: Any) -> bool:
-    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
-    named: Any = sys.modules.get(endpoint.__module__)
-    for part in endpoint.__qualname__.split("."):
-        named = getattr(named, part, None)
-    return named is endpoint
-
-
 def _is_function_or_class(endpoint: object) -> bool:
     return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
 
@@ -410,6 +384,32 @@ class _Body:
 
     async def read_again(self) -> Message:
         return self._read.popleft() if self._read else await self._receive()
+
+
+def check_decorator_order(app: object) -> None:
+    """Check that no limit stands above a route decorator, which has then registered the function without it.
+
+    Raises:
+        ConfigurationError: One does.
+    """
+    routes = list(walk(app))
+    used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
+    for resolved in routes:
+        endpoint = resolved.route.endpoint
+        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
+        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
+            raise ConfigurationError(
+                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
+                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
+            )
+
+
+def _is_named(endpoint: Any) -> bool:
+    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    named: Any = sys.modules.get(endpoint.__module__)
+    for part in endpoint.__qualname__.split("."):
+        named = getattr(named, part, None)
+    return named is endpoint
 
 
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
