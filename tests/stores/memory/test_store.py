@@ -350,6 +350,21 @@ def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
     assert not any(store.peek(((asked, key, 1),)) for key in keys), "they count until second 28; it is second 23"
 
 
+def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back() -> None:
+    clock, asked = FakeClock(), Bucket("rule", [Concurrency(1)])
+    store = MemoryStore(max_keys=1, clock=clock)
+    ann, bob = (store.hit(((asked, key, 1),)) for key in ("ann", "bob"))
+    assert store.permits_held() == 2
+    store.refund(ann)
+    for _ in range(2):  # ann's window goes, so there is room for bob's
+        clock.advance("2s")
+        store.hit(())
+    assert not store.hit(((asked, "bob", 1),)), "the permit counts as long as it is held"
+    assert store.refund(bob)
+    assert store.hit(((asked, "bob", 1),))
+    assert (store.permits_held(), store.stats().keys) == (1, 1)
+
+
 @pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
 def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_again(order: str) -> None:
     clock = FakeClock()

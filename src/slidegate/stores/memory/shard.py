@@ -12,6 +12,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
+from ...core.concurrency import Concurrency, taken
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import KEPT_US, Quota, end_us
@@ -158,9 +159,10 @@ class Table(Generations):
 
     Attributes:
         cells: The windows that keys share for which there was no room, by their number.
+        holds_permits: Whether the limit is one of concurrency.
     """
 
-    __slots__ = ("cells", "identity", "lock", "room")
+    __slots__ = ("cells", "holds_permits", "identity", "lock", "room")
 
     def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room) -> None:
         super().__init__(limit)
@@ -168,11 +170,13 @@ class Table(Generations):
         self.lock = lock
         self.room = room
         self.cells = Generations(limit)
+        self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
 
-        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.
+        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others. Copies
+        of permits would never be handed back, so a key stays in a cell that holds some.
 
         Args:
             key: The key.
@@ -184,6 +188,9 @@ class Table(Generations):
             if self.cells or not own:
                 number = cell_of(key, secret)
                 window = (self.cells.of(number) or {}).get(number)
+                if own and window and self.holds_permits and taken(window):
+                    self.room.give(1)
+                    own = False
                 if not own:
                     self.cells.stale.pop(number, None)
                     self.cells.fresh[number] = window or b""
@@ -228,6 +235,11 @@ class Table(Generations):
         self.turn()
         self.cells.turn()
         return gone, True
+
+    def permits(self) -> int:
+        """Return how many permits of a concurrency limit are taken."""
+        generations = self.fresh, self.stale, self.cells.fresh, self.cells.stale
+        return sum(taken(window) for windows in generations for window in windows.values())
 
     def clear(self) -> list[dict[str, bytes]]:
         """Let go of everything, and return it."""

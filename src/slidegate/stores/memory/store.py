@@ -25,7 +25,6 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.concurrency import Concurrency, taken
 from ...core.decide import Counter, Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, Whole, check_positive, quoted
@@ -216,7 +215,7 @@ class MemoryStore(Store):
         """
         self._now_us()
         self._reset_us = self._latest_us  # where the clock has stepped back, charges lie ahead of now
-        tables = [table for tables in list(self._tables.values()) for table in tables if not _holds_permits(table)]
+        tables = [table for tables in list(self._tables.values()) for table in tables if not table.holds_permits]
         forgotten: list[dict[str, bytes]] = []
         for table in tables:
             with table.lock:
@@ -226,11 +225,11 @@ class MemoryStore(Store):
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, of all keys."""
-        tables = [table for tables in list(self._tables.values()) for table in tables if _holds_permits(table)]
+        tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
         held = 0
         for table in tables:
             with table.lock:
-                held += sum(map(taken, (*table.fresh.values(), *table.stale.values())))
+                held += table.permits()
         return held
 
     def _time_us(self) -> int:
@@ -378,7 +377,3 @@ class MemoryStore(Store):
         finally:
             for lock in self._locks:
                 lock.release()
-
-
-def _holds_permits(table: Table) -> bool:
-    return isinstance(table.limit, Concurrency)
