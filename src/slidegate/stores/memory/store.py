@@ -6,11 +6,11 @@ from a question to its answer: lock, look up, `core.decide`, let go of the lock.
 
 Bounded memory works in three parts, none of which needs a thread or a timer:
 
-* the *sweep* lets idle keys go, one table after the other, as a part of ordinary calls;
+* the *sweep* lets idle keys go, some of one table with each call, as a part of ordinary calls;
 * at `max_keys` a key without a window of its own is counted in one of a fixed number of *shared cells*, chosen by a
   digest, so that no live window is ever pushed out and nobody gets past a bound; keys that collide may be refused;
 * where there is room again a key gets a window of its own, which starts as a copy of its cell, because its units are
-  in there. So nobody joins a cell any more, and it empties.
+  in there. So nobody joins a cell any more, and it empties. Permits are not copied: see `Table.place`.
 """
 
 from __future__ import annotations
