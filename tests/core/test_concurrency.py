@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import FrozenInstanceError
 
 import pytest
 
@@ -26,6 +27,9 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     limit = Concurrency(amount)
     assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
     assert limit == Concurrency(4) != Concurrency(5)
+    assert hash(limit) == hash(Concurrency(4))
+    with pytest.raises(FrozenInstanceError):
+        limit.amount = 5  # type: ignore[misc]
     assert limit != Limit(4, "1m")
     assert (isinstance(limit, AnyLimit), isinstance(limit, Limit), hasattr(limit, "window_us")) == (True, False, False)
     assert (limit.suffix, limit.window_s, limit.said) == ("permits", None, "4 at a time")
