@@ -37,11 +37,11 @@ app = fastapi.FastAPI()
 app.add_middleware(
     RateLimitMiddleware, limiter=limiter, rules=[Rule("/a", "2/hour")], bans=BanPolicy(signals={"/.env": "ban"})
 )
-app.mount("/gate", Dashboard(limiter, token="a-token-of-this-test-alone"))
+app.mount("/middleware", Dashboard(limiter, token="a-token-of-this-test-alone"))
 app.get("/a")(lambda: None)
 app.get("/b", dependencies=[fastapi.Depends(RateLimit("1/hour"))])(lambda: None)
 with starlette.testclient.TestClient(app, "http://localhost", client=("203.0.113.9", 1)) as client:
-    paths = ("/a", "/a", "/a", "/b", "/b", "/gate/", "/.env", "/b")
+    paths = ("/a", "/a", "/a", "/b", "/b", "/middleware/", "/.env", "/b")
     print(*(client.get(path).status_code for path in paths))
 print(*(limiter.sync.hit("user:1", "1/hour").allowed for _ in range(2)))
 limiter.sync.close()
@@ -65,7 +65,7 @@ def run(store: str, *commands: str) -> tuple[list[str], list[str]]:
     return out[2:], errors
 
 
-def test_gate_dashboard_and_command_line_work_and_lmdb_says_what_it_needs() -> None:
+def test_middleware_dashboard_and_command_line_work_and_lmdb_says_what_it_needs() -> None:
     commands = (
         "explain 5/minute",
         "check examples/slidegate.toml",

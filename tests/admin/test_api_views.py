@@ -37,7 +37,7 @@ from slidegate.testing import FakeClock
 from ..asgi import call
 from ..limiter.shared_store import Board, Staff
 from ..redis_servers import needs_redis
-from ..web.gates import end_of_looks
+from ..web.middlewares import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
 

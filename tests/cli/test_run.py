@@ -81,14 +81,14 @@ def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(r
     log = tmp_path / "log"
     rules.write_text(f'store = "lmdb://{tmp_path / "of_the_file"}"\ndeadline = "1s"\n{RULES}', "utf-8")
     options = (APP, "--rules", str(rules), "--workers", "2", "--store", f"lmdb://{tmp_path / 'store'}")
-    with served(*options, "--dashboard", "/gate", log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
+    with served(*options, "--dashboard", "/middleware", log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
         seen = [answered(f"{url}/items/1", process)]
         # A connection each, so that both workers take some.
         seen += [httpx.get(f"{url}/items/{number}", timeout=TIMEOUT_S) for number in range(39)]
         assert httpx.get(f"{url}/other", timeout=TIMEOUT_S).status_code == 404
         (token,) = re.findall(r"not shown again: (\S+)", log.read_text("utf-8"))
         fields = {"authorization": f"Bearer {token}"}
-        asked = [httpx.get(f"{url}/gate/api/now?window=1m", timeout=TIMEOUT_S, headers=fields) for _ in range(6)]
+        asked = [httpx.get(f"{url}/middleware/api/now?window=1m", timeout=TIMEOUT_S, headers=fields) for _ in range(6)]
     assert sorted(answer.status_code for answer in seen) == [200] * 20 + [429] * 20
     assert {answer.headers["content-type"] for answer in seen if answer.status_code == 429} == {
         "application/problem+json"
@@ -114,16 +114,16 @@ def test_a_store_that_is_away_is_told_of_at_the_start_and_the_server_starts(rule
 
 def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path) -> None:
     pytest.importorskip("itsdangerous")
-    options = (APP, "--rules", str(rules), "--dashboard", "/ops/gate/")
+    options = (APP, "--rules", str(rules), "--dashboard", "/ops/middleware/")
     log = tmp_path / "log"
     with served(*options, log=log, SLIDEGATE_DASHBOARD_TOKEN=TOKEN) as (url, process):
-        page = answered(f"{url}/ops/gate/", process)
+        page = answered(f"{url}/ops/middleware/", process)
         assert page.status_code == 200
         assert page.headers["content-type"].startswith("text/html")
-        moved = httpx.get(f"{url}/ops/gate", timeout=TIMEOUT_S)
-        assert (moved.status_code, moved.headers["location"]) == (307, "gate/")
+        moved = httpx.get(f"{url}/ops/middleware", timeout=TIMEOUT_S)
+        assert (moved.status_code, moved.headers["location"]) == (307, "middleware/")
         assert httpx.get(f"{url}/items/1", timeout=TIMEOUT_S).status_code == 200
-        asked = f"{url}/ops/gate/api/now?window=1m"
+        asked = f"{url}/ops/middleware/api/now?window=1m"
         assert httpx.get(asked, timeout=TIMEOUT_S).status_code == 401
         with_token = httpx.get(asked, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {TOKEN}"})
         assert with_token.status_code == 200
@@ -147,8 +147,8 @@ def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path
         ([APP, "--store", "lmbd:///tmp/x"], "did you mean 'lmdb'"),
         ([APP, "--rules", "broken.toml", "--workers", "2"], "5/minit"),
         ([APP, "--store", "lmdb:///dev/null/x", "--workers", "2"], "/dev/null/x"),
-        ([APP, "--dashboard", "/gate", "--workers", "2"], "16 to 512 characters"),
-        ([APP, "--dashboard", "gate"], '"/slidegate"'),
+        ([APP, "--dashboard", "/middleware", "--workers", "2"], "16 to 512 characters"),
+        ([APP, "--dashboard", "middleware"], '"/slidegate"'),
         ([APP, "--dashboard", "/"], '"/slidegate"'),
         ([APP, "--interface", "wsgi"], "ASGI 3"),
         ([APP, "--port", "many"], "--port"),

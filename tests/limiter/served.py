@@ -1,7 +1,7 @@
 """An application for several workers: ``python -m tests.limiter.served STORE WORKERS`` prints its port.
 
-``/item`` is limited, ``/stats/{window}`` says what all workers have seen of it. Nobody closes the limiter: the gate
-publishes the last stats when the server ends.
+``/item`` is limited, ``/stats/{window}`` says what all workers have seen of it. Nobody closes the limiter: the
+middleware publishes the last stats when the server ends.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def counts(seen: Traffic) -> list[int]:
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
     limiter.engine.publisher.interval_s = INTERVAL_S
-    gate = Middleware(
+    middleware = Middleware(
         RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
     )
-    app = Starlette(routes=[Route("/item", item), Route("/stats/{window}", figures)], middleware=[gate])
+    app = Starlette(routes=[Route("/item", item), Route("/stats/{window}", figures)], middleware=[middleware])
     app.state.limiter = limiter
     return app
 

@@ -322,8 +322,8 @@ def test_a_refusal_goes_from_process_to_process(clock: FakeClock) -> None:
 def test_without_an_answer_of_the_store_the_limiter_decides_as_it_was_told() -> None:
     store = SickStore(FakeClock(10**9))
     store.error = OSError("gone")
-    with Limiter(store, deadline="60s", on_error="deny").sync as gate:
-        limited = gate._limiter.limited("5/second", key="all", rule="numbers")(one)  # type: ignore[attr-defined]
+    with Limiter(store, deadline="60s", on_error="deny").sync as middleware:
+        limited = middleware._limiter.limited("5/second", key="all", rule="numbers")(one)  # type: ignore[attr-defined]
         with pytest.raises(RateLimitExceeded, match=r"numbers is refused for 1 s: unavailable"):
             limited()
 

@@ -19,7 +19,7 @@ from .. import conftest
 from ..asgi import call, hello, statuses
 from ..events_page import DETAILS, LOGGED
 from ..remote_stores import RemoteStore
-from ..web.gates import end_of_looks
+from ..web.middlewares import end_of_looks
 
 
 def test_the_page_has_every_kind_and_says_which_are_logged() -> None:
@@ -35,14 +35,14 @@ class Scene:
         self.heard = RecordingObserver()
         self.limiter = Limiter(MemoryStore(clock=self.clock, **store), observers=[self.heard])
 
-    def gate(self, **options: Any) -> RateLimitMiddleware:
+    def middleware(self, **options: Any) -> RateLimitMiddleware:
         return RateLimitMiddleware(hello, limiter=self.limiter, **options)
 
 
 async def requests(scene: Scene, tmp_path: Path) -> None:
     rules = [Rule("*", "1/hour"), Rule("*", "1/hour", shadow=True, name="trial")]
-    assert await statuses(scene.gate(rules=rules), 2) == [200, 429]
-    assert await statuses(scene.gate(rules=rules[1:]), 2) == [200, 200]
+    assert await statuses(scene.middleware(rules=rules), 2) == [200, 429]
+    assert await statuses(scene.middleware(rules=rules[1:]), 2) == [200, 200]
 
 
 async def bans(scene: Scene, tmp_path: Path) -> None:
@@ -93,7 +93,9 @@ async def sick_store(scene: Scene, tmp_path: Path) -> None:
 async def lists(scene: Scene, tmp_path: Path) -> None:
     now_s = [0.0]
     (tmp_path / "a.txt").write_text("192.0.2.0/24\n", "utf-8")
-    gate = scene.gate(limits="999/hour", blocklist=NetworkFiles([tmp_path / "a.txt"], clock=lambda: now_s[0]))
+    middleware = scene.middleware(
+        limits="999/hour", blocklist=NetworkFiles([tmp_path / "a.txt"], clock=lambda: now_s[0])
+    )
 
     async def change(text: str, *, in_place: bool = False) -> None:
         if in_place:
@@ -103,9 +105,9 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
             (tmp_path / "new").replace(tmp_path / "a.txt")
         for _ in range(9):
             now_s[0] += 2
-            await call(gate)
+            await call(middleware)
             end_of_looks()
-        await call(gate)
+        await call(middleware)
 
     await change("".join(f"198.51.100.{number}\n" for number in range(100)))
     await change("nonsense\n")

@@ -190,8 +190,8 @@ async def test_structlog_and_a_formatter_of_json_pick_the_fields_up() -> None:
     )
     site = Site(level=logging.INFO)
     site.logger.addHandler(handler)
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="api")], limiter=site.limiter)
-    assert await statuses(gate, 3) == [200, 429, 429]
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="api")], limiter=site.limiter)
+    assert await statuses(middleware, 3) == [200, 429, 429]
     site.flush()
     near, refused = map(json.loads, written.getvalue().splitlines())
     assert (near["kind"], near["spent"]) == ("near_limit", 1)
@@ -206,8 +206,8 @@ async def test_structlog_and_a_formatter_of_json_pick_the_fields_up() -> None:
 async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter()
     limiter.log_events()
-    gate = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, bans=BanPolicy("99/10m", "1h"))
-    await statuses(gate, 2)
+    middleware = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, bans=BanPolicy("99/10m", "1h"))
+    await statuses(middleware, 2)
     assert limiter.engine.events.worker.flush(LONG_S)
     assert [(record.name, record.levelname) for record in caplog.records if record.name == event_log.LOGGER] == [
         ("slidegate.events", "WARNING")
@@ -217,7 +217,7 @@ async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.Log
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"logger": "gate"}, "logger: expected one such as"),
+        ({"logger": "middleware"}, "logger: expected one such as"),
         ({"level": "INFO"}, "level: expected a number such as logging.WARNING, not 'INFO'"),
         ({"max_rate": "ten"}, "ten"),
         ({"each": "1/never"}, "never"),
@@ -231,13 +231,13 @@ def test_options_that_cannot_work_are_refused(bad: dict[str, Any], words: str) -
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(1_000_000, marks=pytest.mark.deep)])
 async def test_a_flood_with_a_log_takes_little_memory_and_few_lines(site: Site, count: int) -> None:
-    gate = RateLimitMiddleware(hello, limits="5/hour", limiter=site.limiter)
+    middleware = RateLimitMiddleware(hello, limits="5/hour", limiter=site.limiter)
     for number in range(5_000):  # more than the queue holds
-        await call(gate, f"/{number}")
+        await call(middleware, f"/{number}")
     tracemalloc.start()
     try:
         for number in range(count):
-            await call(gate, f"/{number}")
+            await call(middleware, f"/{number}")
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

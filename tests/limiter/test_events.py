@@ -54,19 +54,19 @@ def flushed(limiter: Limiter) -> None:
 @contextmanager
 def held_up(limiter: Limiter) -> Iterator[Callable[[], None]]:
     """Have the first event hold up the thread of observers until the returned function is called."""
-    begun, gate = threading.Event(), threading.Event()
+    begun, middleware = threading.Event(), threading.Event()
 
     def hold(told: Event) -> None:
         begun.set()
-        gate.wait(LONG_S)
+        middleware.wait(LONG_S)
 
     subscription = limiter.observe(hold, kinds=["store_reset"])
     limiter.engine.emit(Event("store_reset", "hold"))
     assert begun.wait(LONG_S)
     try:
-        yield gate.set
+        yield middleware.set
     finally:
-        gate.set()
+        middleware.set()
         subscription.remove()
 
 
@@ -393,9 +393,9 @@ def test_an_observer_that_never_returns_does_not_hold_up_the_end_of_the_interpre
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_delivers_its_own_events_and_none_of_its_parent() -> None:
     code = SCENE + (
-        "begun, gate = threading.Event(), threading.Event()\n"
+        "begun, middleware = threading.Event(), threading.Event()\n"
         "def hold(event):\n"
-        "    begun.set(); gate.wait(60)\n"
+        "    begun.set(); middleware.wait(60)\n"
         'limiter.observe(hold, kinds=["store_reset"])\n'
         'limiter.engine.emit(Event("store_reset", "hold"))\n'
         "begun.wait(60)\n"
@@ -405,7 +405,7 @@ def test_a_child_delivers_its_own_events_and_none_of_its_parent() -> None:
         '    tell("of the child")\n'
         "    os._exit(0 if limiter.engine.events.worker.flush(60) and limiter.event_stats().delivered == 1 else 9)\n"
         "_, status = os.waitpid(child, 0)\n"
-        "gate.set()\n"
+        "middleware.set()\n"
         "assert limiter.engine.events.worker.flush(60)\n"
         "sys.exit(os.waitstatus_to_exitcode(status))\n"
     )

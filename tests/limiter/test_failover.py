@@ -523,13 +523,13 @@ async def test_a_store_that_fails_now_and_then_or_for_long_is_said_once_a_minute
     assert ward.heard.kinds[2:] == ["store_failed"] * 2
 
 
-async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> None:
+async def test_the_middleware_answers_503_when_denied_and_passes_when_allowed() -> None:
     for chosen, status in (("deny", 503), ("allow", 200), ("local", 200)):
         ward = Ward(chosen)
         ward.fall_ill()
         bans = BanPolicy("1/1h", signals={"refused": 1, 200: 5})
-        gate = RateLimitMiddleware(hello, rules=[Rule("*", "100/hour")], limiter=ward.limiter, bans=bans)
-        answer = await call(gate)
+        middleware = RateLimitMiddleware(hello, rules=[Rule("*", "100/hour")], limiter=ward.limiter, bans=bans)
+        answer = await call(middleware)
         assert answer.status == status
         if status == 503:
             assert answer.headers["retry-after"] == "1"

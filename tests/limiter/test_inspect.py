@@ -89,7 +89,7 @@ async def test_methods_and_functions_with_limits_are_asked_too(clock: FakeClock)
     assert sorted(used for _, used in labels(await limiter.inspect("ann"))) == [1, 2, 2]
 
 
-async def test_given_rules_are_asked_in_the_place_of_those_of_gates(clock: FakeClock) -> None:
+async def test_given_rules_are_asked_in_the_place_of_those_of_middlewares(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
     await limiter.hit("ann", "5/minute", cost=2, rule="api")
     assert labels(await Limiter(limiter.store).inspect("ann")) == [], "another limiter has not heard of the rule"
@@ -101,15 +101,15 @@ async def test_given_rules_are_asked_in_the_place_of_those_of_gates(clock: FakeC
         await limiter.inspect("ann", ["5/minute"])  # type: ignore[arg-type]
 
 
-async def test_a_gate_that_a_changed_file_has_replaced_is_asked_no_more(clock: FakeClock, tmp_path: Path) -> None:
+async def test_a_middleware_that_a_changed_file_has_replaced_is_asked_no_more(clock: FakeClock, tmp_path: Path) -> None:
     file = tmp_path / "slidegate.toml"
     file.write_text('[[rules]]\npath = "*"\nlimits = "5/minute"\nname = "before"\n')
     now_s = 0.0
-    gate: Any = RateLimitMiddleware.from_file(hello, file, clock=lambda: now_s)
-    assert (await call(gate)).status == 200
+    middleware: Any = RateLimitMiddleware.from_file(hello, file, clock=lambda: now_s)
+    assert (await call(middleware)).status == 200
 
     async def rules() -> set[str]:
-        return {window.rule for window in (await gate.limiter.inspect(PEER)).windows}
+        return {window.rule for window in (await middleware.limiter.inspect(PEER)).windows}
 
     assert "before" in await rules()
     file.write_text('[[rules]]\npath = "*"\nlimits = "500/minute"\nname = "after, and longer"\n')
@@ -117,16 +117,16 @@ async def test_a_gate_that_a_changed_file_has_replaced_is_asked_no_more(clock: F
     while "before" in (asked := await rules()):  # the file is read in a thread
         assert time.monotonic() < until_s
         now_s += 2
-        await call(gate)
+        await call(middleware)
         await asyncio.sleep(0.01)
     assert "after, and longer" in asked
 
 
-async def test_a_gate_whose_application_is_gone_is_asked_no_more(clock: FakeClock) -> None:
+async def test_a_middleware_whose_application_is_gone_is_asked_no_more(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="gone")], limiter=limiter)
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="gone")], limiter=limiter)
     assert [window.rule for window in (await limiter.inspect(PEER)).windows] == ["gone"]
-    del gate
+    del middleware
     gc.collect()
     assert (await limiter.inspect(PEER)).windows == ()
 

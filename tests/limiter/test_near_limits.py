@@ -98,21 +98,21 @@ async def test_quotas_and_places_are_told_of_as_well() -> None:
     for _ in range(9):
         await site.limiter.hit("ann", Quota("10/day"))
     assert site.told == [("ann", 8)]
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1, name="one")], limiter=site.limiter)
-    assert await statuses(gate, 5) == [200] * 5
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1, name="one")], limiter=site.limiter)
+    assert await statuses(middleware, 5) == [200] * 5
     assert site.told == [("ann", 8), (PEER, 1)]  # of places once a minute
     site.clock.advance("1m")
-    assert await statuses(gate, 5) == [200] * 5
+    assert await statuses(middleware, 5) == [200] * 5
     assert len(site.told) == 3
 
 
 async def test_an_observer_that_comes_later_hears_of_keys_until_it_has_gone() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock(10**15)))
-    gate = RateLimitMiddleware(hello, limits="50/minute", limiter=limiter)
-    assert await statuses(gate, 30) == [200] * 30
+    middleware = RateLimitMiddleware(hello, limits="50/minute", limiter=limiter)
+    assert await statuses(middleware, 30) == [200] * 30
     heard: list[Event] = []
     subscription = limiter.observe(heard.append, kinds=["near_limit"], inline=True)
-    assert await statuses(gate, 15) == [200] * 15
+    assert await statuses(middleware, 15) == [200] * 15
     assert len(heard) == 1
     subscription.remove()
     await limiter.hit("ann", "1/minute")

@@ -45,17 +45,17 @@ TLS = {"ssl": True, "ssl_check_hostname": True}
         ("redis+cluster://h1:6379,h2:7000", "cluster", [("h1", 6379), ("h2", 7000)], "", "", 0, {}),
         ("redis+cluster://h1,[::1]/0", "cluster", [("h1", 6379), ("::1", 6379)], "", "", 0, {}),
         ("rediss+cluster://h1", "cluster", [("h1", 6379)], "", "", 0, TLS),
-        ("redis+sentinel://h1,h2:7000/gate", "sentinel", [("h1", 26379), ("h2", 7000)], "", "gate", 0, {}),
+        ("redis+sentinel://h1,h2:7000/middleware", "sentinel", [("h1", 26379), ("h2", 7000)], "", "middleware", 0, {}),
         (
-            "redis+sentinel://u:p@h/gate/4",
+            "redis+sentinel://u:p@h/middleware/4",
             "sentinel",
             [("h", 26379)],
             "",
-            "gate",
+            "middleware",
             4,
             {"username": "u", "password": "p"},
         ),
-        ("rediss+sentinel://h/gate", "sentinel", [("h", 26379)], "", "gate", 0, TLS),
+        ("rediss+sentinel://h/middleware", "sentinel", [("h", 26379)], "", "middleware", 0, TLS),
     ],
 )
 def test_an_address_is_read(
@@ -98,7 +98,7 @@ def test_an_address_is_read(
         ("unix:///run/s?db=x", "the number of a database"),
         ("redis+cluster://h/1", "a cluster has database 0 alone, not 1"),
         ("redis+sentinel://h", "the name of a service"),
-        (f"redis+sentinel://x:1/{SECRET}@h/gate", "/ as %2F"),
+        (f"redis+sentinel://x:1/{SECRET}@h/middleware", "/ as %2F"),
         (None, "expected one like"),
     ],
 )
@@ -125,10 +125,10 @@ def test_a_password_is_never_shown_wherever_it_was_put(scheme: str, before: str,
 
 def test_a_limiter_takes_the_options_of_its_store_out_of_the_address() -> None:
     limiter = Limiter.from_url(
-        "redis://h/3?prefix=gate&readable=true&timeout=200ms&max_waiting=50&max_bans=9", secret=SECRET * 3
+        "redis://h/3?prefix=middleware&readable=true&timeout=200ms&max_waiting=50&max_bans=9", secret=SECRET * 3
     )
     assert isinstance(limiter.store, RedisStore)
-    assert repr(limiter.store) == "<RedisStore 'gate'>"
+    assert repr(limiter.store) == "<RedisStore 'middleware'>"
 
 
 @pytest.mark.parametrize(

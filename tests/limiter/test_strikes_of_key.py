@@ -85,9 +85,9 @@ async def test_the_policies_of_gates_say_how_many_strikes_ban_also_those_of_a_fi
     limiter = Limiter()
     await limiter.strike("user:eve", SCANNERS, 3)
     assert [stands.needed for stands in (await limiter.strikes("user:eve")).policies] == [None]
-    gate = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=SCANNERS)
+    middleware = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=SCANNERS)
     assert [stands.needed for stands in (await limiter.strikes("user:eve")).policies] == [20]
-    del gate
+    del middleware
     file = tmp_path / "slidegate.toml"
     policy = '[bans.scanners]\nafter = "30/10m"\nduration = "1h"\n'
     file.write_text(f'[[rules]]\npath = "*"\nlimits = "5/minute"\n{policy}')

@@ -219,18 +219,18 @@ def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) 
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
     heard = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
-    with limiter.sync as gate, open(tmp_path / "data.mdb", "rb") as file:
-        assert gate.hit("user:1", "2/hour").remaining == 1
+    with limiter.sync as middleware, open(tmp_path / "data.mdb", "rb") as file:
+        assert middleware.hit("user:1", "2/hour").remaining == 1
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert gate.hit("user:1", "2/hour").remaining == 1, "counted in this process"
+        assert middleware.hit("user:1", "2/hour").remaining == 1, "counted in this process"
         with pytest.raises(StoreTimeout):
-            gate.ban("user:1", "1h")
+            middleware.ban("user:1", "1h")
         fcntl.flock(file, fcntl.LOCK_UN)
         assert heard.events[0].kind == "store_failed"
-        assert gate.hit("user:1", "2/hour").remaining == 0, "counted in both"
-        local = gate.hit("user:1", "2/hour")
+        assert middleware.hit("user:1", "2/hour").remaining == 0, "counted in both"
+        local = middleware.hit("user:1", "2/hour")
         assert not local
-        assert gate.peek("user:1", "2/hour").reason is Reason.LIMITED
+        assert middleware.peek("user:1", "2/hour").reason is Reason.LIMITED
 
 
 @needs_redis

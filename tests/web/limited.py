@@ -1,4 +1,4 @@
-"""One limit at each place where a limit may stand: in a rule of the gate, or at an endpoint in each of its forms."""
+"""One limit at each place where one may stand: in a rule of the middleware, or at an endpoint in each of its forms."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ FORMS: dict[str, Callable[[RateLimit], ASGIApp]] = {
 AT = ("rule", *FORMS)
 
 
-def gate_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddleware:
-    """Return a gate for the limits at the endpoints of an application."""
+def middleware_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddleware:
+    """Return a middleware for the limits at the endpoints of an application."""
     return RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(MemoryStore(clock=FakeClock())))
 
 
 def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **options: Any) -> RateLimitMiddleware:
-    """Return a gate with one limit, at one of these places; its page is ``/``."""
+    """Return a middleware with one limit, at one of these places; its page is ``/``."""
     if at != "rule":
-        return gate_of(FORMS[at](RateLimit(limits, **options)), limiter)
+        return middleware_of(FORMS[at](RateLimit(limits, **options)), limiter)
     limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
     rule = Rule("*", limits, **options)
     return RateLimitMiddleware(Starlette(routes=[Route("/", answer)]), rules=[rule], limiter=limiter)

@@ -97,8 +97,8 @@ def rules_of(scope: Scope) -> list[str]:
     return ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
 
 
-def gate(limiter: Limiter, app: Application, *, statistics: bool) -> RateLimitMiddleware:
-    """Return the gate whose rules `AMOUNTS` repeats."""
+def middleware(limiter: Limiter, app: Application, *, statistics: bool) -> RateLimitMiddleware:
+    """Return the middleware whose rules `AMOUNTS` repeats."""
     by = header("X-Key")
     rules = [
         Rule("*", "100000/minute", concurrency=AMOUNTS["all"], key=by, name="all", wait="50ms", wait_max=3),
@@ -148,7 +148,7 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
 async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application:
     """Let random visitors come, and return the application, which has seen no more under way than there may be."""
     chance, app = random.Random(seed), Application()
-    front = gate(limiter, app, statistics=chance.random() < 0.5)
+    front = middleware(limiter, app, statistics=chance.random() < 0.5)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(visits):
             tasks.create_task(visit(front, app, chance))

@@ -42,7 +42,7 @@ class Handler:
     Attributes:
         name: Its own name, and that of the rule on it.
         path: The path that it is at, in Starlette's syntax.
-        inner: The same below the mount that has a gate of its own; None where no mount has.
+        inner: The same below the mount that has a middleware of its own; None where no mount has.
     """
 
     name: str
@@ -170,11 +170,11 @@ class Tree:
     def _mount(self, above: str, depth: int, inner: str | None) -> Mount:
         path = self._named(self.random.choice(MOUNTS))
         whole = path.rstrip("/")
-        gate = self.random.random() < 0.2 and inner is None
-        inside = "" if gate else inner if inner is None else inner + whole
+        middleware = self.random.random() < 0.2 and inner is None
+        inside = "" if middleware else inner if inner is None else inner + whole
         before = set(self.handlers)
         below = self._application(above + whole, depth - 1, inside)
-        if not gate:
+        if not middleware:
             return Mount(path, below)
         rules = [
             Rule(self.handlers[name].inner or "/", PLENTY, name=f"inner-{name}")
@@ -329,5 +329,5 @@ def filled(path: str, values: dict[str, Any]) -> str:
 
 
 def gated(tree: Tree, rules: list[Rule]) -> ASGIApp:
-    """Return the tree behind a gate."""
+    """Return the tree behind a middleware."""
     return RateLimitMiddleware(tree.app, rules=rules, statistics=False, headers=None)

@@ -31,7 +31,7 @@ from ..asgi import hello, statuses
 RULE = Rule("*", "5/minute")
 
 
-def gate(**options: Any) -> RateLimitMiddleware:
+def middleware(**options: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(hello, **options)
 
 
@@ -44,19 +44,19 @@ async def never(status: int) -> bool:
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
-    (lambda: gate(limits="5/minute; x"), "column 11"),
-    (lambda: gate(rules=RULE), "expected a list"),
-    (lambda: gate(rules=["5/minute"]), "Rule"),
-    (lambda: gate(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
-    (lambda: gate(limits="5/minute", client=client_ip), "client_ip()"),
-    (lambda: gate(limits="5/minute", blocklist=["192.0.2.0/24"]), "expected Networks"),
-    (lambda: gate(limits="5/minute", allowlist="192.0.2.0/24"), "expected Networks"),
-    (lambda: gate(limits="5/minute", on_refused="no"), "on_refused"),
-    (lambda: gate(limits="5/minute", headers="drafts"), "'drafts'"),
-    (lambda: gate(limits="5/minute", enabled="yes"), "enabled"),
-    (lambda: gate(limits="5/minute", statistics=1), "statistics: expected True or False"),
-    (lambda: gate(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
+    (lambda: middleware(limits="5/minute", rules=[RULE]), "not both"),
+    (lambda: middleware(limits="5/minute; x"), "column 11"),
+    (lambda: middleware(rules=RULE), "expected a list"),
+    (lambda: middleware(rules=["5/minute"]), "Rule"),
+    (lambda: middleware(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
+    (lambda: middleware(limits="5/minute", client=client_ip), "client_ip()"),
+    (lambda: middleware(limits="5/minute", blocklist=["192.0.2.0/24"]), "expected Networks"),
+    (lambda: middleware(limits="5/minute", allowlist="192.0.2.0/24"), "expected Networks"),
+    (lambda: middleware(limits="5/minute", on_refused="no"), "on_refused"),
+    (lambda: middleware(limits="5/minute", headers="drafts"), "'drafts'"),
+    (lambda: middleware(limits="5/minute", enabled="yes"), "enabled"),
+    (lambda: middleware(limits="5/minute", statistics=1), "statistics: expected True or False"),
+    (lambda: middleware(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
     (lambda: rule("login", "5/minute"), "'login'"),
     (lambda: rule("/api/*", "5/minute"), '"/api/{rest:path}"'),
     (lambda: rule("/a/{id:nosuch}", "5/minute"), "nosuch"),
@@ -66,7 +66,10 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/items/{id", "5/minute"), "'/items/{id' can never match: a brace in it"),
     (lambda: rule("/items/id}", exempt=True), "a brace in it is no parameter"),
     (lambda: rule("/caf%C3%A9", "5/minute"), "compared decoded; write '/café'"),
-    (lambda: gate(limits="5/m", bans=BanPolicy(signals={"/.env?x": 1})), "signals: path: '/.env?x' can never match"),
+    (
+        lambda: middleware(limits="5/m", bans=BanPolicy(signals={"/.env?x": 1})),
+        "signals: path: '/.env?x' can never match",
+    ),
     (lambda: rule("/a"), 'Rule("/a", "5/minute")'.replace('"/a"', "'/a'")),
     (lambda: rule("/a", exempt=True, limits="5/minute"), "exempt"),
     (lambda: rule("/a", "5/minute", methods="POST"), '["GET", "POST"]'),
@@ -104,7 +107,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
     "when": (lambda function: rule("/a", "5/minute", when=function), 1),
     "priority": (lambda function: LoadSheddingMiddleware(hello, lag="50ms", priority=function), 1),
     "on_exceeded": (lambda function: rule("/a", "5/minute", on_exceeded=function), 2),
-    "on_refused": (lambda function: gate(limits="5/minute", on_refused=function), 2),
+    "on_refused": (lambda function: middleware(limits="5/minute", on_refused=function), 2),
     # The same at an endpoint.
     "limits ": (RateLimit, 1),
     "key ": (lambda function: RateLimit("5/minute", key=function), 1),
@@ -176,7 +179,7 @@ def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None
     for make in (
         lambda: rule(path, "5/minute"),
         lambda: rule(["/a", path], exempt=True),
-        lambda: gate(rules=[], bans=BanPolicy(signals={path: "ban"})),
+        lambda: middleware(rules=[], bans=BanPolicy(signals={path: "ban"})),
     ):
         with pytest.raises(ConfigurationError, match=r"is not in Starlette's syntax, where .* write for example"):
             make()
@@ -187,11 +190,11 @@ def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None
     ["/$metadata", "/v1/items:batch", "/v1/things:batchGet", "/wiki/A_(b)", "/a+b", "/~me", "/a;b=1", "/@x", "/a|b"],
 )
 async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
-    assert await statuses(gate(rules=[rule(path, "1/hour")]), 2, path) == [200, 429]
+    assert await statuses(middleware(rules=[rule(path, "1/hour")]), 2, path) == [200, 429]
 
 
 async def test_a_parameter_may_stand_in_parentheses() -> None:
-    app = gate(rules=[rule("/Products({id})", "1/hour", key=path_param("id"))])
+    app = middleware(rules=[rule("/Products({id})", "1/hour", key=path_param("id"))])
     assert await statuses(app, 2, "/Products(7)") == [200, 429]
     assert await statuses(app, 1, "/Products(8)") == [200]
 
@@ -224,7 +227,7 @@ CALLED_ELSEWHERE = {
 @pytest.mark.parametrize("option", CALLED_ELSEWHERE)
 def test_an_option_by_the_name_of_another_library_is_answered_with_the_name_here(option: str) -> None:
     makes: dict[str, Callable[..., object]] = {
-        "RateLimitMiddleware": gate,
+        "RateLimitMiddleware": middleware,
         "Rule": partial(rule, "*", "5/minute"),
         "RateLimit": partial(RateLimit, "5/minute"),
         "Limiter": Limiter,

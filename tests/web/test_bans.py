@@ -40,14 +40,14 @@ from .test_message_limits import BYE, Listener, Socket, texts
 
 
 class House:
-    """An application that answers with the status that the path names, behind a gate on a clock of its own."""
+    """An application that answers with the status that the path names, behind a middleware on a clock of its own."""
 
     def __init__(self, app: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
         self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.calls: Counter[str] = Counter()
-        self.gate = RateLimitMiddleware(app or self.answer, limiter=self.limiter, **options)
+        self.middleware = RateLimitMiddleware(app or self.answer, limiter=self.limiter, **options)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.calls[scope["path"]] += 1
@@ -55,7 +55,7 @@ class House:
         await PlainTextResponse("x", int(name) if name.isdigit() else 200)(scope, receive, send)
 
     async def ask(self, path: str = "/", **more: Any) -> Answer:
-        return await send_scope(self.gate, scope_of(path, **more))
+        return await send_scope(self.middleware, scope_of(path, **more))
 
     async def status(self, path: str = "/", **more: Any) -> int:
         return (await self.ask(path, **more)).status
@@ -122,7 +122,7 @@ async def test_the_gates_own_answers_are_no_statuses_of_the_application() -> Non
         ]
     )
     house = House(inner, rules=[Rule("/first", "1/day")], bans=policy("4/10m", signals={429: 1, 403: 1, 404: 1}))
-    for path in ("/first", "/limited"):  # their 404 and their 200 first, then 429s of each kind of gate
+    for path in ("/first", "/limited"):  # their 404 and their 200 first, then 429s of each kind of middleware
         assert {await house.status(path) for _ in range(9)} >= {429}
     assert await house.banned() == {}
     assert [await house.status("/inner/404") for _ in range(6)] == [404, 404, 429, 429, 429, 429]
@@ -387,7 +387,7 @@ async def test_preflights_neither_strike_nor_are_struck() -> None:
     assert await house.banned() == {}
 
 
-async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for() -> None:
+async def test_what_the_rules_of_one_middleware_exempt_its_policies_never_strike_for() -> None:
     limited = RateLimit("1/day")(page)
 
     async def struck(request: Request) -> Response:
@@ -404,11 +404,11 @@ async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for()
         assert [await house.status(path) for _ in range(3)][1:] == [429, 429]
     assert (await house.ask("/hooks/health")).body == b"None"
     assert await house.banned() == {}
-    # A rule of the outer gate says /health, and means the path that it sees.
+    # A rule of the outer middleware says /health, and means the path that it sees.
     assert (await house.ask("/other/health")).body != b"None"
 
 
-async def test_the_allowlist_of_a_gate_further_in_counts_for_the_policies_further_out() -> None:
+async def test_the_allowlist_of_a_middleware_further_in_counts_for_the_policies_further_out() -> None:
     inner = RateLimitMiddleware(House(rules=[]).answer, rules=[], allowlist=Networks([PEER]))
     house = House(inner, rules=[], bans=policy("1/10m", signals={404: 1}))
     assert [await house.status("/404") for _ in range(3)] == [404] * 3
@@ -496,10 +496,10 @@ async def test_a_banned_key_is_told_to_nobody_as_hot_or_shadowed() -> None:
 async def test_a_handshake_of_a_banned_client_is_refused() -> None:
     house = House(Listener(), rules=[])
     await house.limiter.ban(PEER, "1h")
-    closed = await Socket([]).run(house.gate)
+    closed = await Socket([]).run(house.middleware)
     assert [message["type"] for message in closed.came] == ["websocket.close"]
     scope = scope_of("/", type="websocket", extensions={"websocket.http.response": {}})
-    full = await send_scope(house.gate, scope)
+    full = await send_scope(house.middleware, scope)
     assert (full.status, full.headers["retry-after"]) == (403, "3600")
 
 
@@ -513,7 +513,7 @@ async def test_a_ban_ends_an_open_websocket_with_1008_at_the_next_message() -> N
                 await house.limiter.ban(PEER, "1h")
             return await super().receive()
 
-    abuser = await Abuser([*texts(3), BYE]).run(house.gate)
+    abuser = await Abuser([*texts(3), BYE]).run(house.middleware)
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert listener.heard[-1]["code"] == 1008
     assert abuser.came[1:] == [{"type": "websocket.close", "code": 1008, "reason": "banned"}]
@@ -522,7 +522,7 @@ async def test_a_ban_ends_an_open_websocket_with_1008_at_the_next_message() -> N
 async def test_messages_beyond_their_limit_strike() -> None:
     listener = Listener()
     house = House(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
-    flood = await Socket([*texts(9), BYE]).run(house.gate)
+    flood = await Socket([*texts(9), BYE]).run(house.middleware)
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert flood.came[-1]["code"] == 1008
     assert await house.banned() == {PEER: 1}
@@ -535,7 +535,7 @@ async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
 
     house = House(closed, rules=[], bans=policy("2/10m", signals={403: 1}))
     for _ in range(2):
-        await Socket([]).run(house.gate)
+        await Socket([]).run(house.middleware)
     assert await house.banned() == {PEER: 1}
 
 

@@ -1,4 +1,4 @@
-"""A gate that cannot be made ends the start of its server, and lets nothing pass where nobody asks for a start."""
+"""A middleware that cannot be made ends the start of its server, and lets nothing pass where none asks for a start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUND_S = 120
 
 
 class Strict(RateLimitMiddleware):
-    """A gate of somebody's own, whose constructor goes on after ours."""
+    """A middleware of somebody's own, whose constructor goes on after ours."""
 
     def __init__(self, app: Any, *, limits: str) -> None:
         super().__init__(app, limits=limits)
@@ -60,8 +60,8 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a bad file": (RateLimitMiddleware.from_file, {"path": 'limits = "ten/minute"'}, "ten/minute"),
     "a store in a file": (
         RateLimitMiddleware.from_file,
-        {"path": 'store = "lmdb:///dev/null/gate"\nlimits = "5/minute"'},
-        "/dev/null/gate",
+        {"path": 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'},
+        "/dev/null/middleware",
     ),
     "an option beside a file": (RateLimitMiddleware.from_file, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
 }
@@ -104,7 +104,7 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
 
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 @pytest.mark.parametrize("what", ADDITIONS)
-async def test_a_gate_that_cannot_be_made_ends_the_start_with_its_message(
+async def test_a_middleware_that_cannot_be_made_ends_the_start_with_its_message(
     what: str, framework: Any, tmp_path: Path
 ) -> None:
     app = framework()
@@ -145,7 +145,7 @@ async def test_options_without_their_names_end_the_start() -> None:
     assert said[0]["message"] == f"TypeError: {error}"
 
 
-async def test_a_gate_among_others_ends_the_start() -> None:
+async def test_a_middleware_among_others_ends_the_start() -> None:
     good, bad = Middleware(RateLimitMiddleware, limits="5/minute"), Middleware(RateLimitMiddleware, limits="bad")
     for middleware in ([good, bad], [bad, good], [bad, bad]):
         said, _ = await started(Starlette(middleware=middleware))
@@ -159,7 +159,7 @@ def test_the_test_client_shows_the_error() -> None:
 
 
 class Around:
-    """A middleware of somebody's own, which makes a gate around what it is given."""
+    """A middleware of somebody's own, which makes a middleware around what it is given."""
 
     def __init__(self, app: Any) -> None:
         self.app = RateLimitMiddleware(app, limits="ten/minute")

@@ -40,7 +40,7 @@ from slidegate.web.checks import WATCHED
 from ..asgi import PEER, call, hello, statuses
 
 
-def gate(app: Any = hello, **options: Any) -> RateLimitMiddleware:
+def middleware(app: Any = hello, **options: Any) -> RateLimitMiddleware:
     if "rules" not in options:
         options.setdefault("limits", "900/hour")
     return RateLimitMiddleware(app, **options)
@@ -65,17 +65,17 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
-    """Yield a gate with each finding that can be had by construction alone."""
-    yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
-    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], default_limits="1/s")
+    """Yield a middleware with each finding that can be had by construction alone."""
+    yield "SG104", middleware(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
+    yield "SG104", middleware(rules=[Rule("*", "9/s", final=True)], default_limits="1/s")
     named = [Rule("*", "9/s", name="twin")]
     limiter = Limiter()
-    yield "SG105", gate(gate(rules=named, limiter=limiter), rules=named, limiter=limiter)
-    yield "SG107", gate(CORSMiddleware(hello, allow_origins=["*"]))
-    yield "SG107", gate(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
-    yield "SG110", gate(enabled=False)
-    yield "SG112", gate(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
-    yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
+    yield "SG105", middleware(middleware(rules=named, limiter=limiter), rules=named, limiter=limiter)
+    yield "SG107", middleware(CORSMiddleware(hello, allow_origins=["*"]))
+    yield "SG107", middleware(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
+    yield "SG110", middleware(enabled=False)
+    yield "SG112", middleware(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
+    yield "SG113", middleware(bans=BanPolicy(key=header("X-API-Key")))
 
 
 @pytest.mark.parametrize(("code", "found"), list(made_wrong()))
@@ -85,11 +85,11 @@ def test_what_looks_wrong_is_found(code: str, found: RateLimitMiddleware) -> Non
 
 def test_what_is_right_is_not_found() -> None:
     shared = Limiter(MemoryStore(clock=FakeClock()))
-    inner = gate(limiter=shared, rules=[Rule("*", "9/s", name="inner"), Rule("*", "90/m")])
+    inner = middleware(limiter=shared, rules=[Rule("*", "9/s", name="inner"), Rule("*", "90/m")])
     rules = [Rule("/a", "1/s", final=True), Rule("*", "9/s", name="outer"), Rule("*", "90/m")]
-    found = gate(inner, limiter=shared, rules=rules, client=client_ip(["10.0.0.0/8"], ipv6_prefix=64))
+    found = middleware(inner, limiter=shared, rules=rules, client=client_ip(["10.0.0.0/8"], ipv6_prefix=64))
     assert (codes(inner), codes(found)) == ([], [])
-    assert codes(gate(Starlette())) == []
+    assert codes(middleware(Starlette())) == []
 
 
 @pytest.mark.interpreted("a compiled class cannot be derived from")
@@ -98,7 +98,7 @@ async def test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known() -
         evicts = ""
 
     store = Forgetful(clock=FakeClock())
-    found = gate(limiter=Limiter(store))
+    found = middleware(limiter=Limiter(store))
     await call(found)
     assert codes(found) == []
     store.evicts = "127.0.0.1:6379 evicts keys when it is full (maxmemory-policy allkeys-lru)"
@@ -114,11 +114,11 @@ def test_an_application_that_wraps_itself_is_looked_at_once() -> None:
 
     knot = Knot()
     knot.app = knot
-    assert codes(gate(knot)) == []
+    assert codes(middleware(knot)) == []
 
 
 def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogCaptureFixture) -> None:
-    found = gate(enabled=False)
+    found = middleware(enabled=False)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("slidegate", logging.WARNING)
     assert record.getMessage() == f"slidegate: {found.findings[0]}"
@@ -126,7 +126,7 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
 
 
 def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
-    found = gate(bans=BanPolicy(key=header("X-API-Key")), enabled=False, ignore_checks=["SG113"])
+    found = middleware(bans=BanPolicy(key=header("X-API-Key")), enabled=False, ignore_checks=["SG113"])
     assert codes(found) == ["SG110"]
     assert "SG113" not in caplog.text
 
@@ -144,7 +144,7 @@ def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFi
 )
 def test_an_unknown_code_is_answered_with_the_nearest(ignore_checks: Any, part: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(part)):
-        gate(ignore_checks=ignore_checks)
+        middleware(ignore_checks=ignore_checks)
 
 
 # -- several processes ---------------------------------------------------------------------------------------------
@@ -174,10 +174,10 @@ def test_several_processes_with_a_memory_store_each_are_found(
     monkeypatch.setattr(sys, "argv", arguments)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    found = gate()
+    found = middleware()
     assert codes(found) == ["SG103"] * bool(where)
     assert all(f"with {where} a client" in one.message for one in found.findings)
-    assert codes(gate(limiter=Limiter(LmdbStore(tmp_path)))) == []
+    assert codes(middleware(limiter=Limiter(LmdbStore(tmp_path)))) == []
 
 
 # -- rules that never apply ----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ HIDDEN: list[tuple[Rule, Rule, bool]] = [
 @pytest.mark.parametrize("number", range(len(HIDDEN)))
 def test_a_rule_that_an_earlier_one_hides_is_found(number: int) -> None:
     earlier, later, hidden = HIDDEN[number]
-    found = gate(rules=[earlier, Rule("/nowhere", "1/s", name="between"), later]).findings
+    found = middleware(rules=[earlier, Rule("/nowhere", "1/s", name="between"), later]).findings
     assert any(one.message.startswith(f"{later!r} can never apply: {earlier!r}") for one in found) is hidden
 
 
@@ -226,7 +226,7 @@ def test_a_rule_that_an_earlier_one_hides_is_found(number: int) -> None:
 
 @pytest.mark.parametrize("field", ["X-Forwarded-For", "Forwarded"])
 async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pytest.LogCaptureFixture) -> None:
-    found = gate()
+    found = middleware()
     for _ in range(3):
         await call(found, headers={field: "for=198.51.100.7"})
     assert codes(found) == ["SG102"]
@@ -235,23 +235,23 @@ async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pyte
 
 
 async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> None:
-    trusting = gate(client=client_ip(["10.0.0.0/8"]))
+    trusting = middleware(client=client_ip(["10.0.0.0/8"]))
     await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
-    behind = gate()
+    behind = middleware()
     await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
-    silent = gate(ignore_checks=["SG102"])
+    silent = middleware(ignore_checks=["SG102"])
     await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(trusting) == codes(behind) == codes(silent) == []
 
 
 async def test_a_server_that_names_no_peer_is_found_once() -> None:
-    found = gate()
+    found = middleware()
     await statuses(found, 3, client=None, server=None)
     assert codes(found) == ["SG109"]
 
 
 async def test_only_the_first_requests_are_looked_at() -> None:
-    found = gate()
+    found = middleware()
     await statuses(found, WATCHED)
     await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(found) == []
@@ -276,7 +276,7 @@ HONEYPOTS: list[tuple[str, Any, bool]] = [
 def test_a_honeypot_that_the_application_serves_is_found(path: str, weight: Any, served: bool) -> None:
     below = Mount("/shop", routes=[Route("/items/{id}", ok)])
     app = Starlette(routes=[Route("/admin", ok), below, Route("/{rest:path}", ok), Mount("/files", hello)])
-    found = gate(app, bans=honeypot(path, weight))
+    found = middleware(app, bans=honeypot(path, weight))
     assert codes(found) == ["SG112"] * served
     assert not served or re.search(r"bans the application's own visitors: GET /(admin|shop)", found.findings[0].message)
 
@@ -297,7 +297,7 @@ def test_a_honeypot_that_the_application_serves_is_found(path: str, weight: Any,
 )
 def test_a_ban_that_a_client_can_shake_off_is_found(keys: list[Any], shaken: bool) -> None:
     policies = [BanPolicy(name=f"p{number}", key=key) for number, key in enumerate(keys)]
-    assert codes(gate(bans=policies)) == ["SG113"] * shaken
+    assert codes(middleware(bans=policies)) == ["SG113"] * shaken
 
 
 # -- rules that no route meets ---------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def shop(*more: BaseRoute, **options: Any) -> Starlette:
 
 
 async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
-    found = gate(app, rules=rules)
+    found = middleware(app, rules=rules)
     await call(found, "/")
     return [finding.message for finding in found.findings if finding.code == "SG123"]
 
@@ -421,7 +421,7 @@ async def test_files_of_a_frontend_meet_the_rules_below_it_alone(tmp_path: Path)
 
 
 async def test_a_peer_whose_name_is_no_utf_8_is_looked_at_as_any_other() -> None:
-    found = gate()
+    found = middleware()
     answer = await call(found, client=("\udcff" * 4, 1), headers={"X-Forwarded-For": "198.51.100.7"})
     assert (answer.status, codes(found)) == (200, ["SG102"])
 
@@ -434,6 +434,6 @@ async def test_a_look_at_routes_that_fails_is_logged_and_breaks_no_request(caplo
             super().__init__("/strange", ok)
             self.path = self.path_format = "/{strange:thing}"
 
-    app = gate(Starlette(routes=[Strange()]), rules=[Rule("/other", "5/minute")])
+    app = middleware(Starlette(routes=[Strange()]), rules=[Rule("/other", "5/minute")])
     assert await statuses(app, 2, "/strange") == [200, 200]
     assert "start-up findings failed" in caplog.text

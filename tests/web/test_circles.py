@@ -71,8 +71,8 @@ async def test_an_application_mounted_twice_in_itself_is_served_and_counted(
     framework: Any, places: tuple[str, ...], options: Any
 ) -> None:
     with bounded():
-        gate = RateLimitMiddleware(circle(framework, *places), **options)
-        assert await statuses(gate, 5, "/a/b/x") == [200] * 3 + [429] * 2
+        middleware = RateLimitMiddleware(circle(framework, *places), **options)
+        assert await statuses(middleware, 5, "/a/b/x") == [200] * 3 + [429] * 2
 
 
 class Still(Starlette):
@@ -86,9 +86,9 @@ class Still(Starlette):
 @pytest.mark.parametrize("places", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
 @pytest.mark.parametrize("options", [{"default_limits": "2/minute"}, {"rules": [Rule("/{rest:path}", "2/minute")]}])
 async def test_no_way_through_a_circle_is_followed_twice(places: tuple[str, ...], options: Any) -> None:
-    gate = RateLimitMiddleware(circle(Still, *places), **options)
+    middleware = RateLimitMiddleware(circle(Still, *places), **options)
     with bounded():
-        assert await statuses(gate, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
+        assert await statuses(middleware, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
 
 
 @pytest.mark.interpreted("the calls of compiled functions are not seen")
@@ -96,8 +96,8 @@ async def test_a_dashboard_in_a_circle_is_found_once() -> None:
     app = circle(Starlette, "/a", "/b")
     app.mount("/admin", AdminRoutes(Limiter(), token="a-token-of-this-test-alone"))
     with bounded():
-        gate = RateLimitMiddleware(app, rules=[Rule("/admin/{rest:path}", "9/minute")])
-        await statuses(gate, 1, "/x")
-    found = [finding.message for finding in gate.findings if finding.code == "SG122"]
+        middleware = RateLimitMiddleware(app, rules=[Rule("/admin/{rest:path}", "9/minute")])
+        await statuses(middleware, 1, "/x")
+    found = [finding.message for finding in middleware.findings if finding.code == "SG122"]
     assert len(found) == 1
     assert "'/admin'" in found[0]

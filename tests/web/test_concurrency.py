@@ -27,7 +27,7 @@ from ..remote_stores import RemoteStore
 
 
 class Workshop:
-    """An application whose requests go on until they are told how to end, and the gate before it."""
+    """An application whose requests go on until they are told how to end, and the middleware before it."""
 
     def __init__(self, *rules: Rule, **options: Any) -> None:
         self.store = MemoryStore(clock=FakeClock(10**9))
@@ -35,7 +35,7 @@ class Workshop:
         self.under_way = 0
         self.seen = 0
         self.orders: asyncio.Queue[Callable[[Scope, Receive, Send], Any]] = asyncio.Queue()
-        self.gate = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, **options)
+        self.middleware = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, **options)
 
     @property
     def held(self) -> int:
@@ -52,7 +52,7 @@ class Workshop:
     async def begin(self, path: str = "/", **more: Any) -> asyncio.Task[Answer]:
         """Send a request that the application gets, and return its task."""
         before = self.seen
-        task = asyncio.ensure_future(call(self.gate, path, **more))
+        task = asyncio.ensure_future(call(self.middleware, path, **more))
         while self.seen == before:
             assert not task.done(), task.result().status
             await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def answered(task: asyncio.Task[Answer]) -> int:
 async def test_no_more_than_the_amount_are_under_way_at_a_time() -> None:
     shop = workshop("2")
     first, second = await shop.begin(), await shop.begin()
-    assert (shop.held, (await call(shop.gate)).status, shop.seen) == (2, 429, 2)
+    assert (shop.held, (await call(shop.middleware)).status, shop.seen) == (2, 429, 2)
     shop.finish()
     assert 200 in [
         await answered(task) for task in (await asyncio.wait([first, second], return_when="FIRST_COMPLETED"))[0]
@@ -90,7 +90,7 @@ async def test_no_more_than_the_amount_are_under_way_at_a_time() -> None:
 async def test_a_refusal_says_what_is_known_and_no_more() -> None:
     shop = workshop(1)
     await shop.begin()
-    refused = await call(shop.gate)
+    refused = await call(shop.middleware)
     assert refused.status == 429
     assert "retry-after" not in refused.headers
     assert refused.headers["ratelimit-policy"] == '"work";q=1;qu="concurrent-requests"'
@@ -116,7 +116,7 @@ async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
 async def test_the_older_header_fields_say_no_reset_that_nobody_knows() -> None:
     shop = Workshop(Rule("*", concurrency=1), headers="both")
     shop.finish()
-    fields = (await call(shop.gate)).headers
+    fields = (await call(shop.middleware)).headers
     assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == ("1", "0")
     assert "x-ratelimit-reset" not in fields
 
@@ -136,11 +136,11 @@ async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() ->
 
     start = {"type": "http.response.start", "status": 200, "headers": []}
     shop.finish(sending(start, {"type": "http.response.pathsend", "path": "/dev/null"}))
-    await call(shop.gate)
+    await call(shop.middleware)
     assert seen == [1, 0]
     body, trailers = {"type": "http.response.body", "body": b""}, {"type": "http.response.trailers", "headers": []}
     shop.finish(sending({**start, "trailers": True}, body, {**trailers, "more_trailers": True}, trailers))
-    await call(shop.gate)
+    await call(shop.middleware)
     assert seen == [1, 1, 1, 0]
 
 
@@ -148,7 +148,7 @@ async def test_a_background_task_holds_no_place() -> None:
     shop = workshop(1)
     seen: list[int] = []
     shop.finish(PlainTextResponse("hi", background=BackgroundTask(lambda: seen.append(shop.held))))
-    assert (await call(shop.gate)).status == 200
+    assert (await call(shop.middleware)).status == 200
     assert seen == [0]
 
 
@@ -160,7 +160,7 @@ async def test_a_server_that_cannot_send_the_last_byte_gets_the_place_back() -> 
 
     shop.finish()
     with pytest.raises(OSError, match="gone"):
-        await shop.gate(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
+        await shop.middleware(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
     assert shop.held == 0
 
 
@@ -177,7 +177,7 @@ async def test_a_status_that_is_not_counted_gives_units_back_and_keeps_the_place
 
     for _ in range(2):
         shop.finish(watched)
-        assert (await call(shop.gate)).status == 200
+        assert (await call(shop.middleware)).status == 200
     assert seen == [1, 0, 1, 0]
 
 
@@ -190,15 +190,15 @@ async def test_charging_afterwards_charges_the_limit_and_no_place() -> None:
         await hello(scope, receive, send)
 
     shop.finish(pay)
-    await call(shop.gate)
+    await call(shop.middleware)
     assert (left, shop.held) == ([5], 0)
 
 
-async def test_a_refusal_further_in_gives_the_place_of_a_gate_further_out_back() -> None:
+async def test_a_refusal_further_in_gives_the_place_of_a_middleware_further_out_back() -> None:
     inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")])
     store = MemoryStore()
-    gate = RateLimitMiddleware(inner, limiter=Limiter(store), rules=[Rule("*", concurrency=5)])
-    assert await statuses(gate, 3) == [200, 429, 429]
+    middleware = RateLimitMiddleware(inner, limiter=Limiter(store), rules=[Rule("*", concurrency=5)])
+    assert await statuses(middleware, 3) == [200, 429, 429]
     assert store.permits_held() == 0
 
 
@@ -218,9 +218,9 @@ async def test_the_turn_of_a_client_that_has_left_goes_to_the_next(how: str) -> 
     async def nowhere(message: Message) -> None:
         raise AssertionError(message)
 
-    leaver = asyncio.ensure_future(shop.gate(scope_of(), receive, nowhere))
+    leaver = asyncio.ensure_future(shop.middleware(scope_of(), receive, nowhere))
     await asyncio.sleep(0)
-    stayer = asyncio.ensure_future(call(shop.gate))
+    stayer = asyncio.ensure_future(call(shop.middleware))
     await asyncio.sleep(0)
     if how == "gone":
         leaves.set()
@@ -238,7 +238,7 @@ async def test_the_turn_of_a_client_that_has_left_goes_to_the_next(how: str) -> 
 async def test_whoever_waits_is_asked_about_bans_again() -> None:
     shop = workshop(1, wait="20s", key=everyone)
     first = await shop.begin()
-    waiting = asyncio.ensure_future(call(shop.gate, client=("203.0.113.66", 1)))
+    waiting = asyncio.ensure_future(call(shop.middleware, client=("203.0.113.66", 1)))
     await asyncio.sleep(0)
     await shop.limiter.ban("203.0.113.66", "1h")
     shop.finish()
@@ -249,7 +249,7 @@ async def test_whoever_waits_is_asked_about_bans_again() -> None:
 async def test_who_lacks_room_in_a_window_does_not_wait_for_a_place() -> None:
     shop = Workshop(Rule("*", "1/minute", name="slow"), Rule("*", concurrency=1, wait="20s", name="work"))
     await shop.begin()
-    assert (await call(shop.gate)).status == 429
+    assert (await call(shop.middleware)).status == 429
     shop.finish()
 
 
@@ -269,8 +269,8 @@ def with_endpoint(limit: RateLimit, answer: Callable[[Request], Any], store: Mem
         await websocket.send_json(store.permits_held())
         await websocket.close()
 
-    gate = Middleware(RateLimitMiddleware, rules=[], limiter=Limiter(store))
-    return Starlette(routes=[Route("/page", limit(page)), WebSocketRoute("/talk", talk)], middleware=[gate])
+    middleware = Middleware(RateLimitMiddleware, rules=[], limiter=Limiter(store))
+    return Starlette(routes=[Route("/page", limit(page)), WebSocketRoute("/talk", talk)], middleware=[middleware])
 
 
 async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
@@ -354,7 +354,7 @@ def test_options_that_cannot_go_together_are_refused(options: dict[str, Any], wo
         Rule("/render", **options)
 
 
-def test_a_store_that_counts_no_places_is_refused_when_the_gate_is_made() -> None:
+def test_a_store_that_counts_no_places_is_refused_when_the_middleware_is_made() -> None:
     class Windows(RemoteStore):
         permits_held = Store.permits_held  # type: ignore[assignment]
 

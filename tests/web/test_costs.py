@@ -72,8 +72,8 @@ class Model:
     def __init__(self, limiter: Limiter, *rules: Rule) -> None:
         self.limiter = limiter
         self.settled: list[bool] = []
-        gate = Middleware(RateLimitMiddleware, rules=rules or (tokens(),), limiter=limiter)
-        self.app = Starlette(routes=[Route("/", self._complete)], middleware=[gate])
+        middleware = Middleware(RateLimitMiddleware, rules=rules or (tokens(),), limiter=limiter)
+        self.app = Starlette(routes=[Route("/", self._complete)], middleware=[middleware])
 
     async def _complete(self, request: Request) -> PlainTextResponse:
         for used in filter(None, request.query_params["used"].split(",")):
@@ -324,7 +324,7 @@ async def test_the_rule_is_named_where_several_apply() -> None:
         await call(RateLimitMiddleware(charging(30, "token"), rules=rules))
 
 
-async def test_each_gate_charges_where_it_counts() -> None:
+async def test_each_middleware_charges_where_it_counts() -> None:
     inner, outer = Limiter(), Limiter()
     app = RateLimitMiddleware(
         RateLimitMiddleware(charging(5, "tokens"), limiter=inner, rules=[Rule("*", "9/hour", name="requests")]),
@@ -335,7 +335,7 @@ async def test_each_gate_charges_where_it_counts() -> None:
     assert (await outer.peek(PEER, "100/hour", 0, rule="tokens")).remaining == 95
 
 
-async def test_without_a_gate_there_is_nothing_to_charge() -> None:
+async def test_without_a_middleware_there_is_nothing_to_charge() -> None:
     with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
         await charge(Request(scope_of()), 5)
 

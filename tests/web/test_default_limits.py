@@ -20,7 +20,7 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateL
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
-from .gates import charged
+from .middlewares import charged
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -183,12 +183,12 @@ async def test_dependencies_of_routes_routers_and_applications_take_the_place_of
     below = FastAPI(dependencies=[Depends(RateLimit.exempt)])
     below.get("/one")(one)
     app.mount("/below", below)
-    gate = gated(app)
+    middleware = gated(app)
     for path in ("/free/one", "/free/inner/one", "/single", "/below/one"):
-        assert await statuses(gate, 4, path) == [200] * 4, path
-    assert await statuses(gate, 4, "/priced/two") == [200, 200, 200, 429]
-    assert [(await call(gate, f"/plain/{number}")).status for number in range(3)] == [200, 200, 429]
-    assert [(await call(gate, f"/free/{number}")).status for number in range(3)] == [404, 404, 429]
+        assert await statuses(middleware, 4, path) == [200] * 4, path
+    assert await statuses(middleware, 4, "/priced/two") == [200, 200, 200, 429]
+    assert [(await call(middleware, f"/plain/{number}")).status for number in range(3)] == [200, 200, 429]
+    assert [(await call(middleware, f"/free/{number}")).status for number in range(3)] == [404, 404, 429]
 
 
 async def test_an_exemption_needs_every_reading_of_the_path() -> None:
@@ -266,16 +266,16 @@ async def test_routes_added_later_count_at_once_also_below_a_mount_and_in_an_inc
         return "1"
 
     app.include_router(included, prefix="/in")
-    gate = gated(app, "20/minute")
+    middleware = gated(app, "20/minute")
     for path in ("/late", "/below/late"):
-        assert await counted(gate, path) == ["per-route *"]
+        assert await counted(middleware, path) == ["per-route *"]
     for router in (app, below):
         router.add_api_route("/late", first)
-    assert await counted(gate, "/late") == ["per-route GET /late"]
-    assert await counted(gate, "/below/late") == ["per-route GET /below/late"]
+    assert await counted(middleware, "/late") == ["per-route GET /late"]
+    assert await counted(middleware, "/below/late") == ["per-route GET /below/late"]
     included.add_api_route("/late", first)
-    answered = (await call(gate, "/in/late")).status
-    assert await counted(gate, "/in/late") == ["per-route *" if answered == 404 else "per-route GET /in/late"]
+    answered = (await call(middleware, "/in/late")).status
+    assert await counted(middleware, "/in/late") == ["per-route *" if answered == 404 else "per-route GET /in/late"]
 
 
 async def test_names_in_the_header_fields_say_the_route_in_printable_text() -> None:
@@ -299,9 +299,9 @@ async def test_a_root_path_changes_nothing() -> None:
     def a() -> str:
         return "a"
 
-    gate = gated(app)
-    assert await counted(gate, "/a") == await counted(gate, "/api/a") == ["per-route GET /a"]
-    assert await counted(gate, "/api/a", root_path="/api") == ["per-route GET /a"]
+    middleware = gated(app)
+    assert await counted(middleware, "/a") == await counted(middleware, "/api/a") == ["per-route GET /a"]
+    assert await counted(middleware, "/api/a", root_path="/api") == ["per-route GET /a"]
 
 
 async def test_an_application_whose_routes_are_hidden_has_one_bucket_and_a_finding() -> None:
@@ -322,18 +322,18 @@ async def test_the_application_tells_its_routes_where_something_between_hides_th
 
         return between
 
-    gates: list[RateLimitMiddleware] = []
+    middlewares: list[RateLimitMiddleware] = []
 
-    def gate(app: ASGIApp) -> ASGIApp:
-        gates.append(gated(app))
-        return gates[-1]
+    def middleware(app: ASGIApp) -> ASGIApp:
+        middlewares.append(gated(app))
+        return middlewares[-1]
 
     inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
     inner.add_middleware(hiding)
-    inner.add_middleware(gate)
+    inner.add_middleware(middleware)
     assert await statuses(inner, 3, "/a") == [200, 200, 429]
     assert await statuses(inner, 4, "/health") == [200] * 4
-    assert gates[0].findings == []
+    assert middlewares[0].findings == []
 
 
 async def test_preflights_count_apart_at_each_route() -> None:
@@ -344,7 +344,7 @@ async def test_preflights_count_apart_at_each_route() -> None:
     assert await statuses(app, 3, "/b") == [200, 200, 429]
 
 
-async def test_a_gate_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
+async def test_a_middleware_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
     routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, default_limits="2/minute")])]
     app = Starlette(routes=routes)
     assert [(await call(app, f"/a/{number}")).status for number in range(3)] == [200, 200, 429]

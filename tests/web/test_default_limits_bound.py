@@ -69,18 +69,18 @@ class Lenient:
         path = scope["path"]
         for step in self._steps:
             path = step(path)
-        # What a gate further in noted, and what routers found, stands in the scope that came in.
+        # What a middleware further in noted, and what routers found, stands in the scope that came in.
         scope["path"] = path
         await self.app(scope, receive, send)
 
 
 async def found_paths(tree: MarkedTree, random: Random, app: ASGIApp) -> list[str]:
     """Return ordinary paths that reach a route which is not exempt."""
-    open_gate = RateLimitMiddleware(app, rules=[], statistics=False, headers=None)
+    open_middleware = RateLimitMiddleware(app, rules=[], statistics=False, headers=None)
     paths = []
     for _ in range(60):
         path = tree.spelling(0)
-        await ask(open_gate, tree, random, path, "", ["GET"])
+        await ask(open_middleware, tree, random, path, "", ["GET"])
         if any(name not in tree.exempt for name, _ in tree.served):
             paths.append(path)
     return paths

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from slidegate import Limiter, RateLimit, RateLimitMiddleware
 
 from ..asgi import scope_of, send_scope
-from .gates import checks
+from .middlewares import checks
 
 pytest.importorskip("fastapi", "0.160")
 

@@ -17,28 +17,28 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, scope_of, send_scope, statuses
 from ..virtual_time import VirtualTime
-from .limited import AT, as_dependency, gate_of, limited
+from .limited import AT, as_dependency, limited, middleware_of
 from .test_waiting import channel
 
 everywhere = pytest.mark.parametrize("at", AT)
 
 
-async def _status(gate: ASGIApp) -> int:
-    return (await call(gate)).status
+async def _status(middleware: ASGIApp) -> int:
+    return (await call(middleware)).status
 
 
 @everywhere
 async def test_a_request_waits_for_its_turn(at: str) -> None:
-    gate = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
-    assert await asyncio.gather(*(_status(gate) for _ in range(4))) == [200] * 4
-    figures = gate.limiter.stats()
+    middleware = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
+    assert await asyncio.gather(*(_status(middleware) for _ in range(4))) == [200] * 4
+    figures = middleware.limiter.stats()
     assert sum(series.seen.count("occupied_pass") for series in figures.rules.values()) == 2
 
 
 @everywhere
 async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
-    gate = limited(at, "1/hour", wait="10s")
-    assert await statuses(gate, 2) == [200, 429]
+    middleware = limited(at, "1/hour", wait="10s")
+    assert await statuses(middleware, 2) == [200, 429]
     short = limited(at, "1/100ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s", wait_max=1)
     assert sorted(await asyncio.gather(*(_status(short) for _ in range(3)))) == [200, 200, 429]
 
@@ -67,10 +67,10 @@ class Leaving:
 @everywhere
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, cancelled: bool) -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    gate = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
-    assert await statuses(gate, 1) == [200]
+    middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
+    assert await statuses(middleware, 1) == [200]
     client = Leaving()
-    waiting = asyncio.ensure_future(gate(scope_of(), client.receive, client.send))
+    waiting = asyncio.ensure_future(middleware(scope_of(), client.receive, client.send))
     while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
     if cancelled:
@@ -93,13 +93,13 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
 async def test_a_client_that_leaves_while_it_waits_is_not_struck() -> None:
     policy = BanPolicy("1/minute", signals={"refused": 1, "4xx": 1, "5xx": 1}, ban_private=True)
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    gate = RateLimitMiddleware(
+    middleware = RateLimitMiddleware(
         as_dependency(RateLimit("1/10s", wait="1h", name="slow")), rules=[], limiter=limiter, bans=policy
     )
-    assert await statuses(gate, 1) == [200]
+    assert await statuses(middleware, 1) == [200]
     client = Leaving()
     client.gone.set()
-    await gate(scope_of(), client.receive, client.send)
+    await middleware(scope_of(), client.receive, client.send)
     assert client.sent == []
     assert [ban async for ban in limiter.bans()] == []
 
@@ -112,10 +112,10 @@ async def test_a_websocket_waits_for_its_turn_too() -> None:
         await websocket.accept()
         await websocket.close()
 
-    gate = gate_of(app, Limiter())
+    middleware = middleware_of(app, Limiter())
 
     async def connect() -> list[str]:
-        return [message["type"] for message in (await send_scope(gate, scope_of(type="websocket"))).messages]
+        return [message["type"] for message in (await send_scope(middleware, scope_of(type="websocket"))).messages]
 
     assert await asyncio.gather(connect(), connect()) == [["websocket.accept", "websocket.close"]] * 2
 
@@ -133,8 +133,8 @@ async def test_places_are_waited_for_at_an_endpoint() -> None:
         under_way -= 1
         return "page"
 
-    gate = gate_of(app, Limiter())
-    assert await asyncio.gather(*(_status(gate) for _ in range(5))) == [200] * 5
+    middleware = middleware_of(app, Limiter())
+    assert await asyncio.gather(*(_status(middleware) for _ in range(5))) == [200] * 5
     assert most == 1
 
 
@@ -148,8 +148,8 @@ async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_on
         seen.append(sorted((bucket.rule, one.allowed) for one in decisions for bucket, _, _ in one.checks))
         return PlainTextResponse("page")
 
-    gate = gate_of(Starlette(routes=[Route("/", page)]), Limiter())
-    assert await statuses(gate, 2) == [200, 200]
+    middleware = middleware_of(Starlette(routes=[Route("/", page)]), Limiter())
+    assert await statuses(middleware, 2) == [200, 200]
     assert seen == [[("quick", True), ("slow", True)]] * 2
 
 
@@ -163,11 +163,11 @@ async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> N
         await asyncio.gather(one.check(request), other.check(asked))
         return PlainTextResponse(await request.body() if not again else await asked.body())
 
-    gate = gate_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
+    middleware = middleware_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
 
     async def post() -> bytes:
         client = Leaving()
-        await gate(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
+        await middleware(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
         return b"".join(message.get("body", b"") for message in client.sent)
 
     assert await asyncio.wait_for(asyncio.gather(post(), post()), 60) == [b"ab", b"ab"]

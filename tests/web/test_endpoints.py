@@ -236,9 +236,10 @@ async def test_one_application_on_two_hosts_is_one_bucket() -> None:
 
 
 async def test_two_applications_on_one_limiter_are_two_buckets() -> None:
-    gate = limiter()
+    middleware = limiter()
     apps = [
-        RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), limiter=gate, rules=[]) for _ in range(2)
+        RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), limiter=middleware, rules=[])
+        for _ in range(2)
     ]
     assert [(await call(app)).status for app in apps * 2] == [200, 200, 429, 429]
 
@@ -270,9 +271,9 @@ async def test_where_no_router_says_the_function_is_the_bucket() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (two if scope["path"] == "/two" else one)(scope, receive, send)
 
-    gate = RateLimitMiddleware(app, rules=[])
+    middleware = RateLimitMiddleware(app, rules=[])
     paths = ["/one/1", "/two", "/one/2", "/two"]
-    answers = [await call(gate, path) for path in paths]
+    answers = [await call(middleware, path) for path in paths]
     assert [answer.status for answer in answers] == [200, 200, 429, 429]
     assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
 
@@ -345,28 +346,28 @@ async def test_of_many_requests_at_once_exactly_n_reach_the_endpoint() -> None:
 
 
 async def test_a_request_that_an_endpoint_refuses_is_charged_nowhere() -> None:
-    gate, inner_gate = limiter(), limiter()
-    inner = Middleware(RateLimitMiddleware, limiter=inner_gate, rules=[Rule("*", "10/hour", name="inner")])
+    middleware, inner_middleware = limiter(), limiter()
+    inner = Middleware(RateLimitMiddleware, limiter=inner_middleware, rules=[Rule("*", "10/hour", name="inner")])
     limited = RateLimit("5/hour", key=everyone, name="all")(RateLimit("1/hour")(page))
     app = RateLimitMiddleware(
         Starlette(routes=[Route("/", limited)], middleware=[inner]),
-        limiter=gate,
+        limiter=middleware,
         rules=[Rule("*", "10/hour", name="outer")],
     )
     assert await statuses(app, 4) == [200, 429, 429, 429]
-    assert (await gate.peek(PEER, "10/hour", rule="outer")).remaining == 8  # after the peek's own unit
-    assert (await inner_gate.peek(PEER, "10/hour", rule="inner")).remaining == 8
-    assert (await inner_gate.peek("everyone", "5/hour", rule="all")).remaining == 3
+    assert (await middleware.peek(PEER, "10/hour", rule="outer")).remaining == 8  # after the peek's own unit
+    assert (await inner_middleware.peek(PEER, "10/hour", rule="inner")).remaining == 8
+    assert (await inner_middleware.peek("everyone", "5/hour", rule="all")).remaining == 3
 
 
 async def test_the_nearest_middleware_is_the_one_whose_limiter_and_client_are_used() -> None:
-    gate = limiter()
-    inner = Middleware(RateLimitMiddleware, limiter=gate, rules=[])
+    middleware = limiter()
+    inner = Middleware(RateLimitMiddleware, limiter=middleware, rules=[])
     app = starlette(
         Mount("/sub", Starlette(routes=[Route("/", RateLimit("3/hour", name="r")(page))], middleware=[inner]))
     )
     await call(app, "/sub/")
-    assert (await gate.peek(PEER, "3/hour", rule="r")).remaining == 1
+    assert (await middleware.peek(PEER, "3/hour", rule="r")).remaining == 1
 
 
 async def test_clients_on_the_allowlist_are_not_counted_and_what_looks_like_a_preflight_and_gets_here_is() -> None:

@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from slidegate import RateLimit, RateLimitMiddleware, charge
 
 from ..asgi import scope_of, send_scope, statuses
-from .gates import charged
+from .middlewares import charged
 
 pytest.importorskip("fastapi", "0.160")
 
@@ -199,8 +199,8 @@ class Trees:
         self._made = 0
         self.expected: dict[str, list[str]] = {}
         dependencies, counting = self._level([])
-        gate = Middleware(RateLimitMiddleware, rules=[])
-        self.app = FastAPI(dependencies=dependencies, middleware=[gate])
+        middleware = Middleware(RateLimitMiddleware, rules=[])
+        self.app = FastAPI(dependencies=dependencies, middleware=[middleware])
         self._fill(self.app, "", counting, 2)
 
     def _level(self, further_out: list[str]) -> tuple[list[Any], list[str]]:

@@ -48,11 +48,11 @@ async def page(request: Request) -> PlainTextResponse:
 
 
 def at_an_endpoint(limiter: Limiter) -> Any:
-    gate = Middleware(RateLimitMiddleware, rules=[Rule("*", "9/hour", name="outer")], limiter=limiter)
-    return Starlette(routes=[Route("/", RateLimit("1/hour")(page))], middleware=[gate])
+    middleware = Middleware(RateLimitMiddleware, rules=[Rule("*", "9/hour", name="outer")], limiter=limiter)
+    return Starlette(routes=[Route("/", RateLimit("1/hour")(page))], middleware=[middleware])
 
 
-def in_an_inner_gate(limiter: Limiter) -> Any:
+def in_an_inner_middleware(limiter: Limiter) -> Any:
     inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="inner")], limiter=limiter)
     return RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="outer")], limiter=limiter)
 
@@ -63,7 +63,7 @@ def in_several_rules(limiter: Limiter) -> Any:
     return RateLimitMiddleware(inner, rules=rules, limiter=limiter)
 
 
-WAYS = [at_an_endpoint, in_an_inner_gate, in_several_rules]
+WAYS = [at_an_endpoint, in_an_inner_middleware, in_several_rules]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

@@ -88,7 +88,7 @@ async def test_the_name_of_a_header_has_no_case() -> None:
     assert len({limiter.key_for(key.of("k123")) for key in made}) == len({key.identity for key in made}) == 1
 
 
-async def test_a_missing_or_empty_header_is_no_way_past_the_gate() -> None:
+async def test_a_missing_or_empty_header_is_no_way_past_the_middleware() -> None:
     scopes = [scope_of(headers=headers) for headers in ({}, {"X-API-Key": ""}, {"X-Api-Key-2": "x"})]
     assert await keys(Rule("*", "9/hour", key=header("x-api-key")), *scopes) == [PEER] * 3
     fallback = header("X-API-Key", fallback=header("X-Other", fallback=client_ip(ipv4_prefix=24)))
@@ -323,7 +323,7 @@ HALVES = st.builds("{}{}{}".format, st.text(max_size=40), st.characters(categori
 
 
 async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope: Any) -> str:
-    """Return the key under which a gate counts a request."""
+    """Return the key under which a middleware counts a request."""
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     asked = {**scope_of(), **scope}
     await send_scope(app, asked)
@@ -333,7 +333,7 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
 
 @settings(deadline=None, max_examples=30)
 @given(OF_HEADER, IN_COOKIE, ANY_TEXT)
-def test_a_gate_makes_the_same_key_of_a_request_that_has_the_value(wire: str, crumb: str, text: str) -> None:
+def test_a_middleware_makes_the_same_key_of_a_request_that_has_the_value(wire: str, crumb: str, text: str) -> None:
     async def check() -> None:
         limiter = Limiter()
         headers = [(b"x-api-key", wire.encode("latin-1")), (b"cookie", f"a=1; session={crumb}".encode())]
@@ -368,7 +368,7 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
 
 
-def _gate(limiter: Limiter, key: Any) -> RateLimitMiddleware:
+def _middleware(limiter: Limiter, key: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
 
 
@@ -380,7 +380,7 @@ async def _send(app: RateLimitMiddleware, value: str) -> Any:
 
 async def test_a_customer_is_looked_at_charged_and_reset() -> None:
     limiter, key = Limiter(MemoryStore(clock=FakeClock())), header("X-API-Key")
-    made, app = key.of("k123"), _gate(limiter, key)
+    made, app = key.of("k123"), _middleware(limiter, key)
     for _ in range(3):
         await _send(app, "k123")
     (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]

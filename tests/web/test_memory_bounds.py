@@ -1,4 +1,4 @@
-"""What a client can make the gate remember is bounded in bytes, whatever the client may choose the text of."""
+"""What a client can make the middleware remember is bounded in bytes, whatever the client may choose the text of."""
 
 from __future__ import annotations
 
@@ -171,21 +171,21 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", lambda request: "nobody", key=by_value, on_exceeded=lambda *_: None, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
-    gate = RateLimitMiddleware(app, rules=rules, limiter=limiter)
+    middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter)
     for number in range(4_200):
         client = (f"10.{number >> 8}.{number & 255}.4", 1)
-        answer = await send_scope(gate, scope_of("/x", client=client, headers={"X-API-Key": str(number)}))
+        answer = await send_scope(middleware, scope_of("/x", client=client, headers={"X-API-Key": str(number)}))
         assert answer.status == 200
     windows = set(reached(limiter.store))
-    remembered = [one for key, one in reached(gate).items() if key not in windows]
+    remembered = [one for key, one in reached(middleware).items() if key not in windows]
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
 
 
 async def test_however_many_paths_clients_ask_for_some_thousands_of_them_are_remembered() -> None:
-    gate = RateLimitMiddleware(hello, rules=[Rule("/{rest:path}", "1000000/hour")])
+    middleware = RateLimitMiddleware(hello, rules=[Rule("/{rest:path}", "1000000/hour")])
     for number in range(16_500):
-        await send_scope(gate, scope_of(f"/{number}"))
-    assert 100 < max(len(one) for one in reached(gate).values() if isinstance(one, (dict, list, set))) <= 16_384
+        await send_scope(middleware, scope_of(f"/{number}"))
+    assert 100 < max(len(one) for one in reached(middleware).values() if isinstance(one, (dict, list, set))) <= 16_384
 
 
 async def test_keys_and_limits_given_to_the_limiter_are_not_remembered_at_their_length() -> None:

@@ -81,7 +81,7 @@ async def clock() -> FakeClock:
     return VirtualTime().clock
 
 
-def gate_at(clock: FakeClock, app: ASGIApp, messages: MessageLimits) -> RateLimitMiddleware:
+def middleware_at(clock: FakeClock, app: ASGIApp, messages: MessageLimits) -> RateLimitMiddleware:
     return RateLimitMiddleware(app, rules=[], limiter=Limiter(MemoryStore(clock=clock)), messages=messages)
 
 
@@ -89,7 +89,7 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
     clock: FakeClock,
 ) -> None:
     app = Listener()
-    socket = await Socket([*texts(12), BYE]).run(gate_at(clock, app, MessageLimits("10/s")))
+    socket = await Socket([*texts(12), BYE]).run(middleware_at(clock, app, MessageLimits("10/s")))
     assert app.heard[:10] == texts(10)
     assert [(message["type"], message["code"]) for message in app.heard[10:]] == [("websocket.disconnect", 1013)]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.close"]
@@ -99,8 +99,8 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
 
 async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
     app = Listener()
-    gate = gate_at(clock, app, MessageLimits("10/s", beyond="drop"))
-    socket = await Socket([*texts(12), BYE]).run(gate)
+    middleware = middleware_at(clock, app, MessageLimits("10/s", beyond="drop"))
+    socket = await Socket([*texts(12), BYE]).run(middleware)
     assert app.heard == [*texts(10), BYE]
     assert [message["type"] for message in socket.came] == ["websocket.accept"]
 
@@ -119,8 +119,8 @@ async def test_waiting_messages_all_arrive_in_order_and_no_window_holds_more_tha
 
         await app(scope, stamped, send)
 
-    gate = gate_at(clock, stamping, MessageLimits("10/s", beyond="wait"))
-    await Socket([*texts(35), BYE]).run(gate)
+    middleware = middleware_at(clock, stamping, MessageLimits("10/s", beyond="wait"))
+    await Socket([*texts(35), BYE]).run(middleware)
     assert app.heard == [*texts(35), BYE]
     times = arrived[1:-1]
     assert all(later - earlier >= 1_000_000 for earlier, later in zip(times, times[10:], strict=False))
@@ -132,11 +132,11 @@ async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_t
     key: Any, expected: list[int], clock: FakeClock
 ) -> None:
     app = Listener()
-    gate = gate_at(clock, app, MessageLimits("3/s", key=key, beyond="drop"))
+    middleware = middleware_at(clock, app, MessageLimits("3/s", key=key, beyond="drop"))
     heard = []
     for client in ("203.0.113.1", "203.0.113.1", "203.0.113.2"):
         app.heard.clear()
-        await Socket([*texts(5), BYE], client).run(gate)
+        await Socket([*texts(5), BYE], client).run(middleware)
         heard.append(len(app.heard) - 1)
     assert heard == expected
 
@@ -158,7 +158,7 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
             seen.append("disconnected")
         await send({"type": "websocket.close", "code": 1000})
 
-    socket = await Socket([*texts(2), BYE]).run(gate_at(clock, talkative, MessageLimits("1/s")))
+    socket = await Socket([*texts(2), BYE]).run(middleware_at(clock, talkative, MessageLimits("1/s")))
     assert seen == ["disconnected"]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
@@ -171,7 +171,7 @@ async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -
         await Listener()(scope, receive, send)
         await go.wait()
 
-    gate = RateLimitMiddleware(waiting, rules=[], messages=messages)
+    middleware = RateLimitMiddleware(waiting, rules=[], messages=messages)
     await Socket([*texts(1), BYE]).run(RateLimitMiddleware(Listener(), rules=[], messages=messages))
     gc.collect()
     gc.disable()
@@ -179,7 +179,7 @@ async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -
     try:
         async with anyio.create_task_group() as tasks:
             for _ in range(count):
-                tasks.start_soon(Socket([*texts(1), BYE]).run, gate)
+                tasks.start_soon(Socket([*texts(1), BYE]).run, middleware)
             await anyio.wait_all_tasks_blocked()
             held = tracemalloc.get_traced_memory()[0]
             go.set()
@@ -199,8 +199,8 @@ async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
 
 async def test_a_connection_may_have_a_quota(clock: FakeClock) -> None:
     app = Listener()
-    gate = gate_at(clock, app, MessageLimits([Quota("3/day"), "2/s"], beyond="drop"))
-    await Socket([*texts(5), BYE]).run(gate)
+    middleware = middleware_at(clock, app, MessageLimits([Quota("3/day"), "2/s"], beyond="drop"))
+    await Socket([*texts(5), BYE]).run(middleware)
     assert app.heard == [*texts(2), BYE]
 
 
@@ -265,7 +265,7 @@ def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: s
 @pytest.mark.parametrize("key", ["client", "connection"])
 async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: Any, clock: FakeClock) -> None:
     listener, limiter = Listener(), Limiter(MemoryStore(clock=clock))
-    gate = RateLimitMiddleware(
+    middleware = RateLimitMiddleware(
         listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
     )
 
@@ -274,7 +274,7 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: An
         await limiter.ban("203.0.113.9", duration)
 
     banning = asyncio.create_task(ban())
-    socket = await Socket([*texts(5), BYE]).run(gate)
+    socket = await Socket([*texts(5), BYE]).run(middleware)
     await banning
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
@@ -282,9 +282,9 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: An
 
 async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for() -> None:
     listener = Listener()
-    gate = RateLimitMiddleware(listener, rules=[], messages=MessageLimits("1/hour", beyond="wait"))
+    middleware = RateLimitMiddleware(listener, rules=[], messages=MessageLimits("1/hour", beyond="wait"))
     with anyio.fail_after(10):
-        await Socket([*texts(2), BYE]).run(gate)
+        await Socket([*texts(2), BYE]).run(middleware)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert listener.heard[-1] == BYE
 
@@ -298,9 +298,9 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none_
         heard.extend([await receive() for _ in range(15)])
 
     server = Losing({"type": "websocket.connect"}, *texts(20), delay_s=0.015)
-    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("1/20ms", beyond="wait"))
+    middleware = RateLimitMiddleware(app, rules=[], messages=MessageLimits("1/20ms", beyond="wait"))
     with anyio.fail_after(30):
-        await gate(scope_of("/", type="websocket"), server.receive, server.send)
+        await middleware(scope_of("/", type="websocket"), server.receive, server.send)
     assert heard == texts(15)
 
 
@@ -317,12 +317,12 @@ async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
             return super().hit(checks, subjects, **line)
 
     limiter = Limiter(Away(), on_error="deny")
-    gate = RateLimitMiddleware(
+    middleware = RateLimitMiddleware(
         app,
         rules=[],
         limiter=limiter,
         messages=MessageLimits("9/hour", key="client", beyond="drop"),
         bans=BanPolicy("1/hour"),
     )
-    await Socket([*texts(5), BYE]).run(gate)
+    await Socket([*texts(5), BYE]).run(middleware)
     assert [ban async for ban in limiter.bans()] == []

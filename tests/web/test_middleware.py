@@ -1,4 +1,4 @@
-"""The gate as a piece of ASGI: what it judges, what it leaves alone, and how gates stack."""
+"""The middleware as a piece of ASGI: what it judges, what it leaves alone, and how middlewares stack."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_preflights_are_counted_apart_from_other_requests_with_the_same_li
     assert await statuses(allowed, 20, method="OPTIONS", headers=PREFLIGHT) == [200] * 20
 
 
-async def test_a_gate_never_limits_preflights_where_nobody_wrote_a_limit() -> None:
+async def test_a_middleware_never_limits_preflights_where_nobody_wrote_a_limit() -> None:
     for rules in ([], [Rule("*", "1/hour", methods=["GET", "POST"])], [Rule("/elsewhere", "1/hour")]):
         app = RateLimitMiddleware(hello, rules=rules)
         assert await statuses(app, 700, method="OPTIONS", headers=PREFLIGHT) == [200] * 700
@@ -82,8 +82,8 @@ async def test_preflights_are_counted_by_limits_functions_concurrency_and_shadow
     assert await statuses(function, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
     assert await statuses(function, 3) == [200, 200, 429]
     events = RecordingObserver()
-    gate = Limiter(MemoryStore(), observers=[events])
-    shadow = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "1/hour", shadow=True)])
+    middleware = Limiter(MemoryStore(), observers=[events])
+    shadow = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "1/hour", shadow=True)])
     assert await statuses(shadow, 1) == [200]
     assert await statuses(shadow, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
     assert [event.kind for event in events.events].count("shadow_refused") == 1
@@ -95,11 +95,13 @@ async def test_a_preflight_that_does_not_count_by_its_answer_is_handed_back() ->
 
 
 async def test_the_windows_of_preflights_are_known_by_the_name_of_their_rule() -> None:
-    gate = limiter()
-    first, second = (RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "3/hour", name="r")]) for _ in "12")
+    middleware = limiter()
+    first, second = (
+        RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "3/hour", name="r")]) for _ in "12"
+    )
     assert await statuses(first, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
     assert await statuses(second, 2, method="OPTIONS", headers=PREFLIGHT) == [200, 429]
-    nested = RateLimitMiddleware(first, limiter=gate, rules=[Rule("*", "3/hour", name="r")])
+    nested = RateLimitMiddleware(first, limiter=middleware, rules=[Rule("*", "3/hour", name="r")])
     assert await statuses(nested, 4, client=("192.0.2.9", 1), method="OPTIONS", headers=PREFLIGHT) == [200] * 3 + [429]
 
 
@@ -130,12 +132,12 @@ async def test_other_scope_types_pass_unchanged(kind: str) -> None:
 
 @pytest.mark.parametrize("client", [None, ("", 0), ["", None]])
 async def test_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    gate = limiter()
-    app = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "2/hour", name="r")])
+    middleware = limiter()
+    app = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "2/hour", name="r")])
     assert await statuses(app, 3, client=client, server=None) == [200, 200, 429]
     assert await statuses(app, 1) == [200]
     assert caplog.text.count("names no peer") == 1
-    assert not await gate.peek("unknown-peer", "2/hour", rule="r")
+    assert not await middleware.peek("unknown-peer", "2/hour", rule="r")
 
 
 @pytest.mark.parametrize("more", [{}, {"type": "websocket"}, {"method": "OPTIONS"}, {"path": "/health"}])
@@ -149,14 +151,14 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
     preflight = {"Origin": "https://app.test", "Access-Control-Request-Method": "GET"}
     for options in ({}, {"client": client_ip(trusted=["unix"])}, {"client": client_ip(trusted=1)}):
         rules = [Rule("/health", exempt=True), Rule("*", "9/hour", key=everyone)]
-        gate = RateLimitMiddleware(app, rules=rules, **options)
+        middleware = RateLimitMiddleware(app, rules=rules, **options)
         scope = scope_of(client=None, server=server, headers=preflight | {"X-Forwarded-For": "192.0.2.7"}, **more)
-        await send_scope(gate, scope)
+        await send_scope(middleware, scope)
         bare = scope_of(server=server, **more)
         del bare["client"], bare["headers"]
-        await send_scope(gate, bare | {"headers": []})
-        assert gate.findings == []
-        assert gate.limiter.stats().total.refused == 2
+        await send_scope(middleware, bare | {"headers": []})
+        assert middleware.findings == []
+        assert middleware.limiter.stats().total.refused == 2
     assert started == []
 
 
@@ -200,7 +202,7 @@ async def test_receive_reaches_the_application_untouched() -> None:
     assert seen == [receive]
 
 
-async def test_context_variables_streams_and_background_tasks_behave_as_without_the_gate() -> None:
+async def test_context_variables_streams_and_background_tasks_behave_as_without_the_middleware() -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
     done: list[str] = []
 
@@ -221,25 +223,25 @@ async def test_context_variables_streams_and_background_tasks_behave_as_without_
 
 
 async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_once() -> None:
-    gate = limiter()
+    middleware = limiter()
     app = Starlette(
         routes=[
-            Route("/one", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=gate)]),
-            Route("/two", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=gate)]),
+            Route("/one", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=middleware)]),
+            Route("/two", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=middleware)]),
             Mount("/sub", routes=[Route("/a", page), Route("/b", page)],
-                  middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=gate)]),
+                  middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=middleware)]),
         ],
-        middleware=[Middleware(RateLimitMiddleware, limits="100/hour", limiter=gate)],
+        middleware=[Middleware(RateLimitMiddleware, limits="100/hour", limiter=middleware)],
     )  # fmt: skip
     assert await statuses(app, 3, "/one") == [200, 200, 429]
-    assert await statuses(app, 3, "/two") == [200, 200, 429], "two unnamed gates are two buckets"
+    assert await statuses(app, 3, "/two") == [200, 200, 429], "two unnamed middlewares are two buckets"
     assert [*await statuses(app, 2, "/sub/a"), *await statuses(app, 2, "/sub/b")] == [200, 200, 200, 429]
     answer = await call(app, "/one")
-    assert answer.headers["ratelimit"].startswith('"default";r=0'), "the tightest of both gates is shown"
+    assert answer.headers["ratelimit"].startswith('"default";r=0'), "the tightest of both middlewares is shown"
     assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default";q=2;w=3600'
 
 
-async def test_an_outer_allowlist_lets_through_every_gate_further_in() -> None:
+async def test_an_outer_allowlist_lets_through_every_middleware_further_in() -> None:
     inner = RateLimitMiddleware(hello, limits="1/hour")
     app = RateLimitMiddleware(inner, limits="1/hour", allowlist=Networks([PEER]))
     assert await statuses(app, 3) == [200, 200, 200]
@@ -249,9 +251,9 @@ async def test_an_outer_allowlist_lets_through_every_gate_further_in() -> None:
 async def test_one_named_rule_met_twice_is_charged_once_and_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gate = limiter()
-    inner = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "4/hour", name="api"), Rule("*", "9/hour")])
-    app = RateLimitMiddleware(inner, limiter=gate, rules=[Rule("*", "4/hour", name="api")])
+    middleware = limiter()
+    inner = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "4/hour", name="api"), Rule("*", "9/hour")])
+    app = RateLimitMiddleware(inner, limiter=middleware, rules=[Rule("*", "4/hour", name="api")])
     assert "'api'" in caplog.text
     assert await statuses(app, 5) == [200, 200, 200, 200, 429]
 
@@ -287,13 +289,13 @@ async def test_changing_the_callers_lists_afterwards_changes_nothing() -> None:
         limit.amount = 5
 
 
-async def test_two_event_loops_may_share_the_gate() -> None:
+async def test_two_event_loops_may_share_the_middleware() -> None:
     app = RateLimitMiddleware(hello, limits="50/hour")
     loops = await asyncio.gather(*(asyncio.to_thread(asyncio.run, statuses(app, 40)) for _ in range(2)))
     assert sum(loop.count(200) for loop in loops) == 50
 
 
-def test_the_gate_runs_on_trio_as_well() -> None:
+def test_the_middleware_runs_on_trio_as_well() -> None:
     async def main() -> list[int]:
         async def key(request: Any) -> str:
             await anyio.lowlevel.checkpoint()

@@ -20,7 +20,7 @@ from slidegate.testing import RecordingObserver
 from slidegate.web.network_files import NetworkList
 
 from ..asgi import PEER, hello, statuses
-from .gates import FollowedFiles, end_of_looks
+from .middlewares import FollowedFiles, end_of_looks
 
 
 class Desk(FollowedFiles):

@@ -136,8 +136,8 @@ def test_a_flood_of_refused_requests_does_not_make_answers_look_fast() -> None:
             await asyncio.sleep(0.2)
             await hello(scope, receive, send)
 
-        gate = RateLimitMiddleware(service, limits="1/hour", client=client_ip(trusted=1))
-        app = LoadSheddingMiddleware(gate, latency="50ms")
+        middleware = RateLimitMiddleware(service, limits="1/hour", client=client_ip(trusted=1))
+        app = LoadSheddingMiddleware(middleware, latency="50ms")
         answers = []
         for number in range(40):
             headers = {"x-forwarded-for": f"198.51.100.{number}"}
@@ -148,7 +148,7 @@ def test_a_flood_of_refused_requests_does_not_make_answers_look_fast() -> None:
     run_stepped(main)
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- the middleware ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -178,8 +178,8 @@ def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 async def test_a_share_is_refused_with_503_while_the_service_is_overloaded(overloaded: Callable[[float], None]) -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    gate = RateLimitMiddleware(hello, limiter=limiter, limits="100/hour")
-    app = LoadSheddingMiddleware(gate, lag="50ms", limiter=limiter)
+    middleware = RateLimitMiddleware(hello, limiter=limiter, limits="100/hour")
+    app = LoadSheddingMiddleware(middleware, lag="50ms", limiter=limiter)
     assert await statuses(app, 4) == [200] * 4
     overloaded(0.5)
     assert await statuses(app, 5) == [200, 503, 200, 503, 200]
@@ -245,7 +245,7 @@ async def test_it_can_be_switched_off(
     assert await statuses(app, 3) == [200] * 3
 
 
-async def test_a_file_has_load_shed_before_its_gate(tmp_path: Path, overloaded: Callable[[float], None]) -> None:
+async def test_a_file_has_load_shed_before_its_middleware(tmp_path: Path, overloaded: Callable[[float], None]) -> None:
     overloaded(1.0)
     file = tmp_path / "slidegate.toml"
     file.write_text('limits = "2/hour"\n[load_shedding]\nlag = "50ms"\nexempt = "/health"\n')
@@ -262,8 +262,8 @@ async def test_websockets_are_shed_at_their_handshake_and_nobody_is_struck(overl
     overloaded(1.0)
     bans = BanPolicy("1/minute", signals={"refused": 1, "5xx": 1}, ban_private=True)
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    gate = RateLimitMiddleware(hello, limiter=limiter, bans=bans)
-    app = LoadSheddingMiddleware(gate, lag="50ms", limiter=limiter)
+    middleware = RateLimitMiddleware(hello, limiter=limiter, bans=bans)
+    app = LoadSheddingMiddleware(middleware, lag="50ms", limiter=limiter)
     answer = await send_scope(app, scope_of(type="websocket"))
     assert [message["type"] for message in answer.messages] == ["websocket.close"]
     assert await statuses(app, 3) == [503] * 3

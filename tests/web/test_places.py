@@ -88,39 +88,39 @@ async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_cou
         await end.wait()
         await hello(scope, receive, send)
 
-    gate = RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
+    middleware = RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        before = tasks.create_task(call(gate))
+        before = tasks.create_task(call(middleware))
         await inside[0].wait()
-        assert (await call(gate)).status == 429
+        assert (await call(middleware)).status == 429
         store.away = True
-        during = tasks.create_task(call(gate))
+        during = tasks.create_task(call(middleware))
         await inside[1].wait()
-        assert (await call(gate)).status == 429, "the process itself keeps the bound"
+        assert (await call(middleware)).status == 429, "the process itself keeps the bound"
         store.away = False
         clock.advance("1h")
         ends[0].set()
         assert (await before).status == 200
         assert store.permits_held() == 0
-        assert (await call(gate)).status == 429, "the one that began during the failure is still under way"
+        assert (await call(middleware)).status == 429, "the one that began during the failure is still under way"
         assert store.permits_held() == 0, "what the shared store gave for it went back"
         ends[1].set()
         assert (await during).status == 200
     come = iter([(asyncio.Event(), ends[1])])
-    assert (await call(gate)).status == 200
+    assert (await call(middleware)).status == 200
     assert store.permits_held() == 0
 
 
 @pytest.mark.parametrize("on_error", ["allow", "deny"])
 async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
     store = Failing(FakeClock())
-    gate = RateLimitMiddleware(
+    middleware = RateLimitMiddleware(
         hello,
         limiter=Limiter(store, deadline="20s", on_error=on_error),
         rules=[Rule("*", concurrency=1, wait="1s")],
     )
     store.away = True
-    assert [(await call(gate)).status for _ in range(2)] == [200 if on_error == "allow" else 503] * 2
+    assert [(await call(middleware)).status for _ in range(2)] == [200 if on_error == "allow" else 503] * 2
     store.away = False
     assert store.permits_held() == 0
 
@@ -128,11 +128,13 @@ async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
 def test_places_come_back_under_trio_too() -> None:
     trio = pytest.importorskip("trio")
     store = MemoryStore()
-    gate = RateLimitMiddleware(hello_after_a_turn, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s")])
+    middleware = RateLimitMiddleware(
+        hello_after_a_turn, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s")]
+    )
     seen: list[int] = []
 
     async def come() -> None:
-        seen.append((await call(gate)).status)
+        seen.append((await call(middleware)).status)
 
     async def main() -> None:
         with trio.fail_after(20):
@@ -140,7 +142,7 @@ def test_places_come_back_under_trio_too() -> None:
                 for _ in range(5):
                     nursery.start_soon(come)
             with trio.move_on_after(0):
-                await call(gate)
+                await call(middleware)
 
     trio.run(main)
     assert (seen, store.permits_held()) == ([200] * 5, 0)
@@ -154,9 +156,11 @@ async def hello_after_a_turn(scope: Any, receive: Any, send: Any) -> None:
 
 async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:
     virtual, store = VirtualTime(), MemoryStore(clock=FakeClock())
-    gate = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")])
+    middleware = RateLimitMiddleware(
+        hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")]
+    )
     held = store.hit([(Bucket("one", (Concurrency(1),)), PEER, 1)])
-    waiting = asyncio.create_task(call(gate))
+    waiting = asyncio.create_task(call(middleware))
     await asyncio.sleep(5.05)
     assert not waiting.done()
     store.refund(held)  # by another process, which calls nobody here

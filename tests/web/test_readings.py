@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, combine, everyone, path_param
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
-from .gates import charged
+from .middlewares import charged
 
 
 def routed(rules: list[Rule], *routes: BaseRoute) -> Starlette:
@@ -84,12 +84,12 @@ async def test_a_limit_holds_a_method_in_any_case_and_an_exemption_only_as_it_is
 async def test_a_rule_holds_behind_the_root_path_of_an_application(rule: str, path: str, around: bool) -> None:
     app = rooted("/api")
     app.get("/login")(lambda: "hi")
-    gate: ASGIApp = app
+    middleware: ASGIApp = app
     if around:
-        gate = RateLimitMiddleware(app, rules=[Rule(rule, "1/minute")])
+        middleware = RateLimitMiddleware(app, rules=[Rule(rule, "1/minute")])
     else:
         app.add_middleware(RateLimitMiddleware, rules=[Rule(rule, "1/minute")])
-    assert await statuses(gate, 2, path) == [200, 429]
+    assert await statuses(middleware, 2, path) == [200, 429]
 
 
 @pytest.mark.parametrize("path", ["/health", "/api/health"])
@@ -129,9 +129,9 @@ async def test_a_number_is_one_in_every_spelling_that_an_endpoint_takes(spelling
 async def test_spellings_of_one_number_are_one_key() -> None:
     app = FastAPI()
     app.get("/items/{id}")(lambda id: id)
-    gate = RateLimitMiddleware(app, rules=[Rule("/items/{id:int}", "2/minute", key=path_param("id"))])
+    middleware = RateLimitMiddleware(app, rules=[Rule("/items/{id:int}", "2/minute", key=path_param("id"))])
     asked = ["5", "+5", "5.0", "5.00", "05", " 5", "//5", "6"]
-    assert [(await call(gate, f"/items/{number}")).status for number in asked] == [200] * 2 + [429] * 5 + [200]
+    assert [(await call(middleware, f"/items/{number}")).status for number in asked] == [200] * 2 + [429] * 5 + [200]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ async def test_an_exemption_written_with_the_root_of_the_application_is_a_findin
     app = rooted("/api")
     for path in ("/health", "/login"):
         app.get(path)(lambda: None)
-    gate = RateLimitMiddleware(app, rules=rules)
-    await call(gate, "/health")
-    (found,) = gate.findings
+    middleware = RateLimitMiddleware(app, rules=rules)
+    await call(middleware, "/health")
+    (found,) = middleware.findings
     assert found.code == "SG123"
     assert "'/api/health' of rule '/api/health' matches no route; did you mean '/health'?" in found.message
 
@@ -248,10 +248,10 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
             raise LookupError(scope["path"])
 
     app = Starlette(routes=[Failing("/x", page), Route("/login", page)])
-    gate = RateLimitMiddleware(app, rules=[Rule("/login", "1/minute")])
+    middleware = RateLimitMiddleware(app, rules=[Rule("/login", "1/minute")])
     with pytest.raises(LookupError):
-        await call(gate, "//login")
-    assert await statuses(gate, 1, "//login") == [429]
+        await call(middleware, "//login")
+    assert await statuses(middleware, 1, "//login") == [429]
 
 
 @pytest.mark.parametrize(
@@ -275,16 +275,16 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
 
     app = Starlette()
     app.router.routes = rollup = Rollup([Route("/a", page), Route("/b", page)])
-    gate = RateLimitMiddleware(app, **options, bans=BanPolicy(), statistics=False)
-    assert (await call(gate, "/b")).status == 200
+    middleware = RateLimitMiddleware(app, **options, bans=BanPolicy(), statistics=False)
+    assert (await call(middleware, "/b")).status == 200
     rollup.fails = True
-    assert await statuses(gate, 2, "/a") == [200, 429]
-    await gate.limiter.ban("203.0.113.9", "1h")
-    assert await statuses(gate, 1, "/a") == [403]
+    assert await statuses(middleware, 2, "/a") == [200, 429]
+    await middleware.limiter.ban("203.0.113.9", "1h")
+    assert await statuses(middleware, 1, "/a") == [403]
     assert caplog.text.count("the rules of a request cannot be told") == 1, "a failing router fills no log"
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert await statuses(gate, 1, "/a") == [403]
+    assert await statuses(middleware, 1, "/a") == [403]
     lines = [record.getMessage() for record in caplog.records if "cannot be told" in record.getMessage()]
     assert len(lines) == 2
     assert int(lines[1].rpartition("=")[2].rstrip(")")) >= 2
@@ -303,8 +303,8 @@ async def test_a_final_slash_counts_as_written_where_starlette_answers(rule: str
     routes = [Route("/a", page), Mount("/static", hello)]
     for app in (Starlette(routes=routes), Starlette(routes=[Mount("", app=Starlette(routes=routes))])):
         assert await charged_on(app, [Rule(rule, "9/minute")], path) == []
-    gate = Middleware(RateLimitMiddleware, rules=[Rule(rule, "1/minute")])
-    app = Starlette(routes=[Route(path, page)], middleware=[gate, Middleware(_Hiding)])
+    middleware = Middleware(RateLimitMiddleware, rules=[Rule(rule, "1/minute")])
+    app = Starlette(routes=[Route(path, page)], middleware=[middleware, Middleware(_Hiding)])
     assert await statuses(app, 3, path) == [200] * 3
 
 
@@ -338,10 +338,10 @@ async def test_a_line_break_is_no_way_into_a_honeypot_or_a_rule_that_tracks() ->
     met: list[object] = []
     rule = Rule("/.env", "1/minute", on_exceeded=lambda key, decision: met.append(key))
     bans = BanPolicy("1/10m", "1h", signals={"/.git": "ban"}, ban_private=True)
-    gate = RateLimitMiddleware(hello, rules=[rule], bans=bans)
-    assert await statuses(gate, 3, "/search\n", raw_path=b"/") == [200] * 3
+    middleware = RateLimitMiddleware(hello, rules=[rule], bans=bans)
+    assert await statuses(middleware, 3, "/search\n", raw_path=b"/") == [200] * 3
     assert met == []
-    assert await statuses(gate, 3, "/.env\n", raw_path=b"/") == [200] * 3
+    assert await statuses(middleware, 3, "/.env\n", raw_path=b"/") == [200] * 3
     assert len(met) == 1
 
 

@@ -16,7 +16,7 @@ from slidegate import Rule
 from slidegate.web.route_tree import walk
 
 from ..asgi import scope_of
-from .gates import charged
+from .middlewares import charged
 from .route_trees import PLENTY, Tree, filled, gated
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")

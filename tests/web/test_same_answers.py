@@ -1,4 +1,4 @@
-"""A request gets the same answer and leaves the same behind, whatever else its gate is configured for."""
+"""A request gets the same answer and leaves the same behind, whatever else its middleware is configured for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BODY: Final = "http.response.body"
 
 
 def beside() -> dict[str, Any]:
-    """Return what a gate may have beside its rules, and what none of these requests meets."""
+    """Return what a middleware may have beside its rules, and what none of these requests meets."""
     return {
         "allowlist": OTHERS,
         "blocklist": OTHERS,
@@ -82,7 +82,7 @@ STEPS: Final = st.one_of(STARTS, BODIES, BODIES, SOCKETS, st.sampled_from(["tick
 
 
 class Play:
-    """An application that does what it is told, between a gate and a server that may go away."""
+    """An application that does what it is told, between a middleware and a server that may go away."""
 
     def __init__(self, rules: list[Rule], **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
@@ -92,7 +92,7 @@ class Play:
         )
         self.limit = RateLimit("3/minute", name="own")
         self.steps: list[Any] = []
-        self.gate = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
+        self.middleware = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
 
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
         for step in self.steps:
@@ -129,18 +129,18 @@ class Play:
             out.append(dict(message))
 
         try:
-            await self.gate(scope, receive, send)
+            await self.middleware(scope, receive, send)
         except BaseException as error:
             out.append((type(error), str(error)))
         decision: Decision = scope["slidegate"].decision
         return [*out, decision.allowed, decision.reason, decision.states]
 
     async def state(self) -> object:
-        """Return everything that the gate left behind."""
+        """Return everything that the middleware left behind."""
         counted = [
             (await self.limiter.peek(key, rule.limits, rule=rule.name)).states
             for key in (*PEERS, "everyone", "unknown-peer", "peer:testclient")
-            for rule in (*self.gate.rules, self.limit.rule)
+            for rule in (*self.middleware.rules, self.limit.rule)
             if rule.limits
         ]
         bans = [str(ban) async for ban in self.limiter.bans()]

@@ -1,4 +1,4 @@
-"""What the gate does for a path that it has never seen does not grow with the routes."""
+"""What the middleware does for a path that it has never seen does not grow with the routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..asgi import hello, page, scope_of, statuses
 
 
 class Still(Starlette):
-    """Shows its routes, and answers without asking them: what is counted is the gate alone."""
+    """Shows its routes, and answers without asking them: what is counted is the middleware alone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await hello(scope, receive, send)
@@ -74,7 +74,7 @@ def calls_of(app: Any, path: str) -> tuple[int, int]:
         return calls, status
     finally:
         sys.setprofile(before)
-    raise AssertionError("the gate waits")
+    raise AssertionError("the middleware waits")
 
 
 PATHS = ("/shop3/{}", "/nope/{}", "/shop3/{}\n", "/shop3/{}" + "/../x" * 700, "/{}" + "/a;b/." * 600)
@@ -87,10 +87,10 @@ RULES = [Rule("/{x}/5", "9/hour"), Rule("/{x}/{rest:path}", "9/hour")]
 async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, routes: Any) -> None:
     counted: list[list[int]] = []
     for count in (10, 1_000):
-        gate = RateLimitMiddleware(routes(count), limiter=Limiter(observers=[lambda event: None]), **options)
-        first = await statuses(gate, 12, "/shop3//5", client=("192.0.2.1", 1))
+        middleware = RateLimitMiddleware(routes(count), limiter=Limiter(observers=[lambda event: None]), **options)
+        first = await statuses(middleware, 12, "/shop3//5", client=("192.0.2.1", 1))
         assert first == [200] * 9 + [429] * 3
-        seen = [[calls_of(gate, path.format(number)) for number in range(12)] for path in PATHS]
+        seen = [[calls_of(middleware, path.format(number)) for number in range(12)] for path in PATHS]
         assert {status for each in seen for _, status in each} == {200, 429}
         # The least of them: now and then a request does what time asks for, such as sweeping the store.
         counted.append([min(calls for calls, _ in each) for each in seen])
@@ -114,9 +114,9 @@ async def test_a_limit_at_an_endpoint_that_no_router_shows_does_not_look_at_all_
     for count in (10, 1_000):
         hidden = Starlette(routes=[Route("/page", RateLimit("9/hour")(page))])
         others = [Route(f"/shop{n}/{{x}}", page) for n in range(count)]
-        gate = RateLimitMiddleware(Starlette(routes=[Mount("/hidden", Hiding(hidden)), *others]))
-        assert await statuses(gate, 2, "/hidden/page") == [200, 200]
-        counted.append(calls_of(gate, "/hidden/page"))
+        middleware = RateLimitMiddleware(Starlette(routes=[Mount("/hidden", Hiding(hidden)), *others]))
+        assert await statuses(middleware, 2, "/hidden/page") == [200, 200]
+        counted.append(calls_of(middleware, "/hidden/page"))
     (few, _), (many, _) = counted
     assert many <= 1.2 * few
 

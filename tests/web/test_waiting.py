@@ -30,14 +30,14 @@ async def virtual() -> VirtualTime:
     return VirtualTime()
 
 
-def gate(app: Any, virtual: VirtualTime, limits: str = "2/s", wait: str = "600ms", **options: Any) -> Any:
+def middleware(app: Any, virtual: VirtualTime, limits: str = "2/s", wait: str = "600ms", **options: Any) -> Any:
     limiter = Limiter(MemoryStore(clock=virtual.clock))
     rule = Rule("*", limits, wait=wait, name="slow", **options)
     return RateLimitMiddleware(app, limiter=limiter, rules=[rule])
 
 
 async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual)
+    app = middleware(hello, virtual)
     assert await statuses(app, 2) == [200, 200]
     virtual.clock.advance("500ms")
     assert await statuses(app, 1) == [200]
@@ -74,14 +74,14 @@ async def some_turns() -> None:
 
 
 async def test_no_more_stand_in_line_than_may(virtual: VirtualTime) -> None:
-    crowd = Crowd(gate(hello, virtual, "1/s", wait="1h", wait_max=2), virtual)
+    crowd = Crowd(middleware(hello, virtual, "1/s", wait="1h", wait_max=2), virtual)
     await crowd.come(5)
     assert sorted(crowd.ended) == [(0, 200, 0.0), (3, 429, 0.0), (4, 429, 0.0)]
     assert len(await crowd.all()) == 5
 
 
 async def test_a_newcomer_does_not_overtake_when_room_has_come(virtual: VirtualTime) -> None:
-    crowd = Crowd(gate(hello, virtual, "1/s", wait="5s"), virtual)
+    crowd = Crowd(middleware(hello, virtual, "1/s", wait="5s"), virtual)
     await crowd.come(2)
     virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
     await crowd.come()
@@ -89,7 +89,7 @@ async def test_a_newcomer_does_not_overtake_when_room_has_come(virtual: VirtualT
 
 
 async def test_nothing_is_charged_before_its_turn(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "1/10s", wait="1h")
+    app = middleware(hello, virtual, "1/10s", wait="1h")
     limiter = app.limiter
     assert await statuses(app, 1) == [200]
     gone = asyncio.Event()
@@ -109,7 +109,7 @@ async def test_nothing_is_charged_before_its_turn(virtual: VirtualTime) -> None:
 
 
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "1/10s", wait="1h")
+    app = middleware(hello, virtual, "1/10s", wait="1h")
     crowd = Crowd(app, virtual)
     await crowd.come()
     leaving = asyncio.create_task(call(app))
@@ -121,7 +121,7 @@ async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -
 
 @pytest.mark.parametrize("how", ["refund", "reset"])
 async def test_units_that_are_handed_back_let_the_first_in_at_once(virtual: VirtualTime, how: str) -> None:
-    app = gate(hello, virtual, "1/h", wait="2h")
+    app = middleware(hello, virtual, "1/h", wait="2h")
     held = await app.limiter.hit(PEER, "1/h", rule="slow")
     crowd = Crowd(app, virtual)
     await crowd.come()
@@ -131,7 +131,7 @@ async def test_units_that_are_handed_back_let_the_first_in_at_once(virtual: Virt
 
 
 async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "1/s", wait="1500ms")
+    app = middleware(hello, virtual, "1/s", wait="1500ms")
     crowd = Crowd(app, virtual)
     await crowd.come(2)
     await asyncio.sleep(0.999999)
@@ -143,7 +143,7 @@ async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: Virtu
 
 
 async def test_a_stream_of_others_does_not_starve_a_line(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "2/s", wait="1h")
+    app = middleware(hello, virtual, "2/s", wait="1h")
     crowd = Crowd(app, virtual)
     await crowd.come(5)
     taken = 0
@@ -170,7 +170,7 @@ async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: Virtu
 
 
 async def test_of_two_limits_the_later_one_is_waited_for(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "2/s; 3/10s", wait="10s")
+    app = middleware(hello, virtual, "2/s; 3/10s", wait="10s")
     crowd = Crowd(app, virtual)
     await crowd.come(5)
     assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (2, 200, 1.0), (3, 200, 10.0), (4, 200, 10.0)]
@@ -189,7 +189,7 @@ async def test_who_waits_for_its_own_limit_holds_nobody_up_who_waits_for_a_commo
 
 
 async def test_a_request_may_wait_for_units_and_for_a_place(virtual: VirtualTime) -> None:
-    app = gate(slow, virtual, "1/s", wait="10s", concurrency=1)
+    app = middleware(slow, virtual, "1/s", wait="10s", concurrency=1)
     crowd = Crowd(app, virtual)
     await crowd.come(3)
     assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
@@ -204,12 +204,12 @@ async def slow(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_while_they_wait(
     virtual: VirtualTime,
 ) -> None:
-    app = gate(hello, virtual, "2/10s", wait="10s", count_denied=True)
+    app = middleware(hello, virtual, "2/10s", wait="10s", count_denied=True)
     crowd = Crowd(app, virtual)
     await crowd.come(3)
     assert (await app.limiter.peek(PEER, "2/10s", 2, rule="slow")).retry_after_us == 10_000_000
     assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (2, 200, 10.0)]
-    short = gate(hello, virtual, "2/10s", wait="1s", count_denied=True)
+    short = middleware(hello, virtual, "2/10s", wait="1s", count_denied=True)
     assert await statuses(short, 4) == [200, 200, 429, 429]
     assert (await short.limiter.peek(PEER, "2/10s", rule="slow")).retry_after_us == 10_000_000
 
@@ -239,7 +239,7 @@ async def page(request: Any) -> PlainTextResponse:
 
 
 async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
+    app = middleware(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
     crowd = Crowd(app, virtual)
     await crowd.come(2)
     virtual.clock.advance("1s")
@@ -285,7 +285,7 @@ async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged
 
 
 async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
-    app = gate(slow, virtual, "9/10s", wait="1s", concurrency=1, count_denied=True)
+    app = middleware(slow, virtual, "9/10s", wait="1s", concurrency=1, count_denied=True)
     crowd = Crowd(app, virtual)
     await crowd.come(2)
     assert sorted(ended[:2] for ended in await crowd.all()) == [(0, 200), (1, 429)]
@@ -299,7 +299,7 @@ async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual:
         served_us.append(virtual.clock())
         await hello(scope, receive, send)
 
-    crowd = Crowd(gate(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
+    crowd = Crowd(middleware(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
     await crowd.come(2)
     virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
     await crowd.come(2)
@@ -323,7 +323,7 @@ async def test_a_request_that_is_refused_at_once_keeps_nothing_free(virtual: Vir
 
 
 async def test_what_comes_free_is_kept_for_the_first_of_a_line_whose_refusals_count(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual, "1/s", wait="1h", count_denied=True)
+    app = middleware(hello, virtual, "1/s", wait="1h", count_denied=True)
     crowd = Crowd(app, virtual)
     await crowd.come(2)
     virtual.clock.advance("1020ms")  # room is there, and the one who waits does not know yet
@@ -344,7 +344,7 @@ def test_nobody_is_refused_who_could_have_been_let_in_and_nobody_waits_longer_th
 
     async def play() -> None:
         virtual = VirtualTime()
-        app = gate(hello, virtual, f"{amount}/s", wait=f"{wait * 300}ms", wait_max=1_000, cost=_cost)
+        app = middleware(hello, virtual, f"{amount}/s", wait=f"{wait * 300}ms", wait_max=1_000, cost=_cost)
         came_s: list[float] = []
         crowd = Crowd(app, virtual)
         costs = [min(cost, amount) for _, cost in arrivals]
@@ -449,7 +449,7 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
     limit = RateLimit(**options, wait="10s") if at == "endpoint" else RateLimit("99/s")
     rules = [] if at == "endpoint" else [Rule("*", **options, wait="10s")]
     app = Starlette(routes=[Route("/", limit(read), methods=["POST"]), WebSocketRoute("/", talk)])
-    gate = RateLimitMiddleware(app, rules=rules)
+    middleware = RateLimitMiddleware(app, rules=rules)
     come: dict[str, list[Message]] = {
         "http": [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}],
         "websocket": [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "ab"}],
@@ -457,7 +457,7 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
     servers = [Losing(*come[kind]) for _ in range(4)]
     async with asyncio.timeout(30):
         await asyncio.gather(
-            *(gate(scope_of("/", "POST", type=kind), server.receive, server.send) for server in servers)
+            *(middleware(scope_of("/", "POST", type=kind), server.receive, server.send) for server in servers)
         )
     for server in servers:
         heard = [message.get("body") or message.get("text", "").encode() for message in server.sent]

@@ -12,7 +12,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, hello
 from ..virtual_time import VirtualTime
-from .test_waiting import gate, some_turns, virtual
+from .test_waiting import middleware, some_turns, virtual
 
 __all__ = ["virtual"]
 
@@ -24,7 +24,7 @@ def waited(limiter: Limiter) -> dict[str, tuple[int, float]]:
 
 
 async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
-    app = gate(hello, virtual)
+    app = middleware(hello, virtual)
     assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
     assert waited(app.limiter) == {}, "who is refused at once has not waited"
     virtual.clock.advance("500ms")

@@ -95,8 +95,8 @@ def questions(limiter: Limiter) -> list[int]:
     return asked
 
 
-async def opened(gate: Any, *connections: Connection) -> list[asyncio.Task[Connection]]:
-    tasks = [asyncio.create_task(connection.run(gate)) for connection in connections]
+async def opened(middleware: Any, *connections: Connection) -> list[asyncio.Task[Connection]]:
+    tasks = [asyncio.create_task(connection.run(middleware)) for connection in connections]
     for connection in connections:
         await connection.accepted.wait()
     return tasks
@@ -105,10 +105,10 @@ async def opened(gate: Any, *connections: Connection) -> list[asyncio.Task[Conne
 @pytest.mark.parametrize("options", [{}, {"messages": MessageLimits("9/second", key="client")}])
 async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(options: Any) -> None:
     limiter = Limiter()
-    gate = RateLimitMiddleware(listener, rules=[], limiter=limiter, **options)
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter, **options)
     idle, other = Connection(), Connection("198.51.100.1")
     async with asyncio.timeout(BOUND_S):
-        ends, stays = await opened(gate, idle, other)
+        ends, stays = await opened(middleware, idle, other)
         await limiter.ban("203.0.113.0/24", "1h")
         await ends
         assert (idle.codes, idle.scope["state"]["ended"]) == ([1008], 1008)
@@ -148,10 +148,10 @@ async def test_a_websocket_that_only_sends_is_closed_at_its_next_message_without
 async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:
     limiter = Limiter()
     policy = BanPolicy("3/10m", "1h", key=header("X-API-Key"))
-    gate = RateLimitMiddleware(listener, rules=[], limiter=limiter, bans=policy)
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter, bans=policy)
     idle, other = Connection(**{"X-API-Key": "bad"}), Connection(**{"X-API-Key": "good"})
     async with asyncio.timeout(BOUND_S):
-        ends, stays = await opened(gate, idle, other)
+        ends, stays = await opened(middleware, idle, other)
         await limiter.ban(limiter.digest("header:x-api-key", b"bad"), "1h")
         await ends
         assert idle.codes == [1008]
@@ -180,11 +180,11 @@ async def test_a_ban_that_another_worker_makes_closes_it(
 
 async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_closed() -> None:
     limiter = Limiter()
-    gate = RateLimitMiddleware(listener, rules=[], limiter=limiter)
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter)
     asked = questions(limiter)
     connections = [Connection(f"198.51.{number // 250}.{number % 250}") for number in range(600)]
     async with asyncio.timeout(BOUND_S):
-        tasks = await opened(gate, *connections)
+        tasks = await opened(middleware, *connections)
         asked.clear()
         await until(lambda: len(asked) >= 6)
         assert max(asked) == sockets.AT_ONCE
@@ -201,10 +201,10 @@ async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_clo
 
 async def test_a_client_that_takes_its_time_over_the_close_holds_nobody_up() -> None:
     limiter = Limiter()
-    gate = RateLimitMiddleware(listener, rules=[], limiter=limiter)
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter)
     slow, quick = Connection(hangs=True), Connection("198.51.100.1")
     async with asyncio.timeout(BOUND_S / 2):
-        held, ends = await opened(gate, slow, quick)
+        held, ends = await opened(middleware, slow, quick)
         await limiter.ban("203.0.113.9", "1h")
         await until(lambda: slow.codes)
         await limiter.ban("198.51.100.1", "1h")
@@ -215,7 +215,7 @@ async def test_a_client_that_takes_its_time_over_the_close_holds_nobody_up() -> 
 
 async def test_a_look_that_fails_is_logged_and_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter()
-    gate = RateLimitMiddleware(listener, rules=[], limiter=limiter)
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter)
     find, failures = limiter.store.bans.find, iter(range(3))
 
     def failing(subjects: Sequence[Any]) -> Any:
@@ -226,7 +226,7 @@ async def test_a_look_that_fails_is_logged_and_followed_by_another(caplog: pytes
     limiter.store.bans.find = failing  # type: ignore[method-assign]
     idle = Connection()
     async with asyncio.timeout(BOUND_S):
-        (ends,) = await opened(gate, idle)
+        (ends,) = await opened(middleware, idle)
         await limiter.ban("203.0.113.9", "1h")
         await ends
     assert idle.codes == [1008]
@@ -295,12 +295,12 @@ def test_real_servers_close_it_and_tell_the_application(serve: Serve, monkeypatc
 @pytest.mark.parametrize("key", ["connection", "client"])
 async def test_a_websocket_whose_message_waits_for_its_place_is_closed_before_that(key: Any) -> None:
     limiter = Limiter()
-    gate = RateLimitMiddleware(
+    middleware = RateLimitMiddleware(
         listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
     )
     idle = Connection()
     async with asyncio.timeout(BOUND_S):
-        (ends,) = await opened(gate, idle)
+        (ends,) = await opened(middleware, idle)
         for _ in range(3):
             idle.coming.put_nowait({"type": "websocket.receive", "text": "hi"})
         await until(lambda: idle.coming.qsize() == 0)  # one counted, one waits an hour, one was read ahead
@@ -309,7 +309,7 @@ async def test_a_websocket_whose_message_waits_for_its_place_is_closed_before_th
     assert (idle.codes, idle.scope["state"]["ended"]) == ([1008], 1008)
 
 
-@pytest.mark.parametrize("around", ["timeout", "wait_for", "task", "anyio", "task group", "two gates"])
+@pytest.mark.parametrize("around", ["timeout", "wait_for", "task", "anyio", "task group", "two middlewares"])
 async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not_cancelled(around: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -337,8 +337,8 @@ async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not
         scope["state"] = {"ended": message, "cancelling": task.cancelling()}
 
     limiter = Limiter()
-    gate = RateLimitMiddleware(app, rules=[], limiter=limiter)
-    outer = RateLimitMiddleware(gate, rules=[], limiter=limiter) if around == "two gates" else gate
+    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter)
+    outer = RateLimitMiddleware(middleware, rules=[], limiter=limiter) if around == "two middlewares" else middleware
     idle = Connection()
     async with asyncio.timeout(BOUND_S):
         (ends,) = await opened(outer, idle)
@@ -350,9 +350,9 @@ async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not
 
 
 async def test_an_application_that_is_cancelled_is_cancelled() -> None:
-    gate = RateLimitMiddleware(listener, rules=[], limiter=Limiter())
+    middleware = RateLimitMiddleware(listener, rules=[], limiter=Limiter())
     idle = Connection()
-    (ends,) = await opened(gate, idle)
+    (ends,) = await opened(middleware, idle)
     ends.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ends

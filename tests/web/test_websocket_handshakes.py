@@ -49,9 +49,9 @@ def test_with_the_denial_extension_the_client_reads_the_whole_answer(app: Starle
 
 @pytest.mark.parametrize("extensions", [{}, None, {"tls": {}}])
 async def test_without_the_extension_the_socket_is_closed_before_accept(app: Starlette, extensions: Any) -> None:
-    gate = RateLimitMiddleware(app, limits="9/hour", blocklist=Networks(["203.0.113.0/24"]))
+    middleware = RateLimitMiddleware(app, limits="9/hour", blocklist=Networks(["203.0.113.0/24"]))
     scope = scope_of("/ws", type="websocket", extensions=extensions)
-    answer = await send_scope(gate, scope)
+    answer = await send_scope(middleware, scope)
     assert answer.messages == [{"type": "websocket.close", "code": 1008}]
     assert ran == []
 

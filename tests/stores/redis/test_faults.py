@@ -154,7 +154,7 @@ async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
 ) -> None:
     site = Site(place.url, "local")
     async with Limiter.from_url(
-        f"redis://gate.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE_S, observers=[site.heard]
+        f"redis://middleware.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE_S, observers=[site.heard]
     ) as limiter:
         async with asyncio.timeout(DEADLINE_S + SLACK_S):
             assert (await limiter.hit("key", LIMIT)).allowed
@@ -179,14 +179,14 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
         await ended.wait()
         await hello(scope, receive, send)
 
-    def gate(limiter: Limiter) -> RateLimitMiddleware:
+    def middleware(limiter: Limiter) -> RateLimitMiddleware:
         return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
 
     troubled, well = (
         Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
         for url in (place.url, place.server.url)
     )
-    here, elsewhere = gate(troubled), gate(well)
+    here, elsewhere = middleware(troubled), middleware(well)
     gc.disable()
     try:
         async with troubled, well:

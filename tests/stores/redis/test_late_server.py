@@ -46,7 +46,7 @@ def hung() -> Iterator[int]:
 
 
 class Worker:
-    """A process of its own, as far as Redis can tell: a limiter, and a gate on it."""
+    """A process of its own, as far as Redis can tell: a limiter, and a middleware on it."""
 
     def __init__(self, url: str, *, on_error: Any = "local") -> None:
         self.heard = RecordingObserver(without=["refused", "near_limit"])
@@ -54,11 +54,11 @@ class Worker:
             f"{url}?timeout={DEADLINE_S * 1000:.0f}ms", deadline=DEADLINE_S, on_error=on_error, observers=[self.heard]
         )
         rule = Rule("*", LIMITS, key=header("X-API-Key"), name="rule")
-        self.gate = RateLimitMiddleware(hello, limiter=self.limiter, rules=[rule])
+        self.middleware = RateLimitMiddleware(hello, limiter=self.limiter, rules=[rule])
 
     async def answer(self, headers: dict[str, str] = HEADERS, path: str = "/") -> Answer:
         async with asyncio.timeout(BOUND_S + BOUND_S):
-            return await call(self.gate, path, headers=headers)
+            return await call(self.middleware, path, headers=headers)
 
     async def statuses(self, count: int, headers: dict[str, str] = HEADERS) -> list[int]:
         return [(await self.answer(headers)).status for _ in range(count)]
@@ -83,7 +83,7 @@ async def close(*workers: Worker) -> None:
         await worker.limiter.close()
 
 
-@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/gate/0"])
+@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/middleware/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize(
     ("on_error", "expected"), [("local", [200, 200, 200, 429]), ("allow", [200] * 4), ("deny", [503] * 4)]

@@ -24,10 +24,12 @@ def settings_of(client: Any) -> Any:
 
 
 async def test_a_client_says_how_to_connect() -> None:
-    client = Redis(host="h", port=7, db=3, username="ann", password="pw", client_name="gate", socket_keepalive=True)
+    client = Redis(
+        host="h", port=7, db=3, username="ann", password="pw", client_name="middleware", socket_keepalive=True
+    )
     said = settings_of(client)
     assert (said.host, said.port, said.db, said.username, said.password) == ("h", 7, 3, "ann", "pw")
-    assert (said.client_name, said.credential_provider, said.socket_keepalive) == ("gate", None, True)
+    assert (said.client_name, said.credential_provider, said.socket_keepalive) == ("middleware", None, True)
     assert isinstance(said.socket_keepalive_options, dict)
     assert settings_of(Redis(unix_socket_path="/run/s")).path == "/run/s"
     safe = settings_of(open_client("rediss://h"))
@@ -39,10 +41,14 @@ async def test_a_client_says_how_to_connect() -> None:
 
 
 async def test_sentinels_and_nodes_are_known() -> None:
-    master: Any = Sentinel([("h", 1), ("i", 2)], min_other_sentinels=1).master_for("gate", db=2)  # type: ignore[no-untyped-call]
+    master: Any = Sentinel([("h", 1), ("i", 2)], min_other_sentinels=1).master_for("middleware", db=2)  # type: ignore[no-untyped-call]
     pool = master.connection_pool
     assert isinstance(pool, SentinelConnectionPool)
-    assert (pool.service_name, pool.sentinel_manager.min_other_sentinels, settings_of(master).db) == ("gate", 1, 2)
+    assert (pool.service_name, pool.sentinel_manager.min_other_sentinels, settings_of(master).db) == (
+        "middleware",
+        1,
+        2,
+    )
     assert [settings_of(sentinel).port for sentinel in pool.sentinel_manager.sentinels] == [1, 2]
     await close_client(master)
     cluster = RedisCluster(startup_nodes=[ClusterNode("h", 7)], password="pw")
@@ -60,10 +66,10 @@ async def test_a_connection_is_made_as_the_client_says(server: RedisServer) -> N
     try:
         provider = UsernamePasswordCredentialProvider("ann", "pw")
         for how in ({"username": "ann", "password": "pw"}, {"credential_provider": provider}):
-            client = Redis(host="127.0.0.1", port=server.port, db=5, client_name="gate-test", **how)  # type: ignore[arg-type]
+            client = Redis(host="127.0.0.1", port=server.port, db=5, client_name="middleware-test", **how)  # type: ignore[arg-type]
             store = RedisStore(client, prefix="redis-py")
             await store.reset("user:ann")
-            (line,) = [row for row in server.command("CLIENT", "LIST").splitlines() if b"name=gate-test" in row]
+            (line,) = [row for row in server.command("CLIENT", "LIST").splitlines() if b"name=middleware-test" in row]
             assert b" db=5 " in line
             assert b" user=ann " in line
             await store.close()

@@ -27,7 +27,7 @@ from ...asgi import PEER, call, hello, statuses
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 
-def gate(*rules: Rule, clock: FakeClock | None = None, **options: Any) -> RateLimitMiddleware:
+def middleware(*rules: Rule, clock: FakeClock | None = None, **options: Any) -> RateLimitMiddleware:
     limiter = Limiter(MemoryStore(clock=clock or FakeClock()))
     return RateLimitMiddleware(hello, limiter=limiter, rules=rules, **options)
 
@@ -37,7 +37,7 @@ def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def test_an_admitted_response_says_where_the_client_stands() -> None:
-    answer = await call(gate(Rule("*", "100/10s", name="api")))
+    answer = await call(middleware(Rule("*", "100/10s", name="api")))
     assert (answer.status, answer.body) == (200, b"hi")
     assert answer.headers["ratelimit-policy"] == '"api";q=100;w=10'
     assert fields(answer.headers["ratelimit"]) == [("api", {"r": 99, "t": 11})]
@@ -46,7 +46,7 @@ async def test_an_admitted_response_says_where_the_client_stands() -> None:
 
 async def test_the_time_to_more_counts_down_and_never_exceeds_retry_after() -> None:
     clock = FakeClock()
-    app = gate(Rule("*", "2/10s", name="api"), clock=clock)
+    app = middleware(Rule("*", "2/10s", name="api"), clock=clock)
     await call(app)
     clock.advance(us=3_000_001)
     assert (await call(app)).headers["ratelimit"] == '"api";r=0;t=7'
@@ -61,7 +61,7 @@ async def test_the_time_to_more_counts_down_and_never_exceeds_retry_after() -> N
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 async def test_a_refusal_is_complete(method: str) -> None:
-    app = gate(Rule("*", "1/minute", name="api"))
+    app = middleware(Rule("*", "1/minute", name="api"))
     body = (await statuses(app, 1, method="GET"), await call(app))[1].body
     answer = await call(app, method=method)
     assert answer.status == 429
@@ -82,7 +82,7 @@ async def test_a_refusal_is_complete(method: str) -> None:
 
 async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field() -> None:
     for name in ["a", 'a"b', "a\\b", "x" * 64, "a b", "a,b=c", "100%", "%d%b"]:
-        answer = await call(gate(Rule("*", "5/minute", name=name)))
+        answer = await call(middleware(Rule("*", "5/minute", name=name)))
         assert fields(answer.headers["ratelimit"]) == [(name, {"r": 4, "t": 60})]
         assert fields(answer.headers["ratelimit-policy"]) == [(name, {"q": 5, "w": 60})]
 
@@ -94,7 +94,7 @@ def test_a_name_that_cannot_stand_in_a_header_is_refused_at_construction(name: A
 
 
 async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown_first() -> None:
-    app = gate(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
+    app = middleware(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
     answer = await call(app, "/login")
     assert fields(answer.headers["ratelimit-policy"]) == [
         ("login-60", {"q": 5, "w": 60}),
@@ -111,20 +111,20 @@ async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_i
 
 
 async def test_four_limits_are_shown_at_most_and_all_are_named_in_the_policy() -> None:
-    answer = await call(gate(Rule("*", "5/s; 50/m; 500/h; 5000/d; 50000/40d", name="api")))
+    answer = await call(middleware(Rule("*", "5/s; 50/m; 500/h; 5000/d; 50000/40d", name="api")))
     assert len(fields(answer.headers["ratelimit-policy"])) == 5
     assert [name for name, _ in fields(answer.headers["ratelimit"])] == ["api-1", "api-60", "api-3600", "api-86400"]
 
 
 async def test_a_limit_that_refuses_is_shown_before_one_with_little_left() -> None:
-    app = gate(Rule("*", "1/minute", name="a"), Rule("*", "2/hour; 3/day", name="b"))
+    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "2/hour; 3/day", name="b"))
     await call(app)
     answer = await call(app)
     assert fields(answer.headers["ratelimit"])[:2] == [("a", {"r": 0, "t": 60}), ("b-3600", {"r": 1, "t": 3600})]
 
 
 async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
-    app = gate(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
+    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
     await call(app)
     answer = await call(app)
     assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
@@ -132,7 +132,7 @@ async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> No
 
 
 async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
-    app = gate(Rule("*", "5/minute", cost=lambda request: 6))
+    app = middleware(Rule("*", "5/minute", cost=lambda request: 6))
     answer = await call(app)
     assert answer.status == 429
     assert "retry-after" not in answer.headers
@@ -142,7 +142,7 @@ async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
 
 async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.web.headers.time", lambda: 1_000_000.0)
-    answer = await call(gate(Rule("*", "9/10s"), headers="legacy"))
+    answer = await call(middleware(Rule("*", "9/10s"), headers="legacy"))
     assert {name: value for name, value in answer.headers.items() if "ratelimit" in name} == {
         "x-ratelimit-limit": "9",
         "x-ratelimit-remaining": "8",
@@ -151,16 +151,16 @@ async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_both_header_styles_or_none_on_request() -> None:
-    both = (await call(gate(Rule("*", "9/10s"), headers="both"))).headers
+    both = (await call(middleware(Rule("*", "9/10s"), headers="both"))).headers
     assert {"ratelimit", "ratelimit-policy", "x-ratelimit-limit"} <= both.keys()
-    app = gate(Rule("*", "1/minute"), headers=None)
+    app = middleware(Rule("*", "1/minute"), headers=None)
     admitted, refused = (await call(app)).headers, (await call(app)).headers
     assert not [name for name in (*admitted, *refused) if "ratelimit" in name]
     assert refused["retry-after"] == "60", "a refusal still says when to retry"
 
 
 async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
-    app = gate(Rule("*", "1/minute"), blocklist=Networks([PEER]))
+    app = middleware(Rule("*", "1/minute"), blocklist=Networks([PEER]))
     answer = await call(app)
     assert answer.status == 403
     assert answer.headers["cache-control"] == "no-store"
@@ -170,7 +170,7 @@ async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_on_refused_makes_the_answer_and_the_gate_completes_it(kind: str) -> None:
+async def test_on_refused_makes_the_answer_and_the_middleware_completes_it(kind: str) -> None:
     seen: list[Decision] = []
 
     def refused(request: Any, decision: Decision) -> Response:
@@ -182,7 +182,7 @@ async def test_on_refused_makes_the_answer_and_the_gate_completes_it(kind: str) 
     async def refused_later(request: Any, decision: Decision) -> Response:
         return refused(request, decision)
 
-    app = gate(Rule("*", "1/minute"), on_refused=refused if kind == "sync" else refused_later)
+    app = middleware(Rule("*", "1/minute"), on_refused=refused if kind == "sync" else refused_later)
     await call(app)
     answer = await call(app, "/x")
     assert (answer.status, json.loads(answer.body)) == (420, {"slow": "down", "path": "/x"})
@@ -193,7 +193,7 @@ async def test_on_refused_makes_the_answer_and_the_gate_completes_it(kind: str) 
 
 
 async def test_the_body_never_shows_what_the_client_sent() -> None:
-    app = gate(Rule("/x{rest:path}", "1/minute"), Rule("*", "1/minute", key=everyone))
+    app = middleware(Rule("/x{rest:path}", "1/minute"), Rule("*", "1/minute", key=everyone))
     path = '/x"</script><!--\udcff'
     await call(app, path, raw_path=b"/x")
     answer = await call(app, path, raw_path=b"/x")

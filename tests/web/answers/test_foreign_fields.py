@@ -47,9 +47,9 @@ async def test_the_applications_fields_of_our_names_give_way_in_any_spelling(ref
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    gate = RateLimitMiddleware(app, limits="9/hour", headers="both")
-    await call(gate)
-    answer = await call(gate)
+    middleware = RateLimitMiddleware(app, limits="9/hour", headers="both")
+    await call(middleware)
+    answer = await call(middleware)
     assert answer.status == 200
     found = [(bytes(name).lower(), bytes(value)) for name, value in answer.start["headers"]]
     for name in OWN:
@@ -89,9 +89,9 @@ def check_sendable(message: Message) -> None:
 
 @pytest.mark.parametrize("bad", BAD, ids=repr)
 async def test_a_field_that_cannot_be_sent_is_left_out_with_a_line_in_the_log(bad: Any, caplog: Any) -> None:
-    gate = refusing_with([*GOOD, bad, (b"X-Spaced", b"  a \t")])
-    await call(gate)
-    answer = await call(gate)
+    middleware = refusing_with([*GOOD, bad, (b"X-Spaced", b"  a \t")])
+    await call(middleware)
+    answer = await call(middleware)
     assert (answer.status, answer.body) == (420, b"own")
     check_sendable(answer.start)
     names = [name for name, _ in answer.start["headers"]]
@@ -103,17 +103,17 @@ async def test_a_field_that_cannot_be_sent_is_left_out_with_a_line_in_the_log(ba
 
 
 async def test_good_fields_are_sent_as_they_are_and_nothing_is_logged(caplog: Any) -> None:
-    gate = refusing_with(GOOD)
-    await call(gate)
-    assert (await call(gate)).start["headers"][:4] == GOOD
+    middleware = refusing_with(GOOD)
+    await call(middleware)
+    assert (await call(middleware)).start["headers"][:4] == GOOD
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("status", [0, 99, 100, 101, 199, 1000, -1, "429", None, 4.29, True])
 async def test_a_status_that_cannot_be_sent_leaves_the_default_answer(status: Any, caplog: Any) -> None:
-    gate = refusing_with(GOOD, status)
-    await call(gate)
-    answer = await call(gate)
+    middleware = refusing_with(GOOD, status)
+    await call(middleware)
+    answer = await call(middleware)
     assert (answer.status, json.loads(answer.body)["status"]) == (429, 429)
     assert "on_refused" in caplog.text
 

@@ -20,7 +20,7 @@ from slidegate.limiter.stats import OTHER, UNROUTED, Stats
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import scope_of
-from ..gates import charged
+from ..middlewares import charged
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}
@@ -39,10 +39,10 @@ BESIDE = {"/beside/1"}
 
 
 class Recorder:
-    """Stands around a gate, watches its messages, and counts each at once."""
+    """Stands around a middleware, watches its messages, and counts each at once."""
 
-    def __init__(self, gate: ASGIApp, clock: FakeClock) -> None:
-        self.gate = gate
+    def __init__(self, middleware: ASGIApp, clock: FakeClock) -> None:
+        self.middleware = middleware
         self.clock = clock
         self.windows: dict[tuple[tuple[str, ...], str], MetricWindow] = {}
 
@@ -54,7 +54,7 @@ class Recorder:
             await send(message)
 
         try:
-            await self.gate(scope, receive, watch)
+            await self.middleware(scope, receive, watch)
         except WebSocketDisconnect:
             seen.leave()
         except (ClientDisconnect, asyncio.CancelledError):
@@ -228,7 +228,7 @@ RULES: dict[str, list[Rule]] = {
 
 
 class World:
-    """A gate between scripts and a recorder."""
+    """A middleware between scripts and a recorder."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.clock = FakeClock(10**12)
@@ -247,10 +247,10 @@ class World:
             ]
         )
         router.beside = Router(routes=[Route("/beside/{id}", shared, methods=["GET"])])
-        gate = RateLimitMiddleware(
+        middleware = RateLimitMiddleware(
             router, limiter=self.limiter, rules=rules, blocklist=Networks([BLOCKED]), ignore_checks=["SG104"]
         )
-        self.recorder = Recorder(gate, self.clock)
+        self.recorder = Recorder(middleware, self.clock)
 
     async def limited(self, request: Any) -> ASGIApp:
         return Script(self.clock)

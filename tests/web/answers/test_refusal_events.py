@@ -49,14 +49,14 @@ async def swallowing(request: Request) -> PlainTextResponse:
 
 
 class House:
-    """A gate whose observer keeps the events of requests."""
+    """A middleware whose observer keeps the events of requests."""
 
     def __init__(self, app: ASGIApp = hello, **options: Any) -> None:
         self.clock = FakeClock(10**12)
         self.heard: list[Event] = []
         self.limiter = options.pop("limiter", None) or Limiter(MemoryStore(clock=self.clock))
         self.limiter.observe(self.heard.append, kinds=["refused", "near_limit", "shadow_refused"], inline=True)
-        self.gate = RateLimitMiddleware(app, limiter=self.limiter, **options)
+        self.middleware = RateLimitMiddleware(app, limiter=self.limiter, **options)
 
     @property
     def refused(self) -> list[dict[str, object]]:
@@ -67,14 +67,14 @@ class House:
     async def last(self, *args: Any, **more: Any) -> dict[str, object]:
         """Send a request that is refused, and return the details of its one event."""
         before = len(self.refused)
-        answer = await call(self.gate, *args, **more)
+        answer = await call(self.middleware, *args, **more)
         (details,) = self.refused[before:]
         assert details["status"] == answer.status
         return details
 
 
 def routed(*routes: Any, **options: Any) -> House:
-    """Return a house with a router behind its gate."""
+    """Return a house with a router behind its middleware."""
     return House(Starlette(routes=list(routes)), **options)
 
 
@@ -84,7 +84,7 @@ async def test_a_refusal_by_a_limit() -> None:
         rules=[Rule("*", "9/hour", name="all"), Rule("/shop/{rest:path}", "2/minute", name="shop")],
         statistics=False,
     )
-    assert await statuses(house.gate, 2, "/shop/items/7") == [200, 200]
+    assert await statuses(house.middleware, 2, "/shop/items/7") == [200, 200]
     assert house.refused == []
     house.clock.advance("1s")
     for _ in range(2):
@@ -97,14 +97,14 @@ async def test_a_refusal_by_a_limit() -> None:
 
 async def test_a_refusal_by_a_key_that_is_secret_shows_its_digest_as_the_store_has_it() -> None:
     house = House(rules=[Rule("*", "1/hour", key=header("X-API-Key"), name="api")])
-    await call(house.gate, headers={"x-api-key": "s3cret"})
+    await call(house.middleware, headers={"x-api-key": "s3cret"})
     details = await house.last(headers={"x-api-key": "s3cret"})
     assert details["client"] == PEER
     key = str(details["key"])
     assert key.startswith("header:")
     assert "s3cret" not in repr(house.heard)
     assert await house.limiter.reset(key)
-    assert (await call(house.gate, headers={"x-api-key": "s3cret"})).status == 200
+    assert (await call(house.middleware, headers={"x-api-key": "s3cret"})).status == 200
 
 
 async def test_refusals_by_a_ban_a_list_a_rule_a_plan_and_a_cost() -> None:
@@ -152,8 +152,8 @@ async def test_a_handshake_that_is_refused(extensions: dict[str, Any]) -> None:
     house = House(limits="1/hour")
     scope = scope_of("/ws", type="websocket", extensions=extensions)
     house.clock.advance("1s")
-    await send_scope(house.gate, dict(scope))
-    await send_scope(house.gate, dict(scope))
+    await send_scope(house.middleware, dict(scope))
+    await send_scope(house.middleware, dict(scope))
     (details,) = house.refused
     assert details["method"] == "WEBSOCKET"
     assert details["status"] == (429 if extensions else 403)
@@ -161,7 +161,7 @@ async def test_a_handshake_that_is_refused(extensions: dict[str, Any]) -> None:
 
 async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key() -> None:
     house = routed(Route("/{rest:path}", page), limits="1/hour", client=client_ip())
-    await call(house.gate)
+    await call(house.middleware)
     evil = "\x1b[2J\r\n<script>\u202e" * 5_000
     details = await house.last(f"/{evil}", method=f"{evil}GET", headers={"x-forwarded-for": evil})
     assert len(str(details["method"])) <= 64
@@ -174,7 +174,7 @@ async def test_two_gates_with_one_limiter_make_one_event_of_a_refusal() -> None:
     limiter = Limiter()
     inner = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter)
     house = House(inner, limits="9/hour", limiter=limiter)
-    assert await statuses(house.gate, 3) == [200, 429, 429]
+    assert await statuses(house.middleware, 3) == [200, 429, 429]
     assert len(house.refused) == 2
 
 
@@ -189,13 +189,13 @@ async def leave(house: House, at: str) -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(OSError, match="left"):
-        await house.gate(scope_of(), receive, send)
+        await house.middleware(scope_of(), receive, send)
 
 
 @pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])
 async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str) -> None:
     house = House(limits="1/hour")
-    await statuses(house.gate, 20)
+    await statuses(house.middleware, 20)
     before = len(house.refused)
     await leave(house, at)
     assert len(house.refused) == before + 1
@@ -205,7 +205,7 @@ async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str) 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 async def test_every_refused_request_makes_one_event_and_every_other_none(data: st.DataObject) -> None:
-    """The record that the gate leaves in the scope says which requests were refused."""
+    """The record that the middleware leaves in the scope says which requests were refused."""
     options: dict[str, Any] = {
         "statistics": data.draw(st.booleans()),
         "headers": data.draw(st.sampled_from(["draft", None])),
@@ -232,7 +232,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         path = data.draw(st.sampled_from(["/", "/free", "/shut", "/limited", "/swallowing", "/none"]))
         client = data.draw(st.sampled_from([PEER, OTHER]))
         scope = scope_of(path, client=(client, 1))
-        await send_scope(house.gate, scope)
+        await send_scope(house.middleware, scope)
         decision = scope["slidegate"].decision
         count += not decision.allowed
         assert len(house.refused) + len(further_in) == count, (path, client, decision)
@@ -242,6 +242,6 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
 
 async def test_a_shadow_tells_of_requests_that_it_would_have_refused() -> None:
     house = House(rules=[Rule("*", "1/hour", shadow=True, name="trial")])
-    assert await statuses(house.gate, 3) == [200] * 3
+    assert await statuses(house.middleware, 3) == [200] * 3
     kinds = [event.kind for event in house.heard]
     assert kinds == ["near_limit", "shadow_refused", "shadow_refused"]

@@ -1,7 +1,7 @@
 """What an application sends goes out as it came, whatever kinds of values it is made of; our fields come on top.
 
-Servers take lists for tuples, any kind of bytes for bytes, and whatever is true for True, and so does a gate. Compiled
-code checks the types that it declares, so what comes from others has to be declared as what it may be.
+Servers take lists for tuples, any kind of bytes for bytes, and whatever is true for True, and so does a middleware.
+Compiled code checks the types that it declares, so what comes from others has to be declared as what it may be.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ async def played(messages: list[Any], options: dict[str, Any], client: Any) -> l
         for message in messages:
             await send(message)
 
-    gate = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
-    await send_scope(gate, scope_of("/", client=client))
-    return (await send_scope(gate, scope_of("/", client=client))).messages
+    middleware = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
+    await send_scope(middleware, scope_of("/", client=client))
+    return (await send_scope(middleware, scope_of("/", client=client))).messages
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""What the gate records about requests: each once, by rule and by route, whatever becomes of it."""
+"""What the middleware records about requests: each once, by rule and by route, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASS = Outcome("pass")
 
 
 class Site:
-    """An application with a clock that its endpoints move, behind a gate."""
+    """An application with a clock that its endpoints move, behind a middleware."""
 
     def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
@@ -125,7 +125,7 @@ DONE = {"pass": 1, "2xx": 1, "success": 1}
 
 
 async def by_hand(*messages: Message, error: BaseException | None = None, **scope: Any) -> dict[str, int]:
-    """Send messages through a gate, raise, and return what was recorded; each message takes 10 ms."""
+    """Send messages through a middleware, raise, and return what was recorded; each message takes 10 ms."""
     clock = FakeClock(1_000_000_000)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,9 +137,9 @@ async def by_hand(*messages: Message, error: BaseException | None = None, **scop
             raise error
 
     limiter = Limiter(MemoryStore(clock=clock))
-    gate = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
+    middleware = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
     with nullcontext() if error is None else suppress(type(error)):
-        await send_scope(gate, scope_of(**scope))
+        await send_scope(middleware, scope_of(**scope))
     total = limiter.stats().total
     assert (total.passed, total.refused, total.seen.rt.count) == (1, 0, 1)
     return seen(total)
@@ -174,10 +174,10 @@ async def test_a_limit_that_is_met_after_the_answer_began_is_an_exception() -> N
         await limit.check(HTTPConnection(scope))
         await send(LAST)
 
-    gate = RateLimitMiddleware(late, limits="9/day", limiter=(limiter := Limiter()))
-    await send_scope(gate, scope_of())
+    middleware = RateLimitMiddleware(late, limits="9/day", limiter=(limiter := Limiter()))
+    await send_scope(middleware, scope_of())
     with pytest.raises(RateLimitExceeded):
-        await send_scope(gate, scope_of())
+        await send_scope(middleware, scope_of())
     assert seen(limiter.stats().total) == {"pass": 2, "2xx": 2, "success": 1, "exception": 1}
 
 
@@ -246,12 +246,12 @@ async def test_a_method_that_a_route_has_not_is_of_that_route_admitted_or_refuse
     assert list(site.stats().routes) == ["GET /items/{id}"]
 
 
-async def test_a_gate_around_an_application_knows_its_routes_before_they_are_asked() -> None:
+async def test_a_middleware_around_an_application_knows_its_routes_before_they_are_asked() -> None:
     app = Starlette(routes=[Route("/items/{id}", lambda _: PlainTextResponse("x"))])
-    gate = RateLimitMiddleware(app, limits="1/day", limiter=(limiter := Limiter()))
+    middleware = RateLimitMiddleware(app, limits="1/day", limiter=(limiter := Limiter()))
     for root_path in ("", "/root"):
         for number in range(2):
-            await send_scope(gate, scope_of(f"{root_path}/items/{number}", root_path=root_path))
+            await send_scope(middleware, scope_of(f"{root_path}/items/{number}", root_path=root_path))
     assert list(limiter.stats().routes) == ["GET /items/{id}"]
     assert (limiter.stats().total.passed, limiter.stats().total.refused) == (1, 3)
 
@@ -280,7 +280,7 @@ async def test_bans_and_lists_are_blocks_of_no_rule() -> None:
     assert stats.rules["all"].refused == 0
 
 
-async def test_a_gate_further_in_records_nothing_twice() -> None:
+async def test_a_middleware_further_in_records_nothing_twice() -> None:
     limiter = Limiter()
     inner = RateLimitMiddleware(
         Starlette(routes=[Route("/{name}", lambda _: PlainTextResponse("x"), methods=["POST"])]),

@@ -25,8 +25,8 @@ async def costly(request: Request) -> PlainTextResponse:
 
 
 def site(limiter: Limiter, *rules: Rule, **options: Any) -> TestClient:
-    gate = Middleware(RateLimitMiddleware, limiter=limiter, rules=list(rules), **options)
-    return TestClient(Starlette(routes=[Route("/item", page), Route("/costly", costly)], middleware=[gate]))
+    middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=list(rules), **options)
+    return TestClient(Starlette(routes=[Route("/item", page), Route("/costly", costly)], middleware=[middleware]))
 
 
 @pytest.fixture

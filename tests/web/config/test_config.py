@@ -48,8 +48,8 @@ def from_file(file: Path, text: str | bytes, **code: Any) -> ReloadingMiddleware
     return RateLimitMiddleware.from_file(hello, file, **code)
 
 
-def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
-    """Return the gate that a file makes."""
+def middleware(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
+    """Return the middleware that a file makes."""
     return from_file(file, text, **code).app
 
 
@@ -95,9 +95,9 @@ def facts(policy: BanPolicy) -> dict[str, Any]:
 
 
 def test_what_a_ban_table_leaves_out_is_what_the_code_leaves_out(file: Path) -> None:
-    (made,) = gate(file, "rules = []\n[bans.abuse]\n").policies
+    (made,) = middleware(file, "rules = []\n[bans.abuse]\n").policies
     assert facts(made) == facts(BanPolicy())
-    assert not gate(file, "rules = []\n[bans]\n").policies
+    assert not middleware(file, "rules = []\n[bans]\n").policies
 
 
 def test_the_schema_shows_the_defaults_that_the_code_has() -> None:
@@ -126,7 +126,7 @@ async def test_a_file_may_have_bans_and_no_limits(file: Path) -> None:
     assert await statuses(coded, 2, "/.env") == [403, 403]
 
 
-async def test_a_gate_from_a_file_does_what_the_same_gate_in_code_does(file: Path) -> None:
+async def test_a_middleware_from_a_file_does_what_the_same_middleware_in_code_does(file: Path) -> None:
     app = from_file(file, 'limits = "2/hour"\nheaders = "legacy"\nblocklist = ["198.51.100.0/24"]\n')
     assert await statuses(app, 3) == [200, 200, 429]
     assert (await call(app, client=("198.51.100.1", 1))).status == 403
@@ -166,7 +166,7 @@ async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> 
 
 
 def test_text_of_another_system_is_read_as_well(file: Path) -> None:
-    assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
+    assert middleware(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
 
 BANS = "[bans.s]\n"
@@ -267,7 +267,7 @@ BAD: list[tuple[str | bytes, str]] = [
 def test_each_mistake_is_answered_with_its_key_and_what_was_expected(number: int, file: Path) -> None:
     text, part = BAD[number]
     with pytest.raises(ConfigurationError) as caught:
-        gate(file, text)
+        middleware(file, text)
     message = str(caught.value)
     assert message.startswith(str(file))
     assert f": {part}" in message or f", {part}" in message
@@ -276,7 +276,7 @@ def test_each_mistake_is_answered_with_its_key_and_what_was_expected(number: int
 
 def test_all_mistakes_of_shape_are_said_at_once(file: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        gate(file, 'enabled = 1\n[[rules]]\npath = 5\nlimits = "x"\n[client]\nhaeder = "x"')
+        middleware(file, 'enabled = 1\n[[rules]]\npath = 5\nlimits = "x"\n[client]\nhaeder = "x"')
     lines = str(caught.value).splitlines()
     assert {line.removeprefix(f"{file}: ").partition(":")[0] for line in lines} == {
         "enabled",
@@ -309,7 +309,7 @@ def test_all_mistakes_of_shape_are_said_at_once(file: Path) -> None:
 )
 def test_a_message_is_bounded_whatever_the_file_holds(text: str, file: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        gate(file, text.format(long="y" * 5_000))
+        middleware(file, text.format(long="y" * 5_000))
     assert all(len(line) - len(str(file)) < 400 for line in str(caught.value).splitlines())
     assert len(str(caught.value).splitlines()) < 25
 
@@ -325,15 +325,15 @@ def test_without_the_validating_library_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     monkeypatch.delitem(sys.modules, "slidegate.web.config_schema", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
-        gate(file, 'limits = "1/s"')
+        middleware(file, 'limits = "1/s"')
 
 
 # -- what goes before what ------------------------------------------------------------------------------------------
 
 
-def address_of(gate: RateLimitMiddleware) -> int:
+def address_of(middleware: RateLimitMiddleware) -> int:
     """Return what tells the stores of these tests apart."""
-    store = gate.limiter.store
+    store = middleware.limiter.store
     assert isinstance(store, MemoryStore)
     return store.max_keys
 
@@ -343,27 +343,27 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
 ) -> None:
     plain = 'limits = "1/hour"\n'
     monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
-    default = address_of(gate(file, plain))
+    default = address_of(middleware(file, plain))
     monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
     assert default != 11
-    assert address_of(gate(file, plain)) == 11
+    assert address_of(middleware(file, plain)) == 11
     written = f'store = "memory://?max_keys=22"\n{plain}'
-    assert address_of(gate(file, written)) == 22
+    assert address_of(middleware(file, written)) == 22
     mine = Limiter(MemoryStore(max_keys=33))
-    assert gate(file, plain, limiter=mine).limiter is mine
-    assert address_of(gate(file, written, limiter=None)) == 22
+    assert middleware(file, plain, limiter=mine).limiter is mine
+    assert address_of(middleware(file, written, limiter=None)) == 22
 
 
 @pytest.mark.parametrize("written", ['store = "memory://"', 'deadline = "50ms"', 'on_error = "deny"'])
 def test_a_limiter_in_code_has_what_the_file_would_say_about_its_own(written: str, file: Path) -> None:
     name = written.partition(" ")[0]
     with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: {name}: the limiter that the code gives"):
-        gate(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
+        middleware(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
     with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
-        gate(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
+        middleware(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
     for wrong in (5, print, None):
         with pytest.raises(ConfigurationError, match="observers: expected a list of functions that take an Event"):
-            gate(file, 'limits = "1/hour"\n', observers=wrong)
+            middleware(file, 'limits = "1/hour"\n', observers=wrong)
 
 
 async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
@@ -376,26 +376,26 @@ async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
         trusted = ["192.0.2.0/24"]
     """
     code: dict[str, Any] = {"headers": "draft", "blocklist": None, "enabled": True, "client": client_ip()}
-    app = gate(file, text, rules=[Rule("*", "2/hour")], **code)
+    app = middleware(file, text, rules=[Rule("*", "2/hour")], **code)
     assert await statuses(app, 3) == [200, 200, 429]
     assert "ratelimit" in (await call(app)).headers
-    listed = gate(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
+    listed = middleware(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
     assert (await call(listed)).status == 403
 
 
 def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:
     with pytest.raises(ConfigurationError, match="'limitz'; did you mean 'limits'"):
-        gate(file, 'limits = "1/hour"', limitz="2/hour")
+        middleware(file, 'limits = "1/hour"', limitz="2/hour")
 
 
 async def test_the_emergency_switch_goes_before_everything(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
-    assert await statuses(gate(file, 'limits = "1/hour"\nenabled = true', enabled=True), 2) == [200, 200]
+    assert await statuses(middleware(file, 'limits = "1/hour"\nenabled = true', enabled=True), 2) == [200, 200]
 
 
 def test_an_address_may_stand_in_a_variable_of_any_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
-    assert address_of(gate(file, 'limits = "1/hour"\nstore = { env = "MY_STORE" }')) == 44
+    assert address_of(middleware(file, 'limits = "1/hour"\nstore = { env = "MY_STORE" }')) == 44
 
 
 @pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
@@ -405,13 +405,13 @@ def test_a_bad_address_in_a_variable_is_named_and_not_shown(
     monkeypatch.setenv(variable, "nosuch://user:secret@db")
     store = f'store = {{ env = "{variable}" }}\n' if variable == "MY_STORE" else ""
     with pytest.raises(ConfigurationError, match=variable) as caught:
-        gate(file, f'{store}limits = "1/hour"')
+        middleware(file, f'{store}limits = "1/hour"')
     assert "secret" not in str(caught.value)
 
 
 def test_a_rule_is_the_same_from_a_file_and_in_code(file: Path) -> None:
     clock = FakeClock()
-    made = gate(file, RULE, limiter=Limiter(MemoryStore(clock=clock)))
+    made = middleware(file, RULE, limiter=Limiter(MemoryStore(clock=clock)))
     assert made.rules[0].identity == Rule("/a", "5/minute").identity
 
 

@@ -15,22 +15,22 @@ from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, statuses
-from ..gates import FollowedFiles, end_of_looks
+from ..middlewares import FollowedFiles, end_of_looks
 
-Gate: TypeAlias = Any
-"""What `RateLimitMiddleware.from_file` returns; its `app` is the gate that is at work."""
+Middleware: TypeAlias = Any
+"""What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
 
 class Desk(FollowedFiles):
-    """A configuration file, and a gate that follows it."""
+    """A configuration file, and a middleware that follows it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.path = directory / "slidegate.toml"
 
-    def gate(self, text: str, **code: Any) -> Gate:
+    def middleware(self, text: str, **code: Any) -> Middleware:
         self.rewrite(text)
         code.setdefault("limiter", self.limiter)
         return RateLimitMiddleware.from_file(hello, self.path, clock=self.seconds, **code)
@@ -45,7 +45,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.rewrite(PLAIN.replace("3/hour", "5/hour"))
     with caplog.at_level(logging.INFO, "slidegate"):
@@ -58,7 +58,7 @@ async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: py
 async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     assert await statuses(app, 2) == [200, 200]
     desk.rewrite(PLAIN.replace("limits", "limts"))
     for _ in range(3):
@@ -70,7 +70,7 @@ async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
 
 
 async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     desk.path.unlink()
     for _ in range(3):
         await desk.visit(app)
@@ -83,7 +83,7 @@ async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(des
 
 
 async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = desk.gate(PLAIN.replace("3/", "900/"))
+    app = desk.middleware(PLAIN.replace("3/", "900/"))
     looks = 0
     stat = os.stat
 
@@ -101,10 +101,10 @@ async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monke
 
 
 async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_themselves(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     other = RateLimitMiddleware(hello, limiter=desk.limiter, rules=[Rule("*", "3/hour")])
     assert await statuses(other, 4) == [200, 200, 200, 429]
-    assert await statuses(app, 2) == [200, 200], "two gates are two buckets"
+    assert await statuses(app, 2) == [200, 200], "two middlewares are two buckets"
     for number in range(3):
         desk.rewrite(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
         await desk.visit(app)
@@ -114,7 +114,7 @@ async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_them
 
 async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk: Desk) -> None:
     named = '[[rules]]\npath = "/b"\nlimits = "2/hour"\nname = "b"\n'
-    app = desk.gate(PLAIN.replace('"*"', '"/a"') + named)
+    app = desk.middleware(PLAIN.replace('"*"', '"/a"') + named)
     assert await statuses(app, 2, "/a") == [200, 200]
     assert await statuses(app, 1, "/b") == [200]
     desk.rewrite(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
@@ -125,7 +125,7 @@ async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk:
 
 
 async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     desk.rewrite('blocklist = "late.netset"\n' + PLAIN)
     await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected"]
@@ -137,7 +137,7 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Des
 
 async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk) -> None:
     desk.write("proxies.netset", "203.0.113.0/24\n")
-    app = desk.gate('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
+    app = desk.middleware('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
     desk.write("proxies.netset", "")
     await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected"]
@@ -150,7 +150,7 @@ async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk)
 
 async def test_another_store_needs_a_restart(desk: Desk) -> None:
     heard = RecordingObserver(without=["refused", "near_limit"])
-    app = desk.gate('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
+    app = desk.middleware('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)
     await desk.visit(app)
@@ -164,7 +164,7 @@ async def test_another_store_needs_a_restart(desk: Desk) -> None:
 async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
 
     def fails(*args: object) -> None:
         raise RuntimeError("no such luck")
@@ -177,8 +177,8 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     assert "no such luck" in caplog.text
 
 
-async def test_the_gate_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+async def test_the_middleware_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
+    app = desk.middleware(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.rewrite("enabled = false\n" + PLAIN)
     await desk.visit(app)
@@ -195,9 +195,9 @@ async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
         seen.append(arguments)
 
     desk.rewrite(PLAIN)
-    gate = RateLimitMiddleware.from_file(app, desk.path)
+    middleware = RateLimitMiddleware.from_file(app, desk.path)
     scope: dict[str, Any] = {"type": "lifespan"}
-    await gate(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
+    await middleware(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
     assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
 
 
@@ -205,7 +205,7 @@ async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
 def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
     seed = random.randrange(2**32)
     pick = random.Random(seed)
-    app = desk.gate(PLAIN.replace("3/hour", "200/hour"))
+    app = desk.middleware(PLAIN.replace("3/hour", "200/hour"))
     answers: list[int] = []
 
     async def visit() -> None:
@@ -233,7 +233,7 @@ def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk
 
 
 async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.rewrite(PLAIN.replace("3/hour", "3/day"))
     await desk.visit(app)
@@ -250,7 +250,7 @@ BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\njitter = 0
 
 
 async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
-    app = desk.gate(BANS)
+    app = desk.middleware(BANS)
     assert await statuses(app, 1, "/.env") == [200]
     desk.rewrite(BANS.replace("3/1h", "4/1h"))
     await desk.visit(app)
@@ -259,7 +259,7 @@ async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
 
 
 async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_the_next(desk: Desk) -> None:
-    app = desk.gate(BANS.replace("3/1h", "1/1h"))
+    app = desk.middleware(BANS.replace("3/1h", "1/1h"))
     assert (await call(app, "/.env")).headers["retry-after"] == "60"
     desk.rewrite("rules = []\n")
     await desk.visit(app)
@@ -276,7 +276,7 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_t
 
 
 async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
+    app = desk.middleware(PLAIN)
     desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
     link = desk.path.with_name("link")
     link.symlink_to("next.toml")
@@ -287,7 +287,7 @@ async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
 
 
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
-    app = desk.gate('default_limits = "3/hour"\n')
+    app = desk.middleware('default_limits = "3/hour"\n')
     assert app.app.rules == ()
     assert await statuses(app, 2) == [200, 200]
     desk.rewrite('default_limits = "4/hour"\n')

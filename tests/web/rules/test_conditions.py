@@ -17,7 +17,7 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Netwo
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
-from ..gates import charged
+from ..middlewares import charged
 
 PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
 
@@ -54,11 +54,11 @@ async def test_where_a_condition_fails_limits_and_blocks_apply_and_exemptions_do
     assert await statuses(final, 2) == [200, 429]
     blocking = RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=when)])
     assert await statuses(blocking, 2) == [403, 403]
-    assert len(caplog.records) == 4  # once a minute for each rule and gate
+    assert len(caplog.records) == 4  # once a minute for each rule and middleware
     assert all("when function of rule 'default' failed" in record.getMessage() for record in caplog.records)
 
 
-async def test_a_condition_is_asked_once_for_each_request_and_gate() -> None:
+async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> None:
     asked: list[str] = []
 
     def when(request: Any) -> bool:
@@ -186,7 +186,7 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
         assert (await call(app, method="OPTIONS", headers=PREFLIGHT)).status == 200
 
 
-async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged() -> None:
+async def test_an_inner_middleware_that_blocks_hands_back_what_the_outer_one_charged() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", block=True, when=is_curl)])
     app = RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "1/hour", name="outer")])
@@ -196,9 +196,9 @@ async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged()
 
 async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:
     app = Starlette(routes=[Route("/a", lambda request: PlainTextResponse("a"))])
-    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], default_limits="1/hour")
-    assert await statuses(gate, 3, "/a", headers=CURL) == [200] * 3
-    assert await statuses(gate, 2, "/a") == [200, 429]
+    middleware = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], default_limits="1/hour")
+    assert await statuses(middleware, 3, "/a", headers=CURL) == [200] * 3
+    assert await statuses(middleware, 2, "/a") == [200, 429]
 
 
 # -- what is wrong at construction -------------------------------------------------------------------------------------
@@ -299,10 +299,10 @@ async def test_rules_with_conditions_decide_as_a_walk_over_them(seed: int) -> No
             asked.append(charged(scope))
             await hello(scope, receive, send)
 
-        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], ignore_checks=["SG104"])
+        middleware = RateLimitMiddleware(app, rules=[rule for rule, _ in made], ignore_checks=["SG104"])
         for _ in range(6):
             path, flags = draw.choice(["/a", "/b", "/c"]), draw.choice(["", "x", "y", "xy"])
             status, expected = walked(facts, path, flags)
             asked.clear()
-            assert (await call(gate, path, headers={"flags": flags})).status == status, (facts, path, flags)
+            assert (await call(middleware, path, headers={"flags": flags})).status == status, (facts, path, flags)
             assert asked == ([expected] if status == 200 else []), (facts, path, flags)

@@ -20,7 +20,7 @@ from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLi
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello, scope_of, statuses
-from ..limited import AT, gate_of, limited
+from ..limited import AT, limited, middleware_of
 
 everywhere = pytest.mark.parametrize("at", AT)
 
@@ -71,10 +71,10 @@ async def test_a_limits_function_that_fails_leaves_the_default_limits(
 
 @everywhere
 async def test_only_answers_that_count_are_counted(at: str) -> None:
-    gate = limited(at, "2/hour", count_if=lambda status: status == 401, name="login")
-    assert await statuses(gate, 9) == [200] * 9
-    assert await statuses(gate, 3, headers={"x-status": "401"}) == [401, 401, 429]
-    assert await statuses(gate, 1) == [429]
+    middleware = limited(at, "2/hour", count_if=lambda status: status == 401, name="login")
+    assert await statuses(middleware, 9) == [200] * 9
+    assert await statuses(middleware, 3, headers={"x-status": "401"}) == [401, 401, 429]
+    assert await statuses(middleware, 1) == [429]
 
 
 @pytest.mark.parametrize("at", ["rule", "endpoint"])
@@ -86,8 +86,8 @@ async def test_an_exception_is_a_500_to_count_if(at: str) -> None:
     for limit, asked in ((wrong, ["?", "?", "401", "?", "401"]), (failed, ["401", "?", "401", "?"])):
         endpoint = page if at == "rule" else RateLimit("2/hour", **limit)(page)
         rules = [Rule("/", "2/hour", **limit)] if at == "rule" else []
-        gate = Middleware(RateLimitMiddleware, rules=rules)
-        app = Starlette(routes=[Route("/", endpoint)], middleware=[gate])
+        middleware = Middleware(RateLimitMiddleware, rules=rules)
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[middleware])
         for status in asked:
             with pytest.raises(ValueError, match="invalid literal") if status == "?" else nullcontext():
                 assert await statuses(app, 1, headers={"x-status": status}) == [401]
@@ -98,11 +98,11 @@ async def test_a_client_that_hangs_up_gets_nothing_back() -> None:
     async def gone(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientDisconnect
 
-    gate = guarded(gone, "2/hour")
+    middleware = guarded(gone, "2/hour")
     for _ in range(2):
         with pytest.raises(ClientDisconnect):
-            await call(gate)
-    assert await statuses(gate, 1) == [429]
+            await call(middleware)
+    assert await statuses(middleware, 1) == [429]
 
 
 def login(right: str = "open sesame") -> Any:
@@ -206,9 +206,9 @@ async def test_a_refusal_by_another_limit_at_the_endpoint_hands_everything_back_
     first = RateLimit("9/hour", name="first", count_if=lambda status: status == 429)
     app = FastAPI()
     app.get("/", dependencies=[Depends(first), Depends(RateLimit("1/hour", name="second"))])(lambda: "page")
-    gate = gate_of(app)
-    assert await statuses(gate, 3) == [200, 429, 429]
-    assert (await gate.limiter.peek(PEER, "9/hour", 0, rule="first")).remaining == 9
+    middleware = middleware_of(app)
+    assert await statuses(middleware, 3) == [200, 429, 429]
+    assert (await middleware.limiter.peek(PEER, "9/hour", 0, rule="first")).remaining == 9
 
 
 @everywhere
@@ -216,10 +216,10 @@ async def test_header_fields_and_the_request_may_say_what_counts(at: str) -> Non
     def counts(status: int, headers: Any, request: Any) -> bool:
         return status == 200 and headers["x-cache"] != "hit" and "x-free" not in request.headers
 
-    gate = limited(at, "1/hour", count_if=counts)
+    middleware = limited(at, "1/hour", count_if=counts)
     for free in ({"x-hit": "hit"}, {"x-free": "1"}, {"x-status": "404"}):
-        assert 429 not in await statuses(gate, 3, headers=free)
-    assert await statuses(gate, 2) == [200, 429]
+        assert 429 not in await statuses(middleware, 3, headers=free)
+    assert await statuses(middleware, 2) == [200, 429]
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,12 @@ async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) ->
 @everywhere
 async def test_refusals_count_where_they_are_said_to(at: str) -> None:
     clock = FakeClock()
-    gate = limited(at, "2/minute", limiter=Limiter(MemoryStore(clock=clock)), count_denied=True)
-    assert await statuses(gate, 3) == [200, 200, 429]
+    middleware = limited(at, "2/minute", limiter=Limiter(MemoryStore(clock=clock)), count_denied=True)
+    assert await statuses(middleware, 3) == [200, 200, 429]
     clock.advance("50s")
-    assert await statuses(gate, 2) == [429, 429]
+    assert await statuses(middleware, 2) == [429, 429]
     clock.advance("15s")
-    assert await statuses(gate, 1) == [429]
+    assert await statuses(middleware, 1) == [429]
 
 
 # -- shadows -------------------------------------------------------------------------------------------------------
@@ -271,8 +271,8 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
 async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
     observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
-    gate = limited(at, "2/hour", limiter=limiter, shadow=True, name="next")
-    answers = [await call(gate) for _ in range(5)]
+    middleware = limited(at, "2/hour", limiter=limiter, shadow=True, name="next")
+    answers = [await call(middleware) for _ in range(5)]
     assert [answer.status for answer in answers] == [200] * 5
     assert "ratelimit" not in answers[0].headers
     assert observer.kinds == ["shadow_refused"] * 3
@@ -301,7 +301,7 @@ async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_
     async def page() -> str:
         return "page"
 
-    assert await statuses(gate_of(app, limiter), 4) == [200] * 3 + [429]
+    assert await statuses(middleware_of(app, limiter), 4) == [200] * 3 + [429]
     assert [event.kind for event in observer.events].count("shadow_refused") == 2
 
 
@@ -342,8 +342,8 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
 @everywhere
 async def test_a_hot_key_is_told_wherever_it_is_tracked(at: str) -> None:
     hot: list[str] = []
-    gate = limited(at, "2/hour", on_exceeded=lambda key, decision: hot.append(key))
-    assert await statuses(gate, 5) == [200] * 5
+    middleware = limited(at, "2/hour", on_exceeded=lambda key, decision: hot.append(key))
+    assert await statuses(middleware, 5) == [200] * 5
     assert hot == [PEER]
 
 

@@ -31,10 +31,10 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
         Rule("*", "9/hour", name="all"),
         Rule("*", lambda request: iter(plans) if plan is not plans else plan, name="plan"),
     ]
-    gate = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
     for _ in range(3):
         scope = scope_of()
-        answer = await send_scope(gate, scope)
+        answer = await send_scope(middleware, scope)
         assert answer.status == 429
         assert "retry-after" not in answer.headers
         assert answer.headers["cache-control"] == "no-store"
@@ -50,17 +50,17 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
     "plan", ["00x/minute", "10/minute", "0.5/minute", "0", "", "nobody; 5/minute?", "a:b/c"], ids=repr
 )
 async def test_what_only_looks_like_it_is_not_nobody(plan: str) -> None:
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, fallback_limits="10/minute")])
-    assert await statuses(gate, 2) == [200, 200]
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, fallback_limits="10/minute")])
+    assert await statuses(middleware, 2) == [200, 200]
 
 
 async def test_whom_the_key_function_does_not_count_is_not_nobody_either() -> None:
     def key(request: HTTPConnection) -> str | None:
         return request.headers.get("x-user")
 
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody", key=key)])
-    assert await statuses(gate, 1) == [200]
-    assert await statuses(gate, 1, headers={"x-user": "ann"}) == [429]
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody", key=key)])
+    assert await statuses(middleware, 1) == [200]
+    assert await statuses(middleware, 1, headers={"x-user": "ann"}) == [429]
 
 
 async def test_a_function_that_fails_can_leave_nobody() -> None:
@@ -75,8 +75,8 @@ async def test_a_function_that_fails_can_leave_nobody() -> None:
 
 async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
     policy = BanPolicy("3/10m", "1h", signals={"refused": 1})
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
-    assert await statuses(gate, 5) == [429, 429, 429, 403, 403]
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
+    assert await statuses(middleware, 5) == [429, 429, 429, 403, 403]
 
 
 async def test_on_refused_can_tell_and_stats_name_the_rule() -> None:
@@ -85,8 +85,8 @@ async def test_on_refused_can_tell_and_stats_name_the_rule() -> None:
 
     limiter = Limiter()
     rules = [Rule("*", lambda request: "nobody", name="plan")]
-    gate = RateLimitMiddleware(hello, rules=rules, on_refused=refused, limiter=limiter)
-    answer = await call(gate)
+    middleware = RateLimitMiddleware(hello, rules=rules, on_refused=refused, limiter=limiter)
+    answer = await call(middleware)
     assert (answer.status, answer.body) == (402, b"nobody plan")
     assert limiter.stats().rules["plan"].refused == 1
 
@@ -97,8 +97,8 @@ async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_bac
     async def plan(request: HTTPConnection) -> str:
         return "0/minute"
 
-    gate = Middleware(RateLimitMiddleware, limits="9/hour", limiter=limiter)
-    app = Starlette(routes=[Route("/", RateLimit(plan, name="plan")(page))], middleware=[gate])
+    middleware = Middleware(RateLimitMiddleware, limits="9/hour", limiter=limiter)
+    app = Starlette(routes=[Route("/", RateLimit(plan, name="plan")(page))], middleware=[middleware])
     answer = await call(app)
     assert (answer.status, json.loads(answer.body)["violated-policies"]) == (429, ["plan"])
     assert "retry-after" not in answer.headers
@@ -111,7 +111,7 @@ async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None
         Rule("*", lambda request: "nobody", shadow=True, name="shadow"),
         Rule("*", lambda request: "nobody", on_exceeded=lambda key, seen: told.append(key), name="track"),
     ]
-    gate = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
-    assert await statuses(gate, 3) == [200, 200, 200]
+    middleware = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
+    assert await statuses(middleware, 3) == [200, 200, 200]
     assert [event.kind for event in observer.events] == ["shadow_refused"] * 3
     assert told == [PEER]

@@ -1,4 +1,4 @@
-"""Finding the rules of a request: a gate of many rules charges those that each of them alone would charge."""
+"""Finding the rules of a request: a middleware of many rules charges those that each of them alone would charge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
 
 from ...asgi import hello, page, scope_of, send_scope, statuses
-from ..gates import checks
+from ..middlewares import checks
 
 PLENTY = "1000000/minute"
 WORDS = ["a", "A", "b", "shop", "x1", "5", "", "\u00e9", "a;p", "v2", ".well", "a\n", "s\u017f", "a b", "~"]
@@ -108,7 +108,7 @@ def random_scope(dice: Random, rules: list[Rule]) -> Scope:
 
 
 def random_app(dice: Random, rules: list[Rule]) -> ASGIApp:
-    """Return the application below a gate: unknown, or one whose routes say where odd paths lead."""
+    """Return the application below a middleware: unknown, or one whose routes say where odd paths lead."""
     routes: list[Any] = [
         Route(path, page) for rule in dice.sample(rules, min(4, len(rules))) for path in rule.paths if path != "*"
     ]
@@ -128,15 +128,15 @@ def random_app(dice: Random, rules: list[Rule]) -> ASGIApp:
 
 
 class Asked:
-    """A gate that is asked which rules it charges for a request, and under which keys."""
+    """A middleware that is asked which rules it charges for a request, and under which keys."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter, rules: list[Rule]) -> None:
-        self.gate = RateLimitMiddleware(app, rules=rules, limiter=limiter, statistics=False, headers=None)
+        self.middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter, statistics=False, headers=None)
 
     async def charges(self, scope: Scope) -> list[tuple[str, str]]:
         scope = dict(scope)
         with suppress(Exception):  # some of these paths are too odd for a router
-            await send_scope(self.gate, scope)
+            await send_scope(self.middleware, scope)
         return [(bucket.label, key) for bucket, key, _ in checks(scope)]
 
 
@@ -200,7 +200,7 @@ def test_hidden_rules_are_those_that_a_look_at_every_pair_finds() -> None:
     assert hidden > 2
 
 
-async def test_a_gate_without_arguments_counts_at_endpoints_alone() -> None:
+async def test_a_middleware_without_arguments_counts_at_endpoints_alone() -> None:
     app = Starlette(routes=[Route("/limited", RateLimit("2/minute")(page)), Route("/free", page)])
     app.add_middleware(RateLimitMiddleware)
     assert await statuses(app, 3, "/limited") == [200, 200, 429]

@@ -111,7 +111,7 @@ async def test_exempt_and_final_end_the_list_and_what_stands_before_them_applies
     assert await charged([Rule("/a", "1/minute", name="a"), ALL], "/a") == ["a", "all"]
 
 
-async def test_paths_are_those_below_root_path_at_the_place_of_the_gate() -> None:
+async def test_paths_are_those_below_root_path_at_the_place_of_the_middleware() -> None:
     inside = Starlette(
         routes=[Mount("/v1", routes=[Route("/login", page)],
                       middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/login", "1/hour")])])]
@@ -306,8 +306,8 @@ async def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypat
     wall = FakeClock(NOON_US + 400_000)
     monkeypatch.setattr("slidegate.web.headers.time", lambda: wall() / 1_000_000 + 0.05)
     rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
-    gate = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
-    first, _, refused = await call(gate), await call(gate), await call(gate)
+    middleware = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
+    first, _, refused = await call(middleware), await call(middleware), await call(middleware)
     assert (first.status, refused.status) == (200, 429)
     assert refused.headers["ratelimit-policy"] == '"api-60";q=100;w=60, "plan";q=2'
     assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}, "api-60";r=98;t=61'
@@ -315,7 +315,7 @@ async def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypat
     assert int(refused.headers["x-ratelimit-reset"]) == NOON_US // 1_000_000 + DAY_S // 2
     assert b"No more than 2 per day" in refused.body
     wall.advance("12h")
-    assert (await call(gate)).status == 200
+    assert (await call(middleware)).status == 200
 
 
 async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None:
@@ -324,9 +324,9 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
 
     weekly = RateLimit(Quota("2/week", starts="sunday"))(page)
     app = Starlette(routes=[Route("/page", weekly), Route("/plan", page)])
-    gate = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
-    assert [(await call(gate, "/page")).status for _ in range(3)] == [200, 200, 429]
-    assert [(await call(gate, "/plan")).status for _ in range(2)] == [200, 429]
+    middleware = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
+    assert [(await call(middleware, "/page")).status for _ in range(3)] == [200, 200, 429]
+    assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
 
 
 def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:

@@ -1,4 +1,4 @@
-"""A failing function of the user's is neither a way past the gate nor a 500."""
+"""A failing function of the user's is neither a way past the middleware nor a 500."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ BAD = [7.5, -7.0, float("nan"), float("inf"), "7", None, True, Decimal(7), Fract
 async def test_whole_numbers_of_any_kind_cost_what_they_say_and_all_else_costs_1(
     cost: Any, spent: int, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = limited(at, "1000/hour", cost=lambda request: cost, name="export")
-    answer = await call(gate)
+    middleware = limited(at, "1000/hour", cost=lambda request: cost, name="export")
+    answer = await call(middleware)
     assert answer.headers["ratelimit"].partition(";")[2].startswith(f"r={1000 - spent};")
     whole = any(cost is one for one, _ in WHOLE)
     assert [record.levelname for record in caplog.records] == ([] if whole else ["ERROR"])

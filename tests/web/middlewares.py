@@ -1,4 +1,4 @@
-"""What tests of several rooms ask about a gate and cannot see in its answers."""
+"""What tests of several rooms ask about a middleware and cannot see in its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITTEN_NS = 1_800_000_000_000_000_000
 
 
 def checks(scope: Scope) -> list[Check]:
-    """Return what the limits of all gates and endpoints asked about a request: bucket, key and cost of each."""
+    """Return what the limits of all middlewares and endpoints asked about a request: bucket, key and cost of each."""
     return [check for _, decision in scope["slidegate"].entries for check in decision.checks]
 
 
