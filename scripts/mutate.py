@@ -233,7 +233,7 @@ def found_by(mutant: Mutant, record: Record, copies: SimpleQueue[Path]) -> str:
     tests, copy = tests_of(mutant, record), copies.get()
     try:
         (copy / mutant.path).write_text(mutant.source, "utf-8")
-        os.utime(copy / mutant.path, (0, 0))  # or what was compiled before, of a file of the same second, is taken for it
+        os.utime(copy / mutant.path, (0, 0))  # or what was compiled of a file of the same second is taken for it
         parts = [part for part in (tests[:QUICK_TESTS], tests[QUICK_TESTS:]) if part]
         return next(filter(None, (failed(copy, part, record) for part in parts)), "")
     finally:
