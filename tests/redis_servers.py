@@ -439,9 +439,9 @@ class ReplicaPair:
 
 
 class Sentinel(RedisServer):
-    """A sentinel that watches one master under the name ``gate`` and decides alone."""
+    """A sentinel that watches one master under the name ``mymaster`` and decides alone."""
 
-    name: Final = "gate"
+    name: Final = "mymaster"
 
     def __init__(self, master: RedisServer) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ async def a_master_of_three_that_stops() -> AsyncIterator[Scene]:
 @asynccontextmanager
 async def sentinels_that_promote() -> AsyncIterator[Scene]:
     with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
-        until(lambda: sentinel.command("SENTINEL", "REPLICAS", "middleware"), "the sentinel knows the replica")
+        until(lambda: sentinel.command("SENTINEL", "REPLICAS", "mymaster"), "the sentinel knows the replica")
 
         async def promote() -> None:
             await asyncio.to_thread(pair.wait_copied)
@@ -104,7 +104,7 @@ async def sentinels_that_promote() -> AsyncIterator[Scene]:
             await asyncio.to_thread(until, lambda: pair.replica.info("replication")["role"] == "master", "a new master")
 
         # What comes until the master is killed may be gone.
-        yield Scene(f"redis+sentinel://127.0.0.1:{sentinel.port}/middleware", promote, lives=2)
+        yield Scene(f"redis+sentinel://127.0.0.1:{sentinel.port}/mymaster", promote, lives=2)
 
 
 SCENES: Final[dict[str, SceneMaker]] = {

@@ -83,7 +83,7 @@ async def close(*workers: Worker) -> None:
         await worker.limiter.close()
 
 
-@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/middleware/0"])
+@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/mymaster/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize(
     ("on_error", "expected"), [("local", [200, 200, 200, 429]), ("allow", [200] * 4), ("deny", [503] * 4)]

@@ -43,15 +43,15 @@ def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
 def acquainted(sentinels: list[Sentinel]) -> None:
     """Come back when all know of each other and of the replica."""
     for sentinel in sentinels:
-        until(lambda sentinel=sentinel: sentinel.command("SENTINEL", "REPLICAS", "middleware"), "it knows the replica")
+        until(lambda sentinel=sentinel: sentinel.command("SENTINEL", "REPLICAS", "mymaster"), "it knows the replica")
         until(
-            lambda sentinel=sentinel: len(sentinel.command("SENTINEL", "SENTINELS", "middleware")) == 2,
+            lambda sentinel=sentinel: len(sentinel.command("SENTINEL", "SENTINELS", "mymaster")) == 2,
             "and the others",
         )
 
 
 def url_of(sentinels: list[Sentinel]) -> str:
-    return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in sentinels)}/middleware"
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in sentinels)}/mymaster"
 
 
 async def ticks_until_served(limiter: Limiter) -> int:
@@ -84,7 +84,7 @@ async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
         assert await ticks_until_served(limiter) >= 0
         pair.wait_copied()
         sentinels[0].pause()
-        sentinels[1].command("SENTINEL", "FAILOVER", "middleware")
+        sentinels[1].command("SENTINEL", "FAILOVER", "mymaster")
         until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
         until(lambda: all(port_of(sentinel) == pair.replica.port for sentinel in sentinels[1:]), "sentinels agree")
         pair.master.kill()
@@ -95,7 +95,7 @@ async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
 
 
 def port_of(sentinel: Sentinel) -> int:
-    return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "middleware")[1])
+    return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")[1])
 
 
 async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
@@ -115,12 +115,12 @@ async def test_a_message_names_the_service(sentinels: list[Sentinel]) -> None:
     async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:
         assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
     message = heard.events[0].message
-    assert "service 'middleware'" in message
+    assert "service 'mymaster'" in message
     assert "6379" not in message
 
 
 async def test_a_service_that_sentinels_do_not_know_is_named_in_the_error(sentinels: list[Sentinel]) -> None:
-    store = RedisStore(url_of(sentinels).replace("/middleware", "/gaet"))
+    store = RedisStore(url_of(sentinels).replace("/mymaster", "/gaet"))
     with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
         await store.reset("user:1")
     await store.close()

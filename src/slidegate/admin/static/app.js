@@ -170,7 +170,7 @@ class Page {
   }
 
   warn(text) {
-    const since = this.seenAt ? ` These figures are of ${clock(this.seenAt)}.` : "";
+    const since = this.seenAt ? ` These stats are of ${clock(this.seenAt)}.` : "";
     this.warned = true;
     write(part("banner"), plain(text, 400) + since);
     part("banner").hidden = false;

@@ -1,4 +1,4 @@
-// Draws figures over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
+// Draws stats over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
 
 import { h, svg, replace, update, mark } from "./dom.js";
 import { clock, count, moment } from "./format.js";
@@ -124,7 +124,7 @@ export class Chart {
     if (empty) return `${this.title}: ${this.gap}`;
     const parts = this.series.map(({ key, label }) => {
       const known = this.data[key].filter((value) => value !== null && value !== undefined);
-      return known.length ? `${label} ${this.text(known.at(-1))} now, at most ${this.text(Math.max(...known))}` : `${label} without figures`;
+      return known.length ? `${label} ${this.text(known.at(-1))} now, at most ${this.text(Math.max(...known))}` : `${label} without stats`;
     });
     return `${this.title} since ${moment(this.data.start_at)}: ${parts.join("; ")}.`;
   }

@@ -32,8 +32,8 @@ export class ConfigView {
       { title: "Worker", cell: (worker) => stranger(worker.name, 60) },
       { title: "Host", wide: true, cell: (worker) => stranger(worker.host, 60) },
       { title: "Process", number: true, cell: (worker) => worker.pid },
-      { title: "Figures", number: true, cell: (worker) => `${duration(Math.max(0, now() - worker.published_at))} old` },
-    ], config.workers, "No worker has published figures yet.", (worker) => worker.name));
+      { title: "Stats", number: true, cell: (worker) => `${duration(Math.max(0, now() - worker.published_at))} old` },
+    ], config.workers, "No worker has published stats yet.", (worker) => worker.name));
     if (rules === this.rules) return;
     this.rules = rules;
     this.show(rules.middlewares);

@@ -1,4 +1,4 @@
-// The view of the present: figures, charts, rules, routes, and the clients nearest to a limit.
+// The view of the present: stats, charts, rules, routes, and the clients nearest to a limit.
 
 import { h, table, stranger, update, plain, write, Listing, clientLink, ruleAndLimit } from "./dom.js";
 import { get } from "./api.js";
@@ -52,7 +52,7 @@ export class NowView {
       tile("Exceptions", compact(total.exceptions), "of the application", total.exceptions ? "hot" : ""));
     const { workers } = stats;
     const oldest = Math.max(0, ...workers.map((worker) => worker.age_s));
-    write(this.note, `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${workers.length > 1 ? `, figures at most ${duration(oldest)} old` : ""}`);
+    write(this.note, `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${workers.length > 1 ? `, stats at most ${duration(oldest)} old` : ""}`);
     this.charts(history, Math.min(...workers.map((worker) => worker.published_at)));
     this.rows(this.rules, stats.rules, lines.rules);
     this.rows(this.routes, stats.routes, lines.routes);
@@ -60,7 +60,7 @@ export class NowView {
   }
 
   charts(history, reported) {
-    // The running step would look like a fall at the end. Behind the last report of a worker, figures are not complete.
+    // The running step would look like a fall at the end. Behind the last report of a worker, stats are not complete.
     const done = Object.fromEntries(Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -1) : values]));
     const ends = done.passed.map((_, place) => history.start_at + (place + 1) * history.step_s);
     done.late = ends.filter((end) => end > reported).length;

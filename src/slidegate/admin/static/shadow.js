@@ -17,7 +17,7 @@ export class ShadowView {
     const { window } = this.page;
     const found = await get("shadow", { window });
     update(this.body, found.rules.length ? [
-      h("p", { class: "note" }, `A shadow rule counts and refuses nobody. Figures of the last ${window}; clients of the last hour at most.`),
+      h("p", { class: "note" }, `A shadow rule counts and refuses nobody. Stats of the last ${window}; clients of the last hour at most.`),
       table("Shadow rules", [
         { title: "Rule", cell: (rule) => stranger(rule.name, 80) },
         { title: "Limits", wide: true, cell: (rule) => plain(rule.limits.join("; "), 80) },
