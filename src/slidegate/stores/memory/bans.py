@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import Any, Final, TypeVar
 
 from ...core.bans.active import ActiveBans
-from ...core.bans.ban import Ban, BanChange, BanSubject, longest
+from ...core.bans.ban import Ban, BanChange, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
@@ -145,10 +145,8 @@ class MemoryBans(BanStore):
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
-        with self._lock:
-            moments = self._moments()
-            bans = self.active_bans.of(self.active_bans.keys_of(subjects))
-            return longest(ban for ban in bans if not ban.is_over(*moments))
+        refusal = self.decide((), subjects, prolong=False)
+        return None if refusal is None else refusal.ban
 
     def may_refuse(self) -> bool:
         """Return whether there are bans; some may have ended."""
