@@ -151,14 +151,15 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
     preflight = {"Origin": "https://app.test", "Access-Control-Request-Method": "GET"}
     for options in ({}, {"client": client_ip(trusted=["unix"])}, {"client": client_ip(trusted=1)}):
         rules = [Rule("/health", exempt=True), Rule("*", "9/hour", key=everyone)]
-        middleware = RateLimitMiddleware(app, rules=rules, **options)
+        middleware = RateLimitMiddleware(app, rules=rules, blocklist=Networks(["192.0.2.0/24"]), **options)
+        await call(middleware, client=("192.0.2.1", 1))  # this server names peers
         scope = scope_of(client=None, server=server, headers=preflight | {"X-Forwarded-For": "192.0.2.7"}, **more)
         await send_scope(middleware, scope)
         bare = scope_of(server=server, **more)
         del bare["client"], bare["headers"]
         await send_scope(middleware, bare | {"headers": []})
         assert middleware.findings == []
-        assert middleware.limiter.stats().total.refused == 2
+        assert middleware.limiter.stats().total.refused == 3
     assert started == []
 
 

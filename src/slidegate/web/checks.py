@@ -23,7 +23,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from ..core.store import Store
-from .client_ip import UNKNOWN_PEER, ClientAddress, is_gone
+from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import is_known
 from .matching import Convertors, PathIndex, PathMatcher, may_hold_a_slash
 from .route_tree import ALL_BELOW, Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
@@ -256,18 +256,19 @@ def _many_workers() -> str:
     return ""
 
 
-def about_request(scope: Scope, client: ClientAddress, store: Store) -> Iterator[Finding]:
+def about_request(scope: Scope, client: ClientAddress, store: Store, *, gone: bool) -> Iterator[Finding]:
     """Yield the findings that a request shows.
 
     Args:
         scope: The request.
         client: How the middleware finds the client's address.
         store: The store of its limiter.
+        gone: Whether its connection was reset.
     """
     evicts = getattr(store, "evicts", "")  # known once a connection was made
     if evicts:
         yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
-    if is_gone(scope):
+    if gone:
         return
     peer = scope.get("client")
     host = (peer[0] if peer else None) or ""
@@ -275,7 +276,8 @@ def about_request(scope: Scope, client: ClientAddress, store: Store) -> Iterator
         yield Finding(
             "SG109",
             f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
-            'Unix socket write client_ip(trusted=["unix"])',
+            'Unix socket write client_ip(trusted=["unix"]), behind an adapter with one proxy before it '
+            "client_ip(trusted=1)",
         )
     # A server that reads the header itself has put the address from it in the peer's place.
     own = host.encode(errors="surrogatepass")

@@ -44,8 +44,6 @@ from .keys import check_token
 
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
-GONE: Final = "gone"
-"""The key of a request whose connection is gone: it is refused, see `is_gone`."""
 UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
@@ -109,9 +107,9 @@ class ClientAddress:
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
         client = scope.get("client")
-        if client is None and is_gone(scope):
-            return GONE, None  # before its headers are read: without a peer they cannot be trusted
-        written = (client[0] if client else None) or "", field_value(scope, self.header) if self.trusted else ""
+        # On a port the peer is no Unix socket: a client that resets its connections would name itself.
+        believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
+        written = (client[0] if client else None) or "", field_value(scope, self.header) if believed else ""
         return self._known.get(written) or remember(self._known, written, self._find(*written))
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
@@ -130,12 +128,13 @@ class ClientAddress:
         return address_key(*address, self.prefixes[4], self.prefixes[6]), address
 
 
-def is_gone(scope: Scope) -> bool:
-    """Return whether the connection was reset before the server asked for its peer.
+def may_be_gone(scope: Scope) -> bool:
+    """Return whether the connection may have been reset before the server asked for its peer.
 
     uvicorn asks when it accepts a connection; after a reset there is no answer, and it goes on with ``client=None``. A
-    server on TCP names the host and port it listens on, a server on a Unix socket has no port: so a request with a port
-    and no peer is gone. hypercorn drops such a connection, and granian knows the peer from the start.
+    server on TCP names the host and port it listens on, a server on a Unix socket has no port. hypercorn drops such a
+    connection, and granian knows the peer from the start. Adapters of functions as a service name a port and never a
+    peer: there nothing is gone.
     """
     server = scope.get("server")
     return scope.get("client") is None and server is not None and server[1] is not None

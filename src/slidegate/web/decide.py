@@ -21,7 +21,7 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
-from .client_ip import GONE, ClientAddress
+from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import turn_at_endpoint
 from .headers import field_value
 from .network_files import AddressList, NetworkFiles
@@ -30,7 +30,7 @@ from .rule_set import BoundRule, RuleSet, Selection
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
-_GONE: Final = BanRefusal(GONE)
+_GONE: Final = BanRefusal("gone")
 
 
 class Client:
@@ -95,6 +95,8 @@ class Decider:
         self._read = 0
         self._calls = calls
         self._signals = signals
+        self._looks_at_peers = blocklist is not None or bool(signals.policies)
+        self._names_peers = False
         self._shadows = ShadowRules(limiter, calls, self._hit, stats=stats)
         self._stats = stats
         for bound in rules.bound():
@@ -145,7 +147,9 @@ class Decider:
         """Find a client, and look for it on the lists."""
         key, address = self._client.locate(scope)
         verdict: Decision | None = None
-        if key is GONE:
+        peer = scope.get("client")
+        self._names_peers = self._names_peers or bool(peer and peer[0])
+        if self.is_gone(scope):
             verdict = _GONE
         elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
             verdict = _ALLOWLISTED
@@ -153,6 +157,13 @@ class Decider:
             name = self._blocklist.find(*address)
             verdict = None if name is None else BanRefusal(name)
         return Client(key, address, verdict, self._same_checks(key))
+
+    def is_gone(self, scope: Scope) -> bool:
+        """Tell whether a request is refused because its connection was reset: nobody is left to read the answer.
+
+        That is known only of a server that names peers, and matters only where a banned or listed client would hide.
+        """
+        return self._looks_at_peers and self._names_peers and may_be_gone(scope)
 
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""

@@ -408,7 +408,8 @@ class RateLimitMiddleware(Breakable):
             lists.look_when_due()
         if self._checks.left:
             self._checks.left -= 1
-            self._checks.say(about_request(scope, self._client, self.limiter.store))
+            gone = self._decider.is_gone(scope)
+            self._checks.say(about_request(scope, self._client, self.limiter.store, gone=gone))
 
 
 class _Read(RateLimitMiddleware):
