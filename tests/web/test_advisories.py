@@ -134,9 +134,10 @@ async def test_a_limit_at_an_endpoint_of_a_mounted_application_holds() -> None:
 
 
 @pytest.mark.parametrize("server", [("127.0.0.1", 80), ("::1", 443)])
-async def test_a_request_without_an_address_on_a_port_reaches_nothing(server: Any) -> None:
-    requests = [{"client": None, "server": server} for _ in range(5)]
-    assert await passed(limited(blocklist=Networks(["203.0.113.0/24"])), requests) == 0
+async def test_a_request_without_an_address_on_a_port_that_has_named_peers_reaches_nothing(server: Any) -> None:
+    app = limited(blocklist=Networks(["203.0.113.0/24"]))
+    assert await passed(app, [{"client": ("198.51.100.7", 1), "server": server}]) == 1
+    assert await passed(app, [{"client": None, "server": server} for _ in range(5)]) == 0
 
 
 @pytest.mark.parametrize("server", [("/run/app.sock", None), None])
