@@ -23,6 +23,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
+from .request import RECORD, RequestLimits
 from .rule_set import BoundRule, Met, Selection, chosen
 from .rules import Rule
 
@@ -183,11 +184,15 @@ class ShadowRules:
     async def look(
         self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
     ) -> None:
-        """Count a request under a rule that never refuses, and tell of it where the rule says so."""
+        """Count a request under a rule that never refuses, once, and tell of it where the rule says so."""
+        record: RequestLimits = scope[RECORD]
         checks = await self._calls.checks(bound, scope, self._limiter, client_key, request)
+        looked = [check for limiter, check in record.looked if limiter is self._limiter]
+        checks = bound.uncharged(checks, looked)
         if not checks:
             return
         (check,) = checks
+        record.looked = [*record.looked, (self._limiter, check)]
         seen = await self._hit((check,))
         if seen.reason is Reason.BANNED:
             return  # it was not counted

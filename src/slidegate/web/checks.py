@@ -214,8 +214,8 @@ def _about_layers(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     for name in sorted({rule.name for rule in middleware.rules if rule.name is not None} & theirs):
         yield Finding(
             "SG105",
-            f"rule {name!r} stands in two middlewares, one inside the other; it is charged once: give them two "
-            "names if they are two limits",
+            f"rule {name!r} stands in two middlewares, one inside the other; it is charged once for each key: give "
+            "them two names if they are two limits",
         )
 
 

@@ -25,7 +25,7 @@ from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import turn_at_endpoint
 from .headers import field_value
 from .network_files import AddressList, NetworkFiles
-from .request import Entry, RequestLimits, allowlisted, charged, is_preflight
+from .request import Entry, RequestLimits, allowlisted, asked_checks, is_asked, is_preflight
 from .rule_set import BoundRule, RuleSet, Selection
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -193,27 +193,25 @@ class Decider:
         signals: Sequence[Signal] = ()
         if self._signals.on_request and request.middleware not in request.exempt:
             signals = self._signals.signals_of(scope, [middleware.signals for middleware, _ in before])
-        if before:
-            selection = self._without(selection, before)
         if signals or selection.shadows:
-            return await self._watched(signals, selection, scope, client_key, subjects)
-        answer = self._ask(selection, scope, client_key, subjects)
+            return await self._watched(signals, selection, scope, client_key, subjects, before)
+        answer = self._ask(selection, scope, client_key, subjects, before)
         return answer if isinstance(answer, Decision) else await answer
 
-    def _without(self, selection: Selection, before: Sequence[Entry]) -> Selection:
-        """Leave out the named rules that a middleware further out has counted under the same name."""
-        limiting = tuple(
-            bound
-            for bound in selection.limiting
-            if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
-        )
-        outer = [middleware for middleware, _ in before if middleware.limiter is self._limiter]
-        looked = {rule for middleware in outer for rule in middleware.shadows}
-        shadows = tuple(bound for bound in selection.shadows if not (bound.rule.name and bound.bucket.rule in looked))
-        return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), shadows=shadows)
+    def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
+        """Leave out the checks of a rule that others of its name have made on this request."""
+        left = bound.uncharged(checks, asked_checks(before, self._limiter))
+        if bound.rule.count_if is not None:
+            self._rules.reserving.update({bucket.rule: bound.rule for bucket, _, _ in left})
+        return left
 
     def _ask(
-        self, selection: Selection, scope: Scope, client_key: str, subjects: Sequence[BanSubject]
+        self,
+        selection: Selection,
+        scope: Scope,
+        client_key: str,
+        subjects: Sequence[BanSubject],
+        before: Sequence[Entry] = (),
     ) -> Decision | Awaitable[Decision]:
         """Put one question to the limiter about all rules that may refuse."""
         limiting = selection.limiting
@@ -221,12 +219,17 @@ class Decider:
             blocked = selection.blocked
             return self._uncounted(subjects, _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status))
         if not selection.plain:
-            return self._ask_functions(selection, scope, client_key, subjects)
+            return self._ask_functions(selection, scope, client_key, subjects, before)
         limiter = self._limiter
         checks = [
             (bound.bucket, client_key if bound.key is None else bound.key.find(scope, limiter, client_key), bound.cost)
             for bound in limiting
         ]
+        if before:
+            asked = zip(limiting, checks, strict=True)
+            checks = [left for bound, check in asked for left in self._uncharged(bound, (check,), before)]
+            if not checks:
+                return self._uncounted(subjects, _EXEMPT)
         decide = self._lines.decide if self._rules.waits else self._engine.decide
         return decide(checks, subjects)
 
@@ -244,12 +247,18 @@ class Decider:
         return otherwise if decision.allowed else decision
 
     async def _ask_functions(
-        self, selection: Selection, scope: Scope, client_key: str, subjects: Sequence[BanSubject]
+        self,
+        selection: Selection,
+        scope: Scope,
+        client_key: str,
+        subjects: Sequence[BanSubject],
+        before: Sequence[Entry],
     ) -> Decision:
         """Put the question with the help of the user's functions."""
         checks: list[Check] = []
         for bound in selection.limiting:
-            checks += await self._calls.checks(bound, scope, self._limiter, client_key)
+            asked = await self._calls.checks(bound, scope, self._limiter, client_key)
+            checks += self._uncharged(bound, asked, before) if before else asked
         decision = await self._hit(checks, subjects)
         self.note_units(decision)
         return decision if checks or not decision.allowed else _EXEMPT
@@ -278,6 +287,7 @@ class Decider:
         scope: Scope,
         client_key: str,
         subjects: Sequence[BanSubject],
+        before: Sequence[Entry],
     ) -> Decision:
         """Strike for the signals of the request, which may ban it at once; decide; and let the rules look on that
         never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
@@ -286,40 +296,47 @@ class Decider:
                 await self._signals.strike(signal, scope)
         except StoreError:
             return self._engine.unanswered()
-        answer = self._ask(selection, scope, client_key, subjects)
+        answer = self._ask(selection, scope, client_key, subjects, before)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.shadows if decision.reason is not Reason.BANNED else ():
             if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
                 await self._shadows.look(bound, scope, client_key)
         return decision
 
-    def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | Awaitable[Decision | None]:
+    def decide_at(
+        self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]
+    ) -> Decision | Awaitable[Decision | None] | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client = self.client(request.scope)
         client_key, subjects = client.key, client.subjects
         if self._signals.keyed:
             subjects = self._signals.subjects(request.scope, client_key, client.address)
         if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit":
-            return self._engine.decide((bound.check(request.scope, self._limiter, client_key),), subjects)
-        return self._decide_there(bound, request, client_key, subjects)
+            checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
+            if is_asked(before, bound.bucket.rule):
+                checks = self._uncharged(bound, checks, before)
+            return self._engine.decide(checks, subjects) if checks else None
+        return self._decide_there(bound, request, client_key, subjects, before)
 
     async def _decide_there(
-        self, bound: BoundRule, request: HTTPConnection, client_key: str, subjects: Sequence[BanSubject]
+        self,
+        bound: BoundRule,
+        request: HTTPConnection,
+        client_key: str,
+        subjects: Sequence[BanSubject],
+        before: Sequence[Entry],
     ) -> Decision | None:
         """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
         if bound.rule.action != "limit":
             await self._shadows.look(bound, request.scope, client_key, request)
             return None
-        if bound.plain:
-            answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), subjects)
-            decision = answer if isinstance(answer, Decision) else await answer
-        else:
-            if bound.rule.concurrency is not None:
-                self._engine.expect_permits()
-            checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
-            if not checks:
-                return None
-            decision = await self._hit(checks, subjects)
+        if bound.rule.concurrency is not None:
+            self._engine.expect_permits()
+        checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
+        checks = self._uncharged(bound, checks, before)
+        if not checks:
+            return None
+        decision = await self._hit(checks, subjects)
         if bound.rule.wait_us and may_wait(decision):
             decision = await turn_at_endpoint(request, decision, self._limiter, subjects)
         self.note_units(decision)

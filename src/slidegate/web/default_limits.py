@@ -226,12 +226,12 @@ def takes_no_defaults(route: object, end: object, method: str) -> bool:
 
 def is_lifted(limit: object, place: ResolvedRoute) -> bool:
     """Return whether something further in takes the place of a limit that stands above a route."""
-    depths = list(_asked(place))
+    depths = list(asked_at(place))
     stands = max((depth for call, depth in depths if call is limit), default=_INNERMOST)
     return any(depth > stands and _is_marked(call) for call, depth in depths)
 
 
-def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
+def asked_at(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
     """Yield an endpoint and all that FastAPI asks on the way to it, each with how far in it stands."""
     yield place.route.endpoint, _INNERMOST
     depths: dict[int, list[int]] = {}

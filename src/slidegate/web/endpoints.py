@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from copy import copy
 from datetime import timedelta
 from functools import wraps
@@ -32,13 +32,13 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
-from .default_limits import IN_PLACE, LIMIT, Exemption, is_lifted, unwrapped
+from .default_limits import IN_PLACE, LIMIT, Exemption, asked_at, is_lifted, limits_of, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
-from .request import RECORD, RequestLimits, Reservation, charges, limits_above
-from .route_tree import ResolvedRoute, walk
+from .request import RECORD, RequestLimits, Reservation, limits_above
+from .route_tree import ResolvedRoute, layers, walk
 from .routes import RouteIndex
-from .rule_set import BoundRule, buckets_of
+from .rule_set import BoundRule, buckets_of, name_of
 from .rules import DEFAULT_WAIT_MAX, CostFunction, CountIf, Exceeded, Limits, LimitsFunction, Rule, identity_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class RateLimit:
     stand above: its limiter, client address, answers and header fields are used.
 
     Each route has a bucket of its own, by its template and methods; an object on a router or an application has one for
-    all routes below. Objects of one name share a bucket, also with a `Rule` of that name; a request is charged once.
+    all routes below. Objects of one name share a bucket, also with a `Rule` of that name: they have the same limits,
+    and a request is charged once for each key.
 
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
@@ -176,13 +177,13 @@ class RateLimit:
         bound = middleware.endpoints.find(self, scope, endpoint)
         if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
             bound = middleware.endpoints.find(self, scope, endpoint, turn)
-        if bound is None or (rule.action != "limit" and not request.is_first("looked", bound.bucket.rule)):
+        if bound is None:
             return
-        for entry in request.entries:
-            if entry[1].reason is _ALLOWLISTED or charges(entry, bound.bucket, middleware.limiter):
+        for _, before in request.entries:
+            if before.reason is _ALLOWLISTED:
                 return
-        answer = middleware.endpoints.decider.decide_at(bound, connection)
-        decision = answer if isinstance(answer, Decision) else await answer
+        answer = middleware.endpoints.decider.decide_at(bound, connection, request.entries)
+        decision = answer if answer is None or isinstance(answer, Decision) else await answer
         if decision is None:
             return
         if not decision.allowed:
@@ -404,6 +405,29 @@ def check_decorator_order(app: object) -> None:
             )
 
 
+def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
+    """Yield the limits at the endpoints of an application that ask a limiter, each with where it stands."""
+    if _asks_another(app, limiter):
+        return
+    for place in walk(app):
+        if not any(_asks_another(getattr(owner, "app", None), limiter) for owner in (*place.mounts, place.route)):
+            for called, _ in asked_at(place):
+                own = [called] if isinstance(called, RateLimit) else limits_of(called)
+                yield from ((limit.rule, f"at {place.label!r}") for limit in own)
+
+
+def _asks_another(app: object, limiter: Limiter) -> bool:
+    """Tell whether a middleware that is wrapped around an application may ask another limiter."""
+    for layer in layers(app):
+        if getattr(layer, "limiter", limiter) is not limiter:
+            return True
+        for made in getattr(layer, "user_middleware", ()):  # by an application that was not called yet
+            ours = getattr(made.cls, "__module__", "").startswith("slidegate.")
+            if ours and made.kwargs.get("limiter") is not limiter:
+                return True
+    return False
+
+
 def _is_named(endpoint: Any) -> bool:
     """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
     named: Any = sys.modules.get(endpoint.__module__)
@@ -487,7 +511,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     if record is None:
         return None
     counted = {
-        bucket.rule: (middleware.limiter, decision, place)
+        name_of(bucket.rule): (middleware.limiter, decision, place)
         for middleware, decision in record.entries
         for place, (bucket, _, _) in enumerate(decision.checks)
         if not bucket.held

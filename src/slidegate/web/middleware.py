@@ -32,13 +32,14 @@ from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
-from .endpoints import EndpointBuckets, check_decorator_order
+from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
 from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused, Sender
+from .route_tree import layers
 from .routes import RouteIndex
-from .rule_set import BoundRule, RuleSet, all_rules
+from .rule_set import BoundRule, RuleSet, all_rules, check_names
 from .rules import Exceeded, Rule
 from .stats import RequestStats
 from .waiting import Ahead, unless_left
@@ -161,7 +162,6 @@ class RateLimitMiddleware(Breakable):
         return MiddlewareView(
             self.limiter,
             self._rules.names(),
-            self._rules.looking,
             self._signals,
             EndpointBuckets(self._claim("endpoints:"), self._routes, self._decider, self._calls),
             self._responses,
@@ -170,6 +170,7 @@ class RateLimitMiddleware(Breakable):
 
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
         """Say what is probably a mistake in the options, and get ready to look at the first requests."""
+        check_names(self._named_rules())
         self._enabled = not off
         self._checks = StartupChecks(ignored)
         self.findings = self._checks.findings
@@ -392,7 +393,16 @@ class RateLimitMiddleware(Breakable):
     def _look_at_routes(self, app: ASGIApp) -> None:
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
         check_decorator_order(app)
+        check_names([*self._named_rules(), *limits_below(self.app, self.limiter)])
         self._checks.say(about_routes(self, app, self._rules.select))
+
+    def _named_rules(self) -> list[tuple[Rule, str]]:
+        """Return the rules of this middleware and those further in that ask the same limiter."""
+        named = [(rule, "in a middleware") for rule in self.rules]
+        for layer in layers(self.app):
+            if isinstance(layer, RateLimitMiddleware) and layer.error is None and layer.limiter is self.limiter:
+                named += [(rule, "in another further in") for rule in layer.rules]
+        return named
 
     def _enlist(self) -> None:
         """Have the middleware found by those who ask the limiter which rules are in force."""

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Bucket, Decision, Reason, tightest_first
+from ..core.decision import Check, Decision, Reason, tightest_first
 from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
@@ -49,20 +49,18 @@ class MiddlewareView:
     Args:
         limiter: The limiter that it asks.
         names: The names that users gave to its rules.
-        shadows: The identities of its rules that only look on.
         signals: Its ban policies, and the signals that they strike for.
         endpoints: The buckets of the limits at endpoints below it.
         refusals: Answers the requests that it, or one of those limits, refuses.
         refusal_events: Tells of them.
     """
 
-    __slots__ = ("endpoints", "limiter", "names", "refusal_events", "refusals", "shadows", "signals")
+    __slots__ = ("endpoints", "limiter", "names", "refusal_events", "refusals", "signals")
 
     def __init__(
         self,
         limiter: Limiter,
         names: Set[str],
-        shadows: Set[str],
         signals: BanSignals,
         endpoints: EndpointBuckets,
         refusals: RefusalResponses,
@@ -70,7 +68,6 @@ class MiddlewareView:
     ) -> None:
         self.limiter = limiter
         self.names = names
-        self.shadows = shadows
         self.signals = signals
         self.endpoints = endpoints
         self.refusals = refusals
@@ -132,6 +129,7 @@ class RequestLimits:
         needed: The header fields that the answer must have where a limit at an endpoint has raised the refusal, so that
             handlers of the application may answer.
         handlers: The exception handlers of the application in which it did.
+        looked: The checks of rules that only looked on, each with the limiter that was asked.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
         trailers: Whether the answer ends with trailers.
@@ -152,6 +150,7 @@ class RequestLimits:
         "entries",
         "exempt",
         "handlers",
+        "looked",
         "middleware",
         "needed",
         "on_start",
@@ -174,6 +173,7 @@ class RequestLimits:
         self.refusal: Decision | None = None
         self.refused_scope: Scope | None = None
         self.handlers: Any = None
+        self.looked: Sequence[tuple[Limiter, Check]] = ()
         self.on_start: Sequence[Hook] = ()
         self.needed: Sequence[tuple[bytes, bytes]] = ()
         self.answered = self.unfinished = self.userless = self.waited = self.trailers = False
@@ -307,17 +307,17 @@ def limits_above(scope: Scope, who: str) -> RequestLimits | None:
     return request
 
 
-def charged(entries: Iterable[Entry], bucket: Bucket, limiter: Limiter) -> bool:
-    """Tell whether the same windows were asked about the same limits on this request."""
-    return any(charges(entry, bucket, limiter) for entry in entries)
+def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
+    """Return what a limiter was asked on this request so far."""
+    return [check for middleware, decision in entries if middleware.limiter is limiter for check in decision.checks]
 
 
-def charges(entry: Entry, bucket: Bucket, limiter: Limiter) -> bool:
-    """Tell whether one decision asked the same windows about the same limits."""
-    middleware, decision = entry
-    for other, _, _ in decision.checks:
-        if other.rule == bucket.rule and other.limits == bucket.limits and middleware.limiter is limiter:
-            return True
+def is_asked(entries: Iterable[Entry], rule: str) -> bool:
+    """Tell whether counts of this identity were asked for on this request."""
+    for _, decision in entries:
+        for bucket, _, _ in decision.checks:
+            if bucket.rule == rule:
+                return True
     return False
 
 

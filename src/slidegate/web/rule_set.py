@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _MEMO_PLANS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
+_IN_TURN: Final = "::"
+"""Stands in an identity before its turn; no name has a colon."""
 _ANY_PATH: Final = re.compile("")
 _Indexed: TypeAlias = tuple[Callable[[str], object], int, str]
 """A path of a rule: what matches it, the place of the rule, and its text."""
@@ -58,6 +60,7 @@ class BoundRule:
         functions = (self.key_function, self.cost_function, rule.limits_function)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
+        self._others: dict[tuple[Bucket, int], Bucket] = {}
         self._preflights: BoundRule | None = None
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
@@ -68,7 +71,43 @@ class BoundRule:
         """Return the buckets of the rule, those of limits that its function has returned lately included."""
         own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
-        return [*own, *self._plans.values(), *apart]
+        return [*own, *self._plans.values(), *self._others.values(), *apart]
+
+    def uncharged(self, checks: Sequence[Check], asked: Sequence[Check]) -> list[Check]:
+        """Leave out the checks of windows that have counted a request already, by the same key and limits.
+
+        Where others of the same name have counted it under other limits, a check gets windows of its own, or one window
+        would be charged twice.
+
+        Args:
+            checks: What the rule would charge.
+            asked: What the same limiter was asked about the request before.
+        """
+        left = []
+        for bucket, key, cost in checks:
+            amounts = _amounts(bucket.limits)
+            turn, own = 1, bucket
+            while others := [_amounts(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key]:
+                if amounts in others:
+                    break
+                if all(amounts.keys().isdisjoint(other) for other in others):
+                    others = []
+                    break
+                turn += 1
+                own = self._in_turn(bucket, turn)
+            if not others:
+                left.append((own, key, cost))
+        return left
+
+    def _in_turn(self, bucket: Bucket, turn: int) -> Bucket:
+        """Return a bucket with the same limits and windows of its own: the second of a name on a request, or later."""
+        other = self._others.get((bucket, turn))
+        if other is None:
+            other = copy(bucket)
+            other.rule += f"{_IN_TURN}{turn}"
+            other.names = tuple([f"{name}-{turn}" for name in bucket.names])
+            remember(self._others, (bucket, turn), other, _MEMO_PLANS)
+        return other
 
     @property
     def identities(self) -> tuple[str, str]:
@@ -136,7 +175,6 @@ class RuleSet:
 
     Attributes:
         reserving: Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted.
-        looking: The identities of the buckets of rules that only look on.
         waits: Whether a rule lets requests wait.
         holds: Whether a rule has a concurrency limit.
         always: The selection of every request, where all requests meet the same rules.
@@ -157,7 +195,6 @@ class RuleSet:
         self._bound = [BoundRule(rule, *_buckets(rule, claim, taken)) for rule in rules]
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
-        self.looking = {name for one in counting if one.rule.action != "limit" for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
         self._slashed = any(path != "/" and path.endswith("/") for rule in rules for path in rule.paths)
@@ -346,6 +383,28 @@ def check_apart(rules: Iterable[Rule]) -> None:
         raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
 
 
+def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
+    """Check that all of one name have the same limits, where these are known before a request.
+
+    Args:
+        rules: The rules and the limits at endpoints that ask one limiter, each with where it stands.
+
+    Raises:
+        ConfigurationError: Two of them have not.
+    """
+    named: dict[str, tuple[Rule, str]] = {}
+    for rule, where in rules:
+        if rule.name is None or not rule.counts or rule.limits_function is not None:
+            continue
+        twin, there = named.setdefault(rule.identity, (rule, where))
+        if _amounts(rule.all_limits) != _amounts(twin.all_limits):
+            theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
+            raise ConfigurationError(
+                f"name: {rule.name!r} is {quoted(theirs)} {there} and {quoted(own)} {where}, and one name is one "
+                f"bucket; write the same limits, or another name, for example name={quoted(f'{rule.name}-2')}"
+            )
+
+
 def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
     """Make the buckets of a rule; its limits get names in header fields that no other rule's limits have."""
     if not rule.counts:
@@ -376,6 +435,16 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
             Bucket(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
         )
     return buckets
+
+
+def name_of(identity: str) -> str:
+    """Return the identity that counts of one name have, whatever their turn on a request."""
+    return identity.partition(_IN_TURN)[0]
+
+
+def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
+    """Return the amounts of limits by their windows."""
+    return {limit.same_window: limit.amount for limit in limits}
 
 
 def _apart(bucket: Bucket) -> Bucket:

@@ -1,0 +1,325 @@
+"""Limits of one name on the way of one request: one window is charged once, and every other window counts by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from hypothesis import given, note
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    everyone,
+    header,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..asgi import call, hello, page, statuses
+
+KEYS = {"client": None, "user": header("X-User"), "everyone": everyone}
+LIMITS = ("1/hour", "2/hour", "2/hour; 5/day", "3/hour; 4/day")
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One limit of a program: a rule of a middleware, or a limit at the endpoint."""
+
+    name: str | None
+    key: str
+    limits: str
+    by_function: bool = False
+    """Whether its limits are those that a function returns: the start cannot see them."""
+    shadow: bool = False
+    free: bool = False
+    """Whether its units are handed back when the answer is known."""
+    form: str = "dependency"
+
+    def options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {"key": KEYS[self.key], "name": self.name, "shadow": self.shadow}
+        if self.free:
+            given["count_if"] = lambda status: status >= 500
+        return given
+
+    def written(self) -> Any:
+        return (lambda request: self.limits) if self.by_function else self.limits
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        return {window: int(amount) for amount, window in (one.strip().split("/") for one in self.limits.split(";"))}
+
+
+@dataclass(frozen=True)
+class Program:
+    outer: Held | None
+    inner: Held | None
+    endpoint: tuple[Held, ...]
+    apart: bool
+    """Whether the two middlewares have a limiter each."""
+    two: bool
+    """Whether there is an inner middleware."""
+
+
+def without_count_if_of_shadows(held: Held) -> Held:
+    return replace(held, free=held.free and not held.shadow)
+
+
+HELD = st.builds(
+    Held,
+    st.sampled_from(["a", "a", "b", None]),
+    st.sampled_from([*KEYS]),
+    st.sampled_from(LIMITS),
+    st.booleans(),
+    st.sampled_from([False, False, True]),
+    st.sampled_from([False, False, True]),
+    st.sampled_from(["dependency", "decorator", "sync"]),
+).map(without_count_if_of_shadows)
+PROGRAMS = st.builds(
+    Program, st.none() | HELD, st.none() | HELD, st.lists(HELD, max_size=3).map(tuple), st.booleans(), st.booleans()
+)
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from(ADDRESSES), st.sampled_from(["", "", "ann", "bob"])), min_size=1, max_size=10
+)
+
+
+class Model:
+    """What each limit has counted, in plain lists; every other thing is forgotten after a refusal."""
+
+    def __init__(self, program: Program) -> None:
+        middlewares = [(program.outer, 0)]
+        if program.two:
+            middlewares.append((program.inner, 1 if program.apart else 0))
+        dependencies = [held for held in program.endpoint if held.form == "dependency"]
+        decorators = [held for held in program.endpoint if held.form != "dependency"]
+        nearest = middlewares[-1][1]
+        way = [*middlewares, *((held, nearest) for held in [*dependencies, *decorators])]
+        self.way = [(held, limiter, place) for place, (held, limiter) in enumerate(way) if held is not None]
+        self.counts: dict[object, int] = {}
+
+    def fails_at_the_start(self) -> bool:
+        """Tell whether two of one name have other limits, both for everybody to see."""
+        return any(
+            one.name is not None
+            and (one.name, one.shadow, where) == (other.name, other.shadow, there)
+            and not (one.by_function or other.by_function)
+            and one.amounts != other.amounts
+            for one, where, _ in self.way
+            for other, there, _ in self.way
+        )
+
+    @property
+    def differs(self) -> bool:
+        """Whether two of one name have other limits, which only a request can show."""
+        named = [(limiter, held.name, held.shadow) for held, limiter, _ in self.way if held.name is not None]
+        limits = [str(held.amounts) for held, _, _ in self.way if held.name is not None]
+        return len(set(zip(named, limits, strict=True))) > len(set(named))
+
+    def ask(self, address: str, user: str) -> tuple[bool, list[str]]:
+        """Return whether a request passes, and the keys that shadows would have refused."""
+        would_refuse: list[str] = []
+        charged: dict[object, Held] = {}
+        for held, limiter, place in self.way:
+            key = {"client": address, "user": user or address, "everyone": "everyone"}[held.key]
+            window = limiter, held.name or place, held.shadow, key, tuple(held.amounts.items())
+            if window in charged:
+                continue
+            charged[window] = held
+            if any(self.counts.get((window, one), 0) >= most for one, most in held.amounts.items()):
+                if held.shadow:
+                    would_refuse.append(key)
+                    continue
+                self.counts.clear()
+                return False, would_refuse
+            if not held.free:
+                for one in held.amounts:
+                    self.counts[window, one] = self.counts.get((window, one), 0) + 1
+        return True, would_refuse
+
+
+def built(program: Program, limiters: Sequence[Limiter]) -> ASGIApp:
+    limits = [(held, RateLimit(held.written(), **held.options())) for held in program.endpoint]
+    endpoint: Callable[..., Any] = lambda: "page"  # noqa: E731
+    if "sync" not in [held.form for held in program.endpoint]:
+
+        async def endpoint() -> str:
+            return "page"
+
+    for held, limit in reversed(limits):
+        if held.form != "dependency":
+            endpoint = limit(endpoint)
+    inside = FastAPI()
+    inside.get("/", dependencies=[Depends(limit) for held, limit in limits if held.form == "dependency"])(endpoint)
+    app: ASGIApp = inside
+    around = [(program.outer, limiters[0])]
+    if program.two:
+        around.insert(0, (program.inner, limiters[program.apart]))
+    for held, limiter in around:
+        rules = [] if held is None else [Rule("*", held.written(), **held.options())]
+        app = RateLimitMiddleware(app, rules=rules, limiter=limiter)
+    return app
+
+
+async def started(program: Program, limiters: Sequence[Limiter]) -> ASGIApp | None:
+    """Return the application of a program; None where it cannot start."""
+    try:
+        app = built(program, limiters)
+        await call(app, "/none", client=("203.0.113.1", 1))
+    except ConfigurationError:
+        return None
+    return app
+
+
+@given(PROGRAMS, REQUESTS)
+async def test_one_window_is_charged_once_on_a_request_and_every_other_counts_by_itself(
+    program: Program, requests: list[tuple[str, str]]
+) -> None:
+    note(repr(program))
+    clock, heard, model = FakeClock(), RecordingObserver(), Model(program)
+    limiters = [Limiter(MemoryStore(clock=clock), observers=[heard]) for _ in range(2)]
+    keys = {limiter.key_for(header("X-User").of(name)): name for name in ("ann", "bob") for limiter in limiters}
+    app = await started(program, limiters)
+    assert (app is None) is model.fails_at_the_start()
+    if app is None:
+        return
+    clock.advance("2d")
+    for address, name in requests:
+        # Where other limits of one name meet under one key alone, as for a client without a name, there is no promise.
+        user = name or ("ann" if model.differs else "")
+        note(f"{address} {user}")
+        heard.events.clear()
+        answer = await call(app, client=(address, 1), headers={"X-User": user} if user else {})
+        passes, would_refuse = model.ask(address, user)
+        assert answer.status == (200 if passes else 429)
+        found = [str(event.details["key"]) for event in heard.events if event.kind == "shadow_refused"]
+        assert [keys.get(key, key) for key in found] == would_refuse
+        if not passes:
+            clock.advance("2d")  # whatever was handed back of the request, or was not, has left
+
+
+async def test_a_limit_by_user_behind_a_rule_by_address_of_the_same_name_counts_the_user() -> None:
+    limit = RateLimit("5/minute", name="login", key=header("X-User"))
+    inner = Starlette(routes=[Route("/login", limit(page))])
+    app = RateLimitMiddleware(inner, rules=[Rule("/login", "5/minute", name="login")])
+    asked = [
+        (await call(app, "/login", client=(f"192.0.2.{last}", 1), headers={"X-User": "ann"})).status
+        for last in range(20)
+    ]
+    assert asked == [200] * 5 + [429] * 15
+
+
+async def test_limits_of_one_name_that_only_a_request_shows_to_differ_have_a_window_each_and_a_name_each() -> None:
+    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "6/hour", name="plan")(page))])
+    app = RateLimitMiddleware(inner, rules=[Rule("*", "4/hour", name="plan")])
+    answers = [await call(app) for _ in range(5)]
+    assert [answer.status for answer in answers] == [200] * 4 + [429]
+    assert answers[0].headers["ratelimit"] == '"plan";r=3;t=3600, "plan-2";r=5;t=3600'
+
+
+async def test_a_function_that_returns_the_limits_of_a_rule_of_its_name_is_charged_once_with_it() -> None:
+    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "3/hour", name="plan")(page))])
+    app = RateLimitMiddleware(inner, rules=[Rule("*", "3/hour", name="plan")])
+    assert await statuses(app, 4) == [200] * 3 + [429]
+
+
+async def test_a_named_limit_keeps_its_counts_where_another_middleware_has_another_amount() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    before, after = (
+        RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", f"{amount}/hour", name="all")])
+        for amount in (2, 3)
+    )
+    assert await statuses(before, 3) == [200, 200, 429]
+    assert await statuses(after, 2) == [200, 429]
+
+
+ONE, OTHER = RateLimit("5/minute", name="x"), RateLimit("6/minute", name="x", key=header("X-User"))
+SAME, SHADOW = RateLimit("5/minute", name="x", key=everyone), RateLimit("6/minute", name="x", shadow=True)
+
+
+def routes(**limits: RateLimit) -> Starlette:
+    return Starlette(routes=[Route(f"/{path}", limit(page)) for path, limit in limits.items()])
+
+
+def required(*limits: RateLimit) -> FastAPI:
+    app = FastAPI(dependencies=[Depends(limit) for limit in limits[:1]])
+    app.get("/", dependencies=[Depends(limit) for limit in limits[1:]])(lambda: 1)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("app", "rules", "where"),
+    [
+        (routes(a=OTHER), [Rule("*", "5/minute", name="x")], "at 'GET /a'"),
+        (routes(a=ONE, b=OTHER), [], "at 'GET /b'"),
+        (required(ONE, OTHER), [], "at 'GET /'"),
+        (Starlette(routes=[Mount("/sub", routes(a=ONE)), Route("/b", OTHER(page))]), [], "at 'GET /b'"),
+    ],
+)
+async def test_other_limits_under_one_name_end_the_start(app: Any, rules: list[Rule], where: str) -> None:
+    app.add_middleware(RateLimitMiddleware, rules=rules)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(ConfigurationError, match="name: 'x' is '5/1m'") as caught:
+        await app({"type": "lifespan", "state": {}}, receive, send)
+    assert f"and '6/1m' {where}" in str(caught.value)
+    assert sent == [{"type": "lifespan.startup.failed", "message": str(caught.value)}]
+
+
+def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_outer_one_is_made() -> None:
+    limiter = Limiter(MemoryStore())
+    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "5/minute", name="x")])
+    with pytest.raises(ConfigurationError, match="'4/1m' in a middleware and '5/1m' in another further in"):
+        RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "4/minute", name="x")])
+    RateLimitMiddleware(inner, rules=[Rule("*", "4/minute", name="x")])  # on a limiter of its own
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        routes(a=ONE, b=SAME),
+        routes(a=ONE, b=SHADOW),
+        routes(a=ONE, b=RateLimit(lambda request: "6/minute", name="x")),
+        routes(a=ONE, b=RateLimit("6/minute")),
+        Starlette(
+            routes=[
+                Route("/a", ONE(page)),
+                Route("/b", OTHER(page), middleware=[Middleware(RateLimitMiddleware, rules=[])]),
+                Mount("/c", Starlette(routes=[Route("/c", OTHER(page))], middleware=[Middleware(RateLimitMiddleware)])),
+            ]
+        ),
+    ],
+)
+async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starlette) -> None:
+    app.add_middleware(RateLimitMiddleware, rules=[])
+    assert await statuses(app, 2, "/a") == [200, 200]
+
+
+async def test_later_charges_find_the_limit_of_their_name_that_counts_beside_another() -> None:
+    async def answer(request: Request) -> PlainTextResponse:
+        await charge(request, 3, rule="plan")
+        return PlainTextResponse("hi")
+
+    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "8/hour", name="plan")(answer))])
+    app = RateLimitMiddleware(inner, rules=[Rule("*", "4/hour", name="plan")])
+    assert await statuses(app, 3) == [200, 200, 429]
