@@ -18,6 +18,7 @@ from copy import copy
 from datetime import timedelta
 from functools import wraps
 from inspect import Parameter, Signature
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -114,6 +115,11 @@ class RateLimit:
         override: bool = False,
         name: str | None = None,
     ) -> None:
+        if inspect.isclass(limits) or (callable(limits) and _is_being_defined(limits)):
+            raise ConfigurationError(
+                f'RateLimit: write @RateLimit("5/minute") above {_last(limits).__name__!r}: without parentheses it is '
+                "taken for a function that returns limits, and never answers a request"
+            )
         self.rule = Rule(
             "*",
             limits,
@@ -303,12 +309,33 @@ def decorate(limit: RateLimit, endpoint: Any) -> Any:
     return limited
 
 
+def _last(function: Any) -> Any:
+    *_, core = unwrapped(function)
+    return core
+
+
+def _is_being_defined(function: object) -> bool:
+    """Tell whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
+
+    A function that is defined already is given further down, or by other code.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("slidegate."):
+        frame = frame.f_back
+    for layer in unwrapped(function):
+        code = getattr(layer, "__code__", None)
+        if isinstance(code, CodeType) and code in frame.f_code.co_consts and code.co_name != "<lambda>":
+            lines = [line for _, _, line in code.co_lines() if line is not None]
+            return code.co_firstlineno <= frame.f_lineno <= max(lines)
+    return False
+
+
 def _is_function_or_class(endpoint: object) -> bool:
     return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
 
 
 def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    *_, core = unwrapped(endpoint)
+    core = _last(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
             f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
@@ -390,6 +417,8 @@ class _Body:
 def check_decorator_order(app: object) -> None:
     """Check that no limit stands above a route decorator, which has then registered the function without it.
 
+    Nor may a limit itself be the endpoint of a route.
+
     Raises:
         ConfigurationError: One does.
     """
@@ -397,6 +426,11 @@ def check_decorator_order(app: object) -> None:
     used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
     for resolved in routes:
         endpoint = resolved.route.endpoint
+        if isinstance(endpoint, RateLimit):
+            raise ConfigurationError(
+                f"RateLimit: the endpoint of {resolved.label!r} is a limit, which answers nothing; "
+                'write @RateLimit("5/minute") above a function, and make the route of that'
+            )
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
