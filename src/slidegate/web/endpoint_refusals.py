@@ -33,7 +33,9 @@ from .request import RECORD, RequestLimits
 from .waiting import unless_left
 
 _HANDLERS: Final = "starlette.exception_handlers"
-_TRY_AGAIN_LATER: Final = 1013
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket that went beyond a limit (IANA's registry of close codes)."""
+TOO_MANY: Final = "Too many requests."
 _RECEIVE: Final = "_receive"
 """The attribute by which Starlette's requests and websockets read their messages."""
 
@@ -103,7 +105,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     await request.refund()
     request.add(decision)
     if request.answered and scope["type"] == "websocket":
-        return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
+        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
     if not request.answered:
         if request.refusal is None and is_limited(decision):
             await strike_refused(scope, request)

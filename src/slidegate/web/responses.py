@@ -63,6 +63,9 @@ _MAX_BLOCKS: Final = 1_024
 _MAX_METHOD: Final = 64
 """How many characters of a method are shown; all that are registered are shorter."""
 _HANDSHAKE: Final = "WEBSOCKET"
+POLICY_VIOLATION: Final = 1008
+"""The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
+_NORMAL: Final = 1000
 
 
 class Sender:
@@ -345,7 +348,23 @@ async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, f
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
     else:
-        await send({"type": "websocket.close", "code": 1008})
+        await close_websocket(send, POLICY_VIOLATION)
+
+
+async def close_websocket(send: Send, code: int, reason: str = "") -> None:
+    """Close a websocket; with the code 1000 where the server refuses the given one.
+
+    daphne takes 1000 and 3000 to 4999 alone. An `OSError` says that the client has gone.
+    """
+    message: Message = {"type": "websocket.close", "code": code}
+    if reason:
+        message["reason"] = reason
+    try:
+        await send(message)
+    except OSError:
+        raise
+    except Exception:
+        await send({**message, "code": _NORMAL})
 
 
 def reduced_capacity(what: str, wait_us: int) -> Rendered:

@@ -33,7 +33,9 @@ from ..core.store import Clock
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .client_ip import ClientAddress
+from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
 from .keys import Key, PathParam, parts_of
+from .responses import POLICY_VIOLATION, close_websocket
 from .waiting import Ahead, unless_left
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
@@ -41,8 +43,6 @@ Beyond: TypeAlias = Literal["close", "drop", "wait"]
 Count: TypeAlias = Callable[[], Decision | Awaitable[Decision]]
 T = TypeVar("T")
 
-TRY_AGAIN_LATER: Final = 1013
-"""The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
 FOR_EVER_US: Final = 10**15
 MAX_WAITING: Final = 2**31
 _BANNED: Final = Decision(False, Reason.BANNED)
@@ -50,8 +50,6 @@ EVERY_S: Final = 5.0
 """How long after the end of a look the next one begins: with the deadline of a store a ban is seen within 10 s."""
 AT_ONCE: Final = 256
 """How many connections one question is about."""
-POLICY_VIOLATION: Final = 1008
-"""The close code of a connection whose client was banned after it had begun (RFC 6455, section 7.4.1)."""
 
 
 class MessageLimits:
@@ -251,7 +249,10 @@ class GuardedWebSocket:
         if self._last is None and message["type"] == "websocket.send" and await self._banned():
             await self._shut_out()
         if self._last is None:
-            await self._send(message)
+            if (message.get("code"), message.get("reason")) == (TRY_AGAIN_LATER, TOO_MANY):  # of a limit at an endpoint
+                await close_websocket(self._send, TRY_AGAIN_LATER, TOO_MANY)
+            else:
+                await self._send(message)
             if message["type"] == "websocket.accept":
                 self._looked_after = self._sockets.add(self)
             elif message["type"] == "websocket.close":
@@ -265,7 +266,7 @@ class GuardedWebSocket:
             self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
             self.over = True
             self._receive.close()
-            await self._send({"type": "websocket.close", "code": code, "reason": reason})
+            await close_websocket(self._send, code, reason)
         return self._last
 
     async def _shut_out(self) -> Message:
