@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
-from starlette.convertors import Convertor, IntegerConvertor
+from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
@@ -27,6 +27,7 @@ _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
 """The longest number that Python and pydantic make of a text: reading a longer one takes time by the square."""
 
@@ -294,7 +295,7 @@ class PathParam(Value):
 
     def _encoded(self, value: str | bytes) -> bytes:
         """See `Value._encoded`; a whole number is that of ``{name:int}``."""
-        return super()._encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
+        return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
 
     def _value(self, scope: Scope) -> bytes:
         for text in _texts(scope) if self._matchers else ():
@@ -302,7 +303,7 @@ class PathParam(Value):
                 match = matcher.limits.match(text)
                 if match is not None:
                     return _bytes(_meaning(matcher.convertors[self.name], match[self.name]))
-        return _bytes(str(scope.get("path_params", {}).get(self.name, "")))
+        return _bytes(_spelled(scope.get("path_params", {}).get(self.name, "")))
 
 
 def _texts(scope: Scope) -> Iterator[str]:
@@ -359,14 +360,19 @@ def bind(key: Key, matchers: Sequence[PathMatcher]) -> Key:
 def _meaning(convertor: Convertor[Any], text: str) -> str:
     """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
     with suppress(Exception):  # a convertor of the user's fails in the router too, and not before the count
-        return str(convertor.convert(text))
-    if isinstance(convertor, IntegerConvertor) and len(text.strip()) <= _MAX_DIGITS:
-        # Only a spelling as odd as 1.0 needs this.
-        from decimal import Decimal
+        return _spelled(convertor.convert(text))
+    # What pydantic takes for a number beyond int() and float(): 1.0, 0-5 and _1.
+    bare = text.strip().replace("_", "")
+    if isinstance(convertor, FloatConvertor):
+        with suppress(ValueError):
+            return _spelled(float(bare))
+    whole = _WHOLE.fullmatch(bare) if isinstance(convertor, IntegerConvertor) else None
+    return text if whole is None or len(bare) > _MAX_DIGITS else str(int(whole["value"]))
 
-        with suppress(ValueError, ArithmeticError):
-            return str(int(Decimal(text)))
-    return text
+
+def _spelled(value: object) -> str:
+    """Return the one text of a value; -0.0 equals 0.0."""
+    return str(value + 0.0 if isinstance(value, float) else value)
 
 
 class _User:
