@@ -11,7 +11,7 @@ import pytest
 
 from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow, Reason
-from slidegate.core.decision import BanRefusal, Check, RuleRefusal
+from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
 from slidegate.limiter.decisions import Behind, Parted, Unserved
 from slidegate.limiter.stats import Stats, Traffic
 
@@ -40,6 +40,7 @@ def summary() -> Any:
 SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (BUCKET, OF_BUCKET),
     (DECISION, OF_DECISION),
+    (StruckRefusal(DECISION, 77), OF_DECISION),
     (BanRefusal("a list", None, 5, (CHECK,)), OF_DECISION),
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),

@@ -397,6 +397,32 @@ def ceil_s(span_us: int) -> int:
     return -(-span_us // 1_000_000)
 
 
+class StruckRefusal(Decision):
+    """A refusal by a limit whose strike has banned the client: it is let in again when the ban has ended, too.
+
+    Args:
+        refused: The refusal by the limit.
+        banned_us: How long the ban lasts from then on.
+    """
+
+    __slots__ = ("_banned_us",)
+
+    def __init__(self, refused: Decision, banned_us: int) -> None:
+        super().__init__(False, refused.reason, refused.now_us, refused.checks, refused.readings, refused.charge)
+        self._banned_us = banned_us
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return Decision(False, self.reason), self._banned_us
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """Microseconds until the limit has room and the ban has ended; None if the limit never has."""
+        state = self.binding
+        if state is None or self.reason is Reason.TOO_LARGE:
+            return None
+        return max(state.retry_after_us or 0, self._banned_us)
+
+
 class BanRefusal(Decision):
     """A refusal of a client as such: by a ban, a list, or a rule for nobody. Nothing was counted.
 

@@ -160,11 +160,19 @@ class BanSignals:
         ban_key(key)
         return ban_target(policy, self._limiter.engine.keys.learn(key)[0], self._protected)
 
-    async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> None:
-        """Strike for the status of the application's answer, or a refusal, unless a middleware further out does."""
+    async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
+        """Strike for the status of the application's answer, or a refusal, unless a middleware further out does.
+
+        Returns:
+            The bans that this made.
+        """
+        bans: list[Ban] = []
         with suppress(StoreError):  # the request is answered or refused as it is
             for signal in self._not_struck_by(self._signals.get(what, ()), outer):
-                await self.strike(signal, scope)
+                ban = await self.strike(signal, scope)
+                if ban is not None:
+                    bans.append(ban)
+        return bans
 
     def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Leave out signals for which a middleware further out strikes under the same policy."""

@@ -23,8 +23,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..core.bans.ban import BanSubject
-from ..core.decision import Decision, Reason, ceil_s
+from ..core.bans.ban import Ban, BanSubject
+from ..core.decision import Decision, Reason, StruckRefusal, ceil_s
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
 from .bans import BanSignals
@@ -103,12 +103,13 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     request: RequestLimits = scope[RECORD]
     # All or nothing: units charged for this request before go back.
     await request.refund()
-    request.add(decision)
+    entry = request.add(decision)
     if request.answered and scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
     if not request.answered:
         if request.refusal is None and is_limited(decision):
-            await strike_refused(scope, request)
+            decision = until_let_in(decision, await strike_refused(scope, request))
+            request.entries[request.entries.index(entry)] = request.middleware, decision
         request.refuse(scope, decision)
         request.needed = needed_fields(decision)
         request.handlers = scope.get(_HANDLERS)
@@ -121,13 +122,22 @@ def is_limited(decision: Decision) -> bool:
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
-async def strike_refused(scope: Scope, request: RequestLimits) -> None:
-    """Strike for a refusal by a limit, under the policies of all middlewares on the way."""
+async def strike_refused(scope: Scope, request: RequestLimits) -> list[Ban]:
+    """Strike for a refusal by a limit, under the policies of all middlewares on the way; return the bans this made."""
     outer: list[BanSignals] = []
+    bans: list[Ban] = []
     for middleware, _ in request.entries:
         if middleware.signals.on_refusal and middleware not in request.exempt:
-            await middleware.signals.strike_for("refused", scope, outer)
+            bans += await middleware.signals.strike_for("refused", scope, outer)
         outer.append(middleware.signals)
+    return bans
+
+
+def until_let_in(refusal: Decision, bans: Sequence[Ban]) -> Decision:
+    """Return a refusal by a limit as it reads after the bans that its strikes have just made."""
+    # Each store has a time of its own, but the length of a ban is the same in all.
+    lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
+    return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
 
 
 def needed_fields(refusal: Decision) -> Fields:

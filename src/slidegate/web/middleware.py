@@ -31,7 +31,7 @@ from .checks import StartupChecks, about_request, about_routes, about_settings, 
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .default_limits import DefaultLimits
-from .endpoint_refusals import answer_unanswered, is_limited, strike_refused
+from .endpoint_refusals import answer_unanswered, is_limited, strike_refused, until_let_in
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .headers import HeaderStyle, HeaderWriter
 from .network_files import AddressList, followed
@@ -265,7 +265,9 @@ class RateLimitMiddleware(Breakable):
         if len(request.entries) > 1:
             await request.refund()
         if (self.policies or len(request.entries) > 1) and is_limited(decision):
-            await strike_refused(scope, request)
+            decision = until_let_in(decision, await strike_refused(scope, request))
+            request.entries[-1] = self._view, decision
+            request.refuse(scope, decision)
         await self._responses.send(scope, receive, send, decision)
         return False, receive
 

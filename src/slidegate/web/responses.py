@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, Reason, RuleRefusal, ceil_s
+from ..core.decision import Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -206,6 +206,8 @@ class RefusalResponses:
         wait_us = min(waits)
         if wait_us >= 0:  # neither `NEVER` nor `OPEN`
             wait_us = max(waits)
+        if isinstance(decision, StruckRefusal):
+            wait_us = decision.retry_after_us or wait_us
         # The buckets, which of their limits have no room, and whether they ever will.
         asked = asked_buckets(decision.checks), tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
@@ -313,7 +315,7 @@ class RefusalEvents:
         client, _ = self._client.locate(scope)
         state, ban = refusal.binding, refusal.ban
         key = state.key if state is not None else client if ban is None else ban.key
-        wait_us = refusal.retry_after_us if state is None else state.retry_after_us
+        wait_us = refusal.retry_after_us
         rule, by = "", refusal.by
         if state is not None:
             rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.rule == state.rule), state.rule)
