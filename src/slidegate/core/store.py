@@ -110,6 +110,16 @@ class BanStore(ABC):
             prefix: The network that is struck under `policy.prefix` if it bans; empty for none.
         """
 
+    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> bool:
+        """Count a strike as soon as the store answers again, if that is within ten seconds; nobody waits for it.
+
+        A `Limiter` calls this instead of `strike` while it leaves a store alone that has failed.
+
+        Returns:
+            False, by default, where the strike is lost.
+        """
+        return False
+
     @abstractmethod
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""

@@ -224,19 +224,24 @@ class Failover:
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike; in this process, with `on_error="local"`, while the store does not answer.
 
+        The store counts it later, if it can, also where it is left alone now.
+
         Raises:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
-        strike = self._store.bans.strike
-        ban: Ban | None = await self.ask(lambda: strike(policy, key, weight, reason, prefix), _UNANSWERED)
-        if ban is not _UNANSWERED:
-            return ban
+        bans, struck = self._store.bans, (policy, key, weight, reason, prefix)
+        if self._troubled and self._is_open(()):
+            bans.strike_later(*struck)
+        else:
+            ban: Ban | None = await self._put(lambda: bans.strike(*struck), _UNANSWERED)
+            if ban is not _UNANSWERED:
+                return ban
         if self.on_error == "deny":
             raise StoreUnavailable("the store did not answer a strike, so nobody knows whether it bans")
         if self.on_error == "allow":
             return None
         local = self._local.keep(self._clock() + policy.after.window_us)
-        return self._local.keep_ban(local.bans.strike(policy, key, weight, reason, prefix))
+        return self._local.keep_ban(local.bans.strike(*struck))
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; only bans made here are known while the store is away."""
@@ -254,6 +259,10 @@ class Failover:
         """
         if self._troubled and self._is_open(checks):
             return default
+        return await self._put(question, default, checks)
+
+    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Do what `ask` does, whether a breaker is open or not."""
         try:
             self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)

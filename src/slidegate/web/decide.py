@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address
-from ..core.bans.ban import BanSubject
+from ..core.bans.ban import Ban, BanSubject, longest
 from ..core.decision import BanRefusal, Check, Decision, Reason, RuleRefusal
 from ..core.errors import StoreError
 from ..core.memo import remember
@@ -290,18 +290,34 @@ class Decider:
         before: Sequence[Entry],
     ) -> Decision:
         """Strike for the signals of the request, which may ban it at once; decide; and let the rules look on that
-        never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
-        try:
-            for signal in signals:
-                await self._signals.strike(signal, scope)
-        except StoreError:
-            return self._engine.unanswered()
+        never refuse, each on windows of its own."""
+        refusal = await self._struck(signals, scope)
+        if refusal is not None:
+            return refusal
         answer = self._ask(selection, scope, client_key, subjects, before)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.shadows if decision.reason is not Reason.BANNED else ():
             if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
                 await self._shadows.look(bound, scope, client_key)
         return decision
+
+    async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
+        """Strike for the signals of a request; return its refusal if that bans it.
+
+        The store is not asked whether it is banned: it may be gone since it made the ban. A strike that may have banned
+        the request, and was not answered, refuses it, too.
+        """
+        bans: list[Ban] = []
+        unanswered: Decision | None = None
+        for signal in signals:
+            try:
+                made = await self._signals.strike(signal, scope)
+            except StoreError:
+                unanswered = self._engine.unanswered()
+            else:
+                bans += [] if made is None else [made]
+        ban = longest(bans)
+        return unanswered if ban is None else BanRefusal(ban.by, ban, ban.made_us)
 
     def decide_at(
         self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]

@@ -117,6 +117,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "strike": lambda: asyncio.gather(
             *(store.bans.strike(policy, f"192.0.2.{host}", 1, "", "192.0.2.0/24") for host in (7, 8))
         ),
+        "strike_later": lambda: store.bans.strike_later(policy, "192.0.2.9", 1, ""),
         "ban": lambda: store.bans.ban("user:bob", None, "", "ann"),
         "find": lambda: store.bans.find(("user:bob",)),
         "unban": lambda: store.bans.unban("user:bob", "ann"),

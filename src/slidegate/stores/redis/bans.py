@@ -138,6 +138,12 @@ class RedisBans(BanStore):
         made, _ = await self._strike(Strike(policy, key, reason, prefix), weight, new_name())
         return made
 
+    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> bool:
+        """Count a strike as soon as Redis answers again, if that is within ten seconds; False where it is lost."""
+        if self._clock is not None:
+            return False
+        return self._sums.add(self._batcher().loop, Strike(policy, key, reason, prefix), weight)
+
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
         """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""

@@ -1,8 +1,8 @@
 """Strikes, summed up and sent ten times a second: a flood of one client costs a command for each key and pause.
 
 Where a sum could be enough for a ban, it is sent at once, and waited for. A sum that was sent and not answered is sent
-again, for `AGAIN_FOR_S`; Redis knows it by its name and counts it once. Strikes that were not sent when a process ends
-are lost.
+again, for `AGAIN_FOR_S`; Redis knows it by its name and counts it once. So are strikes that came while nobody asked
+Redis, because it had just failed. Strikes that were not sent when a process ends are lost.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class _Sum:
         self.timer: asyncio.TimerHandle | None = None
 
     @property
+    def unanswered(self) -> int:
+        """How many strikes Redis may not have counted when it said how many are missing."""
+        return self.next.weight + (0 if self.sent is None else self.sent.weight)
+
+    @property
     def owed(self) -> bool:
         """Whether there is anything to send."""
         return self.sent is not None or self.next.weight > 0
@@ -108,7 +113,7 @@ class StrikeSums:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._sums: dict[tuple[int, str, str], _Sum] = {}
+        self._sums: dict[tuple[asyncio.AbstractEventLoop, str, str], _Sum] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def strike(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> Ban | None:
@@ -117,18 +122,10 @@ class StrikeSums:
         Raises:
             StoreError: They were sent and not answered; they are sent again.
         """
-        name = id(loop), strike.policy.name, strike.key
-        known = self._sums.get(name)
-        if known is None:
-            if len(self._sums) >= MEMO_SIZE:
-                for quiet in [name for name, it in self._sums.copy().items() if not (it.owed or it.busy)]:
-                    self._sums.pop(quiet, None)  # another event loop may be faster
-            known = self._sums[name] = _Sum(strike)
-        known.strike = strike
-        known.next.weight += weight
+        known = self._noted(loop, strike, weight)
         is_due = not known.busy and monotonic() >= known.next_s
         is_well = known.sent is None or not known.sent.failed
-        if is_well and not is_due and known.next.weight < known.missing:
+        if is_well and not is_due and known.unanswered < known.missing:
             self._flush_later(loop, known)
             return None
         answer: asyncio.Future[Ban | None] = loop.create_future()
@@ -137,10 +134,37 @@ class StrikeSums:
             self._start(loop, known)
         return await answer
 
+    def add(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> bool:
+        """Count strikes later: Redis has just not answered, so it is left alone for a while; False for no room."""
+        if len(self._sums) >= MAX_UNHEARD and (loop, strike.policy.name, strike.key) not in self._sums:
+            return False
+        known = self._noted(loop, strike, weight)
+        known.next_s = max(known.next_s, monotonic() + AGAIN_S)
+        self._flush_later(loop, known)
+        return True
+
     def forget(self, key: str) -> bool:
         """Forget the strikes of a key that were not sent yet; False if there were none."""
         forgotten = [_forget(known) for (_, _, struck), known in self._sums.copy().items() if struck == key]
         return any(forgotten)
+
+    def _noted(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> _Sum:
+        """Add strikes to those that are sent next, and return the sum."""
+        name = loop, strike.policy.name, strike.key
+        known = self._sums.get(name)
+        if known is None:
+            if len(self._sums) >= MEMO_SIZE:
+                self._tidy()
+            known = self._sums[name] = _Sum(strike)
+        known.strike = strike
+        known.next.weight += weight
+        return known
+
+    def _tidy(self) -> None:
+        """Let go of sums of which nothing is owed, and of those of event loops that have ended."""
+        for name, known in self._sums.copy().items():
+            if name[0].is_closed() or not (known.owed or known.busy):
+                self._sums.pop(name, None)  # another event loop may be faster
 
     async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
         """Send what is owed; where an earlier sum was not answered, that one goes first."""
