@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -508,19 +510,75 @@ async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once
     assert (await ward.hit()).allowed
 
 
-async def test_a_store_that_fails_now_and_then_or_for_long_is_said_once_a_minute() -> None:
+async def test_each_outage_is_told_when_it_begins_and_when_it_ends() -> None:
     ward = Ward("allow", inline=True)
     for _ in range(100):
         ward.fall_ill()
         await ward.hit()
         ward.store.error = None
         await ward.hit()
-    assert ward.heard.kinds == ["store_failed", "store_recovered"]
-    ward.fall_ill()
-    for _ in range(150):
-        ward.clock.advance("1s")
+    assert ward.heard.kinds == ["store_failed", "store_recovered"] * 100
+
+
+async def test_a_long_outage_is_told_once_a_minute_for_each_cause() -> None:
+    ward = Ward("allow", inline=True)
+    for second in range(150):
+        ward.store.error = StoreUnavailable("gone") if second < 30 else StoreTimeout("late")
         await ward.hit()
-    assert ward.heard.kinds[2:] == ["store_failed"] * 2
+        ward.clock.advance("1s")
+    shown = [str(event.details["error"]) for event in ward.heard.events]
+    assert ["gone" in error for error in shown] == [True, False, False]
+    assert ward.heard.kinds == ["store_failed"] * 3
+
+
+class Lines(logging.Handler):
+    """The lines of a log about outages, each as its moment and its kind."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.seen: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = record.getMessage().removeprefix("slidegate: ").partition(":")[0]
+        if kind in ("store_failed", "store_recovered"):
+            self.seen.append((self._clock(), kind))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ill", "well", "hit", "wait"]), st.integers(1, 1_500)), max_size=60))
+@example([("ill", 1), ("hit", 1), ("well", 1), ("hit", 1), ("wait", 1_000), ("ill", 1), ("hit", 1)])
+@example([("ill", 1), ("hit", 1), ("wait", 999), ("well", 1), ("hit", 1), ("ill", 1), ("wait", 2), ("hit", 1)])
+@settings(deadline=None)
+def test_what_is_told_last_is_how_the_store_is_and_the_log_has_a_line_a_second(moves: list[tuple[str, int]]) -> None:
+    async def play() -> None:
+        ward = Ward("allow", inline=True)
+        lines, outages = Lines(ward.clock), 0
+        logging.getLogger("slidegate").addHandler(lines)
+        try:
+            for move, number in moves:
+                if move == "ill":
+                    ward.fall_ill()
+                elif move == "well":
+                    ward.store.error = None
+                elif move == "wait":
+                    ward.clock.advance(us=number * 1_000)
+                else:
+                    was_away, asked = ward.safe.away, ward.store.asked
+                    await ward.hit()
+                    away = ward.safe.away
+                    outages += away and not was_away
+                    heard = [kind for kind, _ in itertools.groupby(ward.heard.kinds)]
+                    assert heard == (["store_failed", "store_recovered"] * outages)[: 2 * outages - away]
+                    at_us, last = lines.seen[-1] if lines.seen else (0, "")
+                    if ward.store.asked > asked and ward.clock() >= at_us + 1_000_000:
+                        assert last in (("store_failed",) if away else ("", "store_recovered"))
+        finally:
+            logging.getLogger("slidegate").removeHandler(lines)
+        for kind in ("store_failed", "store_recovered"):
+            moments = [at_us for at_us, seen in lines.seen if seen == kind]
+            assert all(later - at_us >= 1_000_000 for at_us, later in itertools.pairwise(moments))
+
+    asyncio.run(play())
 
 
 async def test_the_middleware_answers_503_when_denied_and_passes_when_allowed() -> None:

@@ -59,6 +59,9 @@ WHOLE: Final = None
 """The part that is the whole store."""
 MIN_RETRY_US: Final = 1_000_000
 SAY_EVERY_US: Final = 60_000_000
+"""How often one cause of a long outage is told."""
+LINE_EVERY_US: Final = 1_000_000
+"""The time between two lines of the log: a store that fails and answers in turns makes no flood of them."""
 _CHOICES: Final = ("local", "allow", "deny")
 _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
@@ -74,14 +77,30 @@ class Breaker:
         failures: How many questions in a row the part has not answered.
         failed_us: When the last one failed.
         open_until_us: No question goes to the part until then; 0 where the breaker has not opened.
-        reported: Whether observers were told.
+        logged: Whether the log has a line about this outage.
     """
 
-    __slots__ = ("failed_us", "failures", "open_until_us", "reported")
+    __slots__ = ("_causes", "_quiet_until_us", "failed_us", "failures", "logged", "open_until_us")
 
     def __init__(self) -> None:
         self.failures = self.failed_us = self.open_until_us = 0
-        self.reported = False
+        self.logged = False
+        self._causes = Throttle(SAY_EVERY_US)
+        self._quiet_until_us = 0
+
+    def fail(self, now_us: int) -> None:
+        """Record a failure."""
+        self.failures += 1
+        self.failed_us = now_us
+        if self.failures >= FAILURES_TO_OPEN:
+            self.open_until_us = now_us + OPEN_US
+
+    def is_news(self, cause: str, now_us: int) -> bool:
+        """Tell whether observers hear of a failure: the first one, and each cause now and then."""
+        if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
+            return False
+        self._quiet_until_us = now_us + LINE_EVERY_US
+        return True
 
 
 class Failover:
@@ -121,6 +140,8 @@ class Failover:
         self._troubled: dict[Hashable, Breaker] = {}
         self._local = LocalStore(emit, lambda: self._clock())
         self._throttle = Throttle(SAY_EVERY_US)
+        self._quiet_until_us = 0
+        self._left_out = 0
         self.failures = 0
 
     @property
@@ -333,41 +354,53 @@ class Failover:
             breaker.open_until_us = min(breaker.open_until_us, self._clock())
 
     def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
-        """Record that a question was not answered, and report it now and then."""
+        """Record that a question was not answered, and report it: each outage, and in a long one now and then."""
         self.failures += 1
         now_us = self._clock()
+        shown = written(error, str if isinstance(error, StoreTimeout) else repr)
         if isinstance(error, StoreError) and error.concerns != "server":
             # The server answered, so it is as well as it was before.
             self._probe_again(checks)
-            what: Hashable = f"for a {error.concerns}"
-            where, breaker = f" {what}", None
-        else:
-            what = self._store.part_of(checks)
-            where, breaker = _at(what), self._troubled.setdefault(what, Breaker())
-            breaker.failures += 1
-            breaker.failed_us = now_us
-            if breaker.failures >= FAILURES_TO_OPEN:
-                breaker.open_until_us = now_us + OPEN_US
-        if self._throttle.left_out(what, now_us) is None:
+            if self._throttle.left_out(error.concerns, now_us) is not None:
+                self._tell_failed(f" for a {error.concerns}", shown, now_us)
             return
-        if breaker is not None:
-            breaker.reported = True
-        shown = written(error, str if isinstance(error, StoreTimeout) else repr)
-        message = f"the store failed{where}, so on_error={self.on_error!r} decides: {shown}"
-        logger.error("store_failed: %s", message)
-        self._emit(Event("store_failed", message, {"on_error": self.on_error, "error": shown}))
+        part = self._store.part_of(checks)
+        breaker = self._troubled.setdefault(part, Breaker())
+        breaker.fail(now_us)
+        is_news = breaker.is_news(shown, now_us)
+        if is_news or not breaker.logged:
+            breaker.logged |= self._tell_failed(_at(part), shown, now_us, is_news=is_news)
+
+    def _tell_failed(self, where: str, error: str, now_us: int, *, is_news: bool = True) -> bool:
+        """Tell observers of a failure if it is news, and log it if a second has passed since the last line; True then.
+
+        Who reads the log alone is not left with a line that is no longer true: an outage without a line gets one later.
+        """
+        message = f"the store failed{where}, so on_error={self.on_error!r} decides: {error}"
+        if is_news:
+            self._emit(Event("store_failed", message, {"on_error": self.on_error, "error": error}))
+        if now_us < self._quiet_until_us:
+            self._left_out += is_news
+            return False
+        others = self._left_out - (not is_news)
+        more = f" ({others} more were left out)" if others > 0 else ""
+        self._left_out, self._quiet_until_us = 0, now_us + LINE_EVERY_US
+        logger.error("store_failed: %s%s", message, more)
+        return True
 
     def _recover(self, checks: Sequence[Check]) -> None:
-        """Record that a question was answered; report the recovery if the failure was reported."""
+        """Record that a question was answered, and report it where the one before was not."""
         now_us, well = self._clock(), {self._store.part_of(checks), WHOLE}
         for part, breaker in self._troubled.copy().items():
             if part not in well and now_us - breaker.failed_us < FORGET_US:
                 continue
             gone = self._troubled.pop(part, None)  # another thread may be faster
-            if part in well and gone is not None and gone.reported:
+            if part in well and gone is not None:
                 message = f"the store answers again{_at(part)}, after {gone.failures} questions without an answer"
-                logger.warning("store_recovered: %s", message)
                 self._emit(Event("store_recovered", message, {"failures": gone.failures}))
+                if gone.logged:
+                    self._quiet_until_us = now_us + LINE_EVERY_US
+                    logger.warning("store_recovered: %s", message)
 
 
 class LocalStore:
