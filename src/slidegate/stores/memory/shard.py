@@ -213,10 +213,11 @@ class Table(Generations):
 
     def reset(self, key: str, now_us: int) -> bool:
         """Forget what a key of its own has spent; False if that was nothing."""
-        window = self.fresh.get(key) or self.stale.pop(key, b"")
+        window = (self.of(key) or {}).get(key)
         if not window:
             return False
         counter = self.limit.counter
+        self.stale.pop(key, None)
         self.fresh[key] = counter.reset(window, now_us)
         spent = counter.state(counter.settle(window, now_us))[0]
         return spent > counter.state(self.fresh[key])[0]
