@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -61,6 +62,43 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
     assert store.stats().keys == 0
     for rule, amount in zip(rules, amounts, strict=True):
         assert sum(bool(store.hit(((rule, "ann", 1),))) for _ in range(amount + 10)) == amount
+
+
+def test_what_a_reset_forgot_is_not_handed_back_though_it_was_charged_while_the_reset_ran() -> None:
+    """Its units would be those of somebody who came later, in the same slice."""
+    store, rules = MemoryStore(), [bucket("1000000/hour", f"rule-{number}") for number in range(2_000)]
+    last, before = rules[-1], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            for rule in rules:
+                store.hit(((rule, "ann", 1),))
+            reset = threading.Thread(target=store.reset_all)
+            made = []
+            reset.start()
+            while reset.is_alive():
+                made.append(store.hit(((last, "ann", 1),)))
+            reset.join(LONG_S)
+            forgotten = made[: len(made) - store.peek(((last, "ann", 0),)).readings[0][0]]
+            for _ in made:
+                store.hit(((last, "ann", 1),))
+            assert not any(store.refund(decision) for decision in forgotten)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("what", ["everything", "a key"])
+def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to(what: str) -> None:
+    clock = FakeClock(10**12)
+    store, asked = MemoryStore(clock=clock), ((bucket("5/minute"), "ann", 1),)
+    if what == "everything":
+        assert store.reset_all() is False
+    else:
+        store.hit(asked)
+        clock.advance("1h")  # the window is over
+        assert store.reset("ann") is False
+    clock.advance(us=-1_800_000_000)
+    assert store.refund(store.hit(asked)) is True
 
 
 def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with_it() -> None:

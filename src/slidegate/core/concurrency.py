@@ -66,7 +66,7 @@ class Concurrency(AnyLimit):
         """See `Ring.state`; the moments are 0, because nobody knows them."""
         return taken(window), 0, 0, wait_us
 
-    def reset(self, window: bytes, now_us: int) -> bytes:
+    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
         """See `Ring.reset`: requests that are under way stay so."""
         return window
 

@@ -123,10 +123,10 @@ class Quota(AnyLimit):
         until_us, ahead_us, _, spent = _read(window)
         return spent, until_us + ahead_us, until_us + ahead_us, wait_us
 
-    def reset(self, window: bytes, now_us: int) -> bytes:
+    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
         """See `Ring.reset`."""
-        until_us, ahead_us, _, _ = _read(window)
-        return _pack(until_us, ahead_us, now_us, 0)
+        until_us, ahead_us, floor_us, spent = _read(window)
+        return _pack(until_us, ahead_us, max(floor_us, now_us, latest_us), 0) if spent else window
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`: by Unix time as it was at the last look."""

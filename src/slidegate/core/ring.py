@@ -203,10 +203,18 @@ class Ring:
         spent, _, newest_us, oldest_us, _, _ = _read(window)
         return spent, oldest_us + self.span_us if spent else 0, newest_us, wait_us
 
-    def reset(self, window: bytes, now_us: int) -> bytes:
-        """Return an empty ring that remembers for a window that no earlier charge can be handed back, if it need."""
-        spent, _, _, _, floor_us, _ = _read(window)
-        return _pack(0, 0, 0, 0, max(now_us, floor_us), 0) if spent or floor_us >= 0 else b""
+    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
+        """Return an empty ring that remembers for a window that no earlier charge can be handed back, if it need.
+
+        Args:
+            window: The ring.
+            now_us: The moment.
+            latest_us: The latest moment that the store has seen: charges may lie ahead of now where its clock has
+                stepped back, though none behind the newest entry.
+        """
+        spent, _, newest_us, _, floor_us, _ = _read(window)
+        floor_us = max(floor_us, now_us, min(latest_us, newest_us)) if spent or floor_us >= 0 else -1
+        return _pack(0, 0, 0, 0, floor_us, 0) if floor_us >= 0 else b""
 
     def mark(self, window: bytes) -> int:
         """Return by what `remove` finds the units that were spent last: the newest moment."""

@@ -189,7 +189,8 @@ class Transaction:
                 if version == ROW_VERSION and window:
                     lasts = _expires_us(stored, self.now_us, self._process.unix_us) > self.now_us
                     had_units |= lasts and limit.counter.state(window)[0] > 0
-                    cursor.put(row, stored[:HEAD_BYTES] + limit.counter.reset(window, self.now_us))
+                    empty = limit.counter.reset(window, self.now_us, self._process.latest_us)
+                    cursor.put(row, stored[:HEAD_BYTES] + empty)
                 there = cursor.next()
         return had_units
 
@@ -203,7 +204,7 @@ class Transaction:
         with self.txn.cursor(self.dbs.places) as places:
             for row in places.iternext(values=False):
                 self._look_later(PLACE, bytes(row), self.now_us)
-        self.txn.put(RESET, _MOMENT.pack(self.now_us), db=self.dbs.meta)
+        self.txn.put(RESET, _MOMENT.pack(self._process.latest_us), db=self.dbs.meta)
         return had_windows
 
     def reset_us(self) -> int:

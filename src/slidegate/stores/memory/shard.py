@@ -211,14 +211,15 @@ class Table(Generations):
         windows, name = self.known(key, secret)
         return windows[name], windows is self.fresh or windows is self.stale
 
-    def reset(self, key: str, now_us: int) -> bool:
-        """Forget what a key of its own has spent; False if that was nothing."""
+    def reset(self, key: str, now_us: int, latest_us: int) -> bool:
+        """Forget what a key of its own has spent, by a clock that has been later; False if that was nothing."""
         window = (self.of(key) or {}).get(key)
         if not window:
             return False
         counter = self.limit.counter
         self.stale.pop(key, None)
-        self.fresh[key] = counter.reset(window, now_us)
+        is_over = self.limit.life_us and now_us >= self.limit.expires_us(window)
+        self.fresh[key] = b"" if is_over else counter.reset(window, now_us, latest_us)
         spent = counter.state(counter.settle(window, now_us))[0]
         return spent > counter.state(self.fresh[key])[0]
 

@@ -205,21 +205,22 @@ class MemoryStore(Store):
         """
         at = self._shard_of(key)
         with self._locks[at]:
-            now_us = self._now_us()
-            return sum(tables[at].reset(key, now_us) for tables in list(self._tables.values())) > 0
+            now_us = self._time_us()
+            latest_us = max(self._latest_us, now_us)  # where the clock has stepped back, charges lie ahead of now
+            return sum(tables[at].reset(key, now_us, latest_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and what is in shared cells; False where there were none.
 
         Places stay taken: the requests that hold them are still under way.
         """
-        self._now_us()
-        self._reset_us = self._latest_us  # where the clock has stepped back, charges lie ahead of now
-        tables = [table for tables in list(self._tables.values()) for table in tables if not table.holds_permits]
         forgotten: list[dict[str, bytes]] = []
-        for table in tables:
-            with table.lock:
+        with Locks(self._locks):  # all of them: what was charged before the time of the reset is forgotten
+            latest_us = max(self._latest_us, self._time_us())
+            for table in [table for tables in self._tables.values() for table in tables if not table.holds_permits]:
                 forgotten += table.clear()
+            if any(forgotten):
+                self._reset_us = latest_us
         # They are let go of here, where nobody waits for a lock.
         return any(forgotten)
 
@@ -233,7 +234,7 @@ class MemoryStore(Store):
         return held
 
     def _time_us(self) -> int:
-        """Return the time, for a look, which changes nothing."""
+        """Return the time, for a look or a reset: nobody has spent anything at that moment."""
         return monotonic_ns() // 1000 if self._clock is None else self._clock()
 
     def _now_us(self) -> int:
