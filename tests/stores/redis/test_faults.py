@@ -14,18 +14,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check
-from slidegate.core.errors import StoreUnavailable
+from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.limiter import failover
 from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract.player import settle
 
 from ...asgi import PEER, call, hello
 from ...fault_proxy import FaultProxy
@@ -118,6 +120,52 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
         # Units that were counted here meanwhile hold on, so that recovery is no burst.
         assert not (policy == "local" and (await site.hit()).allowed)
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error with all its causes and contexts, each once; fail where one leads back to itself."""
+    chain: list[BaseException] = []
+
+    def walk(one: BaseException, above: tuple[BaseException, ...]) -> None:
+        assert not any(one is other for other in above), f"{one!r} is behind itself"
+        if not any(one is other for other in chain):
+            chain.append(one)
+        for behind in (one.__cause__, one.__context__):
+            if behind is not None:
+                walk(behind, (*above, one))
+
+    walk(error, ())
+    return chain
+
+
+@pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "READONLY", "NOAUTH", "NOPERM"])
+async def test_the_causes_of_an_error_come_to_an_end(name: str, place: Place) -> None:
+    raised = list[BaseException]()
+    for early in (True, False):
+        store = RedisStore(place.url, prefix=fresh_prefix(), timeout=DEADLINE_S)
+        if early:
+            await store.hit([(BUCKET, "key", 1)])
+        policy, bans, stats = BanPolicy("1/hour", "1h"), store.bans, store.shared_stats
+        async with FAULTS[name][0](place):
+            for _ in range(2):
+                asked = [store.hit([(BUCKET, "key", 1)]), store.hit([(BUCKET, "other", 1)]), store.reset("key")]
+                asked += [store.peek([(BUCKET, "key", 1)]), store.inspect("key", [BUCKET]), store.reset_all()]
+                asked += [bans.strike(policy, "key", 1, ""), bans.ban("key", None, "", ""), bans.find(("key",))]
+                asked += [bans.unban("key", ""), bans.active(), bans.dump(), bans.history(), stats.time()]
+                raised += filter(None, await asyncio.gather(*map(error_of, asked)))
+        await store.close()
+        raised.append(await error_of(asyncio.ensure_future(bans.active())) or AssertionError("it is closed"))
+    assert len(raised) > 20
+    for error in raised:
+        assert isinstance(chain_of(error)[0], StoreError)
+
+
+async def error_of(answer: Any) -> BaseException | None:
+    try:
+        await settle(answer)
+    except Exception as error:
+        return error
+    return None
 
 
 @pytest.mark.all

@@ -285,9 +285,12 @@ class Batcher(ABC):
             await self._get_ready()
             self.loop.call_soon(self._go)
         except Exception as error:
-            self._fail_line(store_error(error))
+            failed = store_error(error)
+            self._fail_line(failed)
             self.loop.call_later(RETRY_S, self._retry)
-            raise store_error(error) from error
+            if failed is error:  # nothing is its own cause
+                raise
+            raise failed from error
         finally:
             self._opening = None
 
