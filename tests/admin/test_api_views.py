@@ -429,3 +429,20 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
             assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
             config = await operator.get("config")
             assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")
+
+
+async def test_a_client_is_shown_its_own_plan_and_one_that_did_not_ask_the_fall_back() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock(NOW_US)))
+    plans = {"192.0.2.1": "5/minute", "192.0.2.2": "10/minute"}
+    rule = Rule("/api", lambda request: plans[request.client.host], fallback_limits="2/minute", name="plan")
+    admin = Starlette(routes=[Mount("/admin", AdminRoutes(limiter, token=TOKEN))])
+    app = RateLimitMiddleware(admin, rules=[rule], limiter=limiter)
+    operator = Operator(app, TOKEN)
+    for client in plans:
+        await call(app, "/api", client=(client, 1))
+    await limiter.hit("192.0.2.3", "2/minute", rule="plan")
+    shown = {}
+    for client in (*plans, "192.0.2.3"):
+        windows = (await operator.get("client", key=client))["windows"]
+        shown[client] = [(window["amount"], window["fallback"]) for window in windows]
+    assert shown == {"192.0.2.1": [(5, False)], "192.0.2.2": [(10, False)], "192.0.2.3": [(2, True)]}

@@ -458,9 +458,13 @@ class Slice(View):
 
 
 class Window(WindowNow):
-    """What is spent of a limit, slice by slice; a shadow rule, or one that tracks, refuses nobody."""
+    """What is spent of a limit, slice by slice; a shadow rule, or one that tracks, refuses nobody.
+
+    A fall-back stands for the limits of a function, where those of the client are not known to this worker.
+    """
 
     refuses: bool
+    fallback: bool
     slices: list[Slice]
 
     @classmethod
@@ -476,6 +480,7 @@ class Window(WindowNow):
             cls(
                 **_spent(window.label, window.used, window),
                 refuses=not only_looks(window.rule),
+                fallback=window.fallback,
                 slices=[
                     Slice(
                         start_at=(part.start_us + ahead_us) / _S,

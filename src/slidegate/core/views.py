@@ -63,6 +63,8 @@ class WindowView(NamedTuple):
     """How long until everything has left: 0 if nothing is used, or if these are permits."""
     slices: tuple[WindowSlice, ...]
     """The parts of the window, the oldest first; their units add up to `used`. Empty for permits, and for nothing."""
+    fallback: bool = False
+    """Whether the limit is the fall-back of a limits function, because the key's own is not known here."""
 
 
 def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int) -> WindowView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
 from time import time_ns
 from typing import Final, NamedTuple, Protocol
@@ -23,6 +23,8 @@ TOGETHER: Final = 32
 """How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""
 MAX_BUCKETS: Final = 4_096
 """How many buckets are looked at. Limits at routes make one for each route."""
+MAX_PLANS: Final = 4_096
+"""Of how many keys and rules the limits are remembered that a function returned; of as many more until they are."""
 WIDEST: Final = {4: 16, 6: 24}
 """The shortest prefix lengths that a policy strikes."""
 MAX_POLICIES: Final = 200
@@ -39,6 +41,9 @@ class Caller(Protocol):
     def buckets(self) -> Iterable[Bucket]:
         """Return the buckets that it has counted in, or will, as far as is known by now."""
 
+    def fallbacks(self) -> Iterable[Bucket]:
+        """Return those of them that stand for the limits that a function returns for each request."""
+
 
 class BucketCaller:
     """A caller that counts in one bucket. Whoever it stands for keeps it as long as it lives."""
@@ -52,11 +57,39 @@ class BucketCaller:
         """See `Caller.buckets`."""
         return (self._bucket,)
 
+    def fallbacks(self) -> tuple[()]:
+        """See `Caller.fallbacks`."""
+        return ()
 
-class Callers:
-    """Those who ask one limiter, in the order in which they came. It keeps none of them alive."""
+
+class Plans:
+    """The limits that functions have returned for keys lately, in bounded memory."""
 
     def __init__(self) -> None:
+        self._fresh: dict[tuple[str, str], Bucket | None] = {}
+        self._stale: dict[tuple[str, str], Bucket | None] = {}
+
+    def note(self, rule: str, key: str, bucket: Bucket | None) -> None:
+        """Remember in which bucket of a rule a key was counted last; None for no limits."""
+        if len(self._fresh) >= MAX_PLANS:
+            self._stale, self._fresh = self._fresh, {}
+        self._fresh[rule, key] = bucket
+
+    def of(self, fallback: Bucket, key: str) -> Bucket | None:
+        """Return that bucket, the fall-back of the rule where it is not known; None for no limits."""
+        name = fallback.rule, key
+        return self._fresh.get(name, self._stale.get(name, fallback))
+
+
+class Callers:
+    """Those who ask one limiter, in the order in which they came. It keeps none of them alive.
+
+    Attributes:
+        plans: The limits that their functions have returned lately.
+    """
+
+    def __init__(self) -> None:
+        self.plans: Final = Plans()
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._known: list[ref[Caller]] = []
@@ -82,11 +115,26 @@ class Callers:
         """Return the ban policies of all callers."""
         return [policy for caller in self.listed() for policy in caller.policies]
 
-    def buckets(self, others: Iterable[Bucket]) -> list[Bucket]:
-        """Return the buckets of all callers, and others; of those that share all their windows, the last alone."""
-        of_callers = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
-        newest = {(one.rule, *(limit.same_window for limit in one.limits)): one for one in [*of_callers, *others]}
-        return list(newest.values())
+    def buckets(self, key: str, others: Iterable[Bucket]) -> tuple[list[Bucket], set[Bucket]]:
+        """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.
+
+        Returns:
+            The buckets; and those that stand for the limits of a function, and may not be the key's own.
+        """
+        callers = self.listed()
+        fallbacks = {bucket for caller in callers for bucket in caller.fallbacks()}
+        of_callers = [
+            self.plans.of(bucket, key) if bucket in fallbacks else bucket
+            for caller in callers
+            for bucket in caller.buckets()
+        ]
+        known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
+        further = {_windows_of(bucket): bucket for bucket in others if _windows_of(bucket) not in known}
+        return [*known.values(), *further.values()], fallbacks
+
+
+def _windows_of(bucket: Bucket) -> tuple[object, ...]:
+    return bucket.rule, *(limit.same_window for limit in bucket.limits)
 
 
 class KeyView(NamedTuple):
@@ -107,13 +155,14 @@ class KeyView(NamedTuple):
     """How many further rules were not looked at: 0 unless there are more than 4,096."""
 
 
-async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
+async def look_at(store: Store, key: str, buckets: Sequence[Bucket], fallbacks: Collection[Bucket] = ()) -> KeyView:
     """Return the windows of a key.
 
     Args:
         store: The store.
         key: The key in its spelling.
         buckets: The buckets that may have counted it.
+        fallbacks: Those whose limits may be others for the key.
 
     Raises:
         StoreError: The store does not answer.
@@ -127,7 +176,8 @@ async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
-            views.append(view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us))
+            view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
+            views.append(view._replace(fallback=bucket in fallbacks))
         at += TOGETHER
         if at >= len(looked_at):
             return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))

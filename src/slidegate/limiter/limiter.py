@@ -246,7 +246,9 @@ class Limiter:
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        Units that this process counted while the store was away are not shown.
+        Under a limits function these are the windows of the limits that it returned for `key` last, in this process;
+        where that is not known, those of `fallback_limits`, and `WindowView.fallback` is true. Units that this process
+        counted while the store was away are not shown.
 
         Args:
             key: The key.
@@ -257,15 +259,16 @@ class Limiter:
             ConfigurationError: The key or the limits cannot be used.
             StoreError: The store does not answer.
         """
+        spelled, fallbacks = self.key_for(key), set[Bucket]()
         if rules is None:
-            buckets = self.engine.callers.buckets(list(self._buckets.values()))
+            buckets, fallbacks = self.engine.callers.buckets(spelled, list(self._buckets.values()))
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.store, self.key_for(key), buckets)
+        return await look_at(self.store, spelled, buckets, fallbacks)
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,8 @@ class UserCallbacks:
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
             if bucket is None and bound.permits is None:
+                if bound.key_function is None:  # one of the user's is not called for a request that is not counted
+                    limiter.engine.callers.plans.note(bound.bucket.rule, key, None)
                 return ()
         if bound.key_function is not None:
             found: str | None = await self.ask(
@@ -78,6 +80,8 @@ class UserCallbacks:
             if found is None:
                 return ()
             key = found or key
+        if rule.limits_function is not None:
+            limiter.engine.callers.plans.note(bound.bucket.rule, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
             cost = cost if rule.cost_max is None else min(cost, rule.cost_max)

@@ -216,6 +216,10 @@ class RateLimitMiddleware(Breakable):
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
+    def fallbacks(self) -> list[Bucket]:
+        """Return those of them that stand for the limits that a function returns for each request."""
+        return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide about one request, and pass it on or answer it."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):

@@ -68,10 +68,15 @@ class BoundRule:
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
     def buckets(self) -> list[Bucket]:
-        """Return the buckets of the rule, those of limits that its function has returned lately included."""
+        """Return the buckets of the rule; where a function returns its limits, that of its fall-back."""
         own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
-        return [*own, *self._plans.values(), *self._others.values(), *apart]
+        return [*own, *self._others.values(), *apart]
+
+    def fallbacks(self) -> list[Bucket]:
+        """Return those of them that stand for the limits that a function returns."""
+        own = [] if self.rule.limits_function is None else [self.bucket]
+        return own if self._preflights is None else [*own, *self._preflights.fallbacks()]
 
     def uncharged(self, checks: Sequence[Check], asked: Sequence[Check]) -> list[Check]:
         """Leave out the checks of windows that have counted a request already, by the same key and limits.

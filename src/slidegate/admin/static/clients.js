@@ -148,6 +148,7 @@ export class ClientsView {
     const words = `${count(window.used)} of ${count(window.amount)} spent, ${count(window.remaining)} left`;
     return h("section", { class: "window", "aria-label": `${plain(window.rule, 40)} ${plain(window.limit, 40)}` },
       h("h3", {}, stranger(window.rule, 40), " ", h("span", { class: "faint" }, plain(window.limit, 40))),
+      window.fallback && h("p", { class: "small" }, "These are the rule's fall-back limits: this worker does not know those of the client."),
       h("p", { class: "spent" }, meter(window.used, window.amount, words), h("span", { class: "figure" }, `${count(window.used)} / ${count(window.amount)}`)),
       window.slices?.length > 0 && slices(window, `${words}; ${window.slices.length} slices from ${moment(window.slices[0].start_at)} to ${moment(window.slices.at(-1).end_at)}`),
       h("p", { class: "small" }, `${count(window.remaining)} left; ${again}${window.reset_after_s ? `; empty in ${duration(window.reset_after_s)}` : ""}`));
