@@ -97,10 +97,19 @@ local function forget(place, now)
   return found
 end
 
+-- Call a command of a key with many arguments: some at a time, because Lua hands on no more than 8,000.
+local MOST_ARGUMENTS = 1000
+
+local function call_with(command, key, arguments)
+  for first = 1, #arguments, MOST_ARGUMENTS do
+    redis.call(command, key, unpack(arguments, first, min(first + MOST_ARGUMENTS - 1, #arguments)))
+  end
+end
+
 -- Write the rows that have changed. If Redis takes no writes, this raises its error.
 local function save(now, slack_ms)
   for place, row in pairs(rows) do
-    local set, gone, ends = { "HSET", KEYS[place] }, { "HDEL", KEYS[place] }, 0
+    local set, gone, ends = {}, {}, 0
     for field, w in pairs(row) do
       if w and w.dirty then
         w.dirty = false
@@ -119,11 +128,9 @@ local function save(now, slack_ms)
         end
       end
     end
-    if #gone > 2 then
-      redis.call(unpack(gone))
-    end
-    if #set > 2 then
-      redis.call(unpack(set))
+    call_with("HDEL", KEYS[place], gone)
+    if #set > 0 then
+      call_with("HSET", KEYS[place], set)
       local left_ms = math.ceil((ends - now) / 1000)
       if ends > 0 and redis.call("PTTL", KEYS[place]) < left_ms then
         redis.call("PEXPIRE", KEYS[place], left_ms + slack_ms)
