@@ -205,3 +205,41 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
         rows = await other.bans.dump()
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+
+
+@needs_redis
+@pytest.mark.xfail(
+    strict=True, reason="stores: only operations on bans note the latest time, so a step back prolongs them"
+)
+@pytest.mark.parametrize("step_s", [-1, -3_600])
+async def test_a_ban_lasts_no_longer_where_the_clock_of_the_server_is_set_back(
+    step_s: int, server: RedisServer
+) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 1, clock=clock) as (one,):
+        await one.bans.ban("user:eve", 6_000_000, "", "ann")
+        for _ in range(5):
+            clock.advance("1s")
+            assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
+        clock.advance(us=step_s * 1_000_000)
+        assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
+        clock.advance("1250ms")  # and a little: nobody has to note each microsecond
+        assert (await hit(one, "user:eve", "user:eve")).allowed
+
+
+@needs_redis
+@pytest.mark.xfail(
+    strict=True, reason="stores: only operations on bans note the latest time, so a step back revives them"
+)
+async def test_a_ban_that_has_ended_refuses_nobody_again_where_the_clock_of_the_server_is_set_back(
+    server: RedisServer,
+) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 2, clock=clock) as stores:
+        await stores[0].bans.ban("user:eve", 10_000_000, "", "ann")
+        clock.advance("14s")
+        for store in stores:
+            assert (await hit(store, "user:eve", "user:eve")).allowed
+        clock.advance(us=-8_000_000)
+        for store in stores:
+            assert (await hit(store, "user:eve", "user:eve")).allowed
