@@ -255,3 +255,16 @@ async def test_answers_are_those_of_one_request_after_the_other(
     await settle(store.hit(((WIDE, "warm", 1),)))
     await InOrder(store, clock, Held(monkeypatch), rng).play(250)
     await store.close()
+
+
+async def test_a_request_that_cannot_be_sent_takes_none_of_its_call_with_it(store: RedisStore) -> None:
+    """A subject that is no subject, in a turn with requests of others, while a network is banned."""
+    await store.bans.ban("198.51.100.0/24", None, "", "ann")
+    futures = [ask(store, f"user:{number}") for number in range(MANY)]
+    odd: Any = (42,)
+    futures.insert(MANY // 2, asyncio.ensure_future(settle(store.hit(((WIDE, "odd", 1),), odd))))
+    answers = await all_of(futures)
+    failed = answers.pop(MANY // 2)
+    assert isinstance(failed, StoreUnavailable)
+    assert failed.concerns == "key", "it says nothing about the server"
+    assert all(isinstance(answer, Decision) and answer.allowed for answer in answers)

@@ -444,7 +444,15 @@ class ServerBatcher(Batcher):
         done = partial(self._answered, connection, requests, monotonic(), tries)
         script = WINDOWS_SCRIPT
         what = script.name if how == b"EVALSHA" else script.source
-        names, arguments = self._arguments(requests)
+        try:
+            names, arguments = self._arguments(requests)
+        except Exception as error:  # of one of them, which nobody but whoever asked it can know
+            if len(requests) > 1:
+                for request in requests:
+                    self.call(connection, (request,), how, tries)
+            else:
+                fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
+            return
         self._calls += 1
         connection.send(done, how, what, len(names), *names, *arguments)
 
