@@ -88,6 +88,28 @@ def test_a_ban_without_a_standing_is_prolonged_like_any_other(others: int) -> No
 # -- clocks ----------------------------------------------------------------------------------------------------------
 
 
+class SlowRows(list[Any]):
+    """Rows that take half an hour to read."""
+
+    def __init__(self, rows: list[Any], scene: Scene) -> None:
+        super().__init__(rows)
+        self.scene = scene
+
+    def __iter__(self) -> Iterator[Any]:
+        self.scene.advance("30m")
+        return super().__iter__()
+
+
+def test_an_import_that_took_long_to_read_finds_the_room_of_bans_that_have_ended_since() -> None:
+    """Its rows are read while others may go on, and decided about by the time when nobody else may."""
+    before, scene = Scene(), Scene(max_bans=1)
+    before.strike("ann", BanPolicy("1/minute", "1h", jitter=0))
+    scene.strike("eve", AT_ONCE)
+    rows = [row for row in before.rows() if "standing" not in row]
+    assert scene.bans.load(SlowRows(rows, scene)) == 1
+    assert scene.active() == ["ann"]
+
+
 def test_steps_of_the_wall_clock_prolong_no_ban() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")

@@ -116,33 +116,38 @@ class Transactions:
             self._observers.tell_all(events)
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        env, now_us = self.env, self._now_us()
-        txn = env.begin()
+        txn = self.env.begin()
         if txn is None:
             return None
-        if env.fullness == NO_CHANGES:
-            env.abort(txn)
-            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
-        self.latest_us = max(self.latest_us, now_us)
-        transaction = Transaction(self, txn, now_us)
+        transaction = None
         try:
             try:
-                if env.salvage:
-                    self._rescue(transaction)
-                answers = [job(transaction) for job in jobs]
-                transaction.save()
-                if now_us >= self._sweep_due_us:
-                    self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
-                env.look_after(txn, now_us)
+                # Only now: who decides by the time before it had to wait lets units that others spent since leave early.
+                transaction = Transaction(self, txn, self._now_us())
+                answers = self._work(transaction, jobs)
             except BaseException:
-                env.abort(txn)
+                self.env.abort(txn)
                 raise
-            env.commit(txn)
+            self.env.commit(txn)
         except BaseException:
-            for undo in transaction.undo:
+            for undo in transaction.undo if transaction else ():
                 undo()
             raise
         self._end(transaction)
+        return answers
+
+    def _work(self, transaction: Transaction, jobs: Sequence[Job]) -> list[Any]:
+        """Do jobs and what else is due, and return the answers of the jobs."""
+        if self.env.fullness == NO_CHANGES:
+            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
+        self.latest_us = max(self.latest_us, transaction.now_us)
+        if self.env.salvage:
+            self._rescue(transaction)
+        answers = [job(transaction) for job in jobs]
+        transaction.save()
+        if transaction.now_us >= self._sweep_due_us:
+            self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
+        self.env.look_after(transaction.txn, transaction.now_us)
         return answers
 
     def _end(self, transaction: Transaction) -> None:
@@ -183,21 +188,21 @@ class Transactions:
         if self.env.grow():
             self.tell()
             return
-        now_us, fullness = self._now_us(), self.env.fullness
+        fullness = self.env.fullness
         for most in (SWEEP_ALONE, SWEEP_STEP, 1):
             with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
-                if self._sweep_alone(most, now_us) or self.env.fullness < fullness:
+                if self._sweep_alone(most) or self.env.fullness < fullness:
                     return
-        self._say_full(now_us)
+        self._say_full(self._now_us())
         raise error
 
-    def _sweep_alone(self, most: int, now_us: int) -> bool:
+    def _sweep_alone(self, most: int) -> bool:
         """Delete rows that are empty; return whether there may be more, or another process writes."""
         txn = self.env.begin()
         if txn is None:
             return True
-        transaction = Transaction(self, txn, now_us)
         try:
+            transaction = Transaction(self, txn, self._now_us())
             self._sweep(transaction, most)
         except BaseException:
             self.env.abort(txn)

@@ -231,7 +231,7 @@ class MemoryBans(BanStore):
             moments = self._moments()
         known = from_rows(rows, *moments)  # takes longer than all the rest, and others need the lock
         with self._lock:
-            return self._rules.load(known, *moments)
+            return self._rules.load(known, *self._moments())
 
     def _moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""

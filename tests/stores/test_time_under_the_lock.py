@@ -1,0 +1,97 @@
+"""A store reads its clock once nobody else can decide: who was stopped before that never decides by an old time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import MemoryStore
+from slidegate.core import Bucket, Decision, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+
+from ..hurry import at_once, hurried
+
+SECOND_US = 1_000_000
+START_US = 10**12
+PATIENCE_S = 60.0
+PAUSE_S = 0.2
+"""How long the others may take if nothing keeps them out; with a lock around the clock they cannot be done by then."""
+
+
+class StoppingClock(FakeClock):
+    """A clock of which one reader is stopped, with the time that it has read, until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__(START_US)
+        self.stops = False
+        self.was_read, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> int:
+        now_us = self.now_us
+        if self.stops:
+            self.stops = False
+            self.was_read.set()
+            assert self.goes_on.wait(PATIENCE_S)
+        return now_us
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes a store."""
+    made: list[Any] = []
+
+    def make_one(**options: Any) -> Any:
+        if request.param == "memory":
+            made.append(MemoryStore(**options))
+        else:
+            made.append(LmdbStore(tmp_path / "lmdb", map_size=1 << 20, **options))
+        return made[-1]
+
+    yield make_one
+    for store in made:
+        store.close()
+
+
+@pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
+@pytest.mark.parametrize("what", ["hit", "charge"])
+def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
+    make: Callable[..., Any], what: str, limits: str
+) -> None:
+    """Its old time moves units that others have spent since back to it, so that they leave too early."""
+    clock = StoppingClock()
+    store, asked = make(clock=clock), Bucket("rule", parse_limits(limits))
+    amount = asked.limits[0].amount
+    one = ((asked, "ann", 1),)
+    stopped = threading.Thread(target=lambda: getattr(store, what)(one))
+    admitted: list[Decision] = []
+    others = threading.Thread(target=lambda: admitted.append(store.hit(((asked, "ann", amount - 1),))))
+    clock.stops = True
+    stopped.start()
+    assert clock.was_read.wait(PATIENCE_S)
+    clock.advance("500ms")
+    others.start()
+    others.join(PAUSE_S)
+    clock.goes_on.set()
+    stopped.join()
+    others.join()
+    assert admitted[0].allowed
+    clock.advance("600ms")
+    later = 0
+    while store.hit(one):
+        later += 1
+    assert amount - 1 + later <= amount, "the window that began when the others hit"
+
+
+def test_threads_together_admit_no_more_than_the_amount_in_any_window(make: Callable[..., Any]) -> None:
+    store, asked = make(), Bucket("rule", parse_limits("5/20ms"))
+    with hurried(collecting=False):
+        decisions = at_once(lambda _: [store.hit(((asked, "ann", 1),)) for _ in range(300)])
+    moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)
+    assert len(moments) >= 5
+    within = [later - first for first, later in zip(moments, moments[5:], strict=False)]
+    assert min(within, default=20_000) >= 20_000, "six units in less than a window"
