@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, StoreError
+from slidegate import ConfigurationError, Limiter, Quota, StoreError
 from slidegate.core import StoreUnavailable
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision, Reason
@@ -381,6 +383,69 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
     assert second.allowed
     assert not take_now(store)
     assert [store.refund(held), store.refund(second), store.permits_held()] == [True, True, 0]
+
+
+class Wall(FakeClock):
+    """A clock of the system, without which no quota can be counted, that fails when it is told to."""
+
+    fails = False
+
+    def __call__(self) -> int:
+        if self.fails:
+            raise ArithmeticError("no time")
+        return super().__call__()
+
+
+@contextmanager
+def gate_held(place: Path) -> Iterator[None]:
+    """Write for ever, as another process does: what is asked meanwhile is done in one transaction afterwards."""
+    gate = os.open(place / "data.mdb", os.O_RDWR)
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    yield
+    os.close(gate)
+
+
+async def together(place: Path, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Ask for several things in one transaction, and return the answers, or the errors."""
+
+    async def ask(job: Callable[[], Any]) -> Any:
+        return await settle(job())
+
+    with gate_held(place):
+        answers = [asyncio.ensure_future(ask(job)) for job in jobs]
+        await turns()
+    return await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amount_is_held(
+    in_file: Workers, rng: random.Random
+) -> None:
+    """The others are done again, each by itself, from what was there before: leases and permits among it."""
+    place, wall = in_file.place, Wall(YEAR_2100_US)
+    assert isinstance(place, Path)
+    store, held = in_file.hire(wall_clock=wall), list[Decision]()
+    day = Bucket("day", (Quota("1000/day"),))
+
+    def fail() -> Any:
+        return store.hit(((day, "ann", 1),))
+
+    def leave() -> Any:
+        return store.refund(held.pop()) if held else True
+
+    for _ in range(250):
+        in_file.clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
+        jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
+        asked = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6))
+        wall.fails = True
+        answers = await together(place, asked)
+        wall.fails = False
+        assert {type(answer) for job, answer in zip(asked, answers, strict=True) if job is fail} <= {ArithmeticError}
+        held += [answer for answer in answers if isinstance(answer, Decision) and answer.allowed]
+        assert len(held) <= 2
+        assert store.permits_held() == len(held)
+    while held:
+        assert store.refund(held.pop()) is True
+    assert [bool(await take(store)) for _ in range(3)] == [True, True, False]
 
 
 # -- at servers ------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Transactions:
                 raise
             self.env.commit(txn)
         except BaseException:
-            for undo in transaction.undo if transaction else ():
+            for undo in reversed(transaction.undo if transaction else ()):
                 undo()
             raise
         self._end(transaction)
