@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import gc
 import os
@@ -383,6 +384,24 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
     assert second.allowed
     assert not take_now(store)
     assert [store.refund(held), store.refund(second), store.permits_held()] == [True, True, 0]
+
+
+def test_where_the_file_cannot_grow_once_all_is_written_what_was_written_holds(
+    in_file: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, held, failed = in_file.hire(map_size=1 << 16, max_map_size=1 << 20), list[Decision](), list[int]()
+
+    def fail(file: int) -> os.stat_result:
+        failed.append(file)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", fail)
+        while not failed:
+            held.append(take_now(store, f"user:{len(held)}"))
+    assert store.permits_held() == len(held)
+    assert in_file.seen[0].kinds == []
+    assert all(store.refund(decision) for decision in held)
 
 
 class Wall(FakeClock):

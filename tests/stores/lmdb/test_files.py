@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,13 +24,14 @@ import pytest
 
 from slidegate.core import Bucket, ConfigurationError, parse_limits
 from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
 from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ...hurry import at_once, hurried
 from .test_store import child, fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
@@ -235,6 +237,38 @@ def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pyte
     store.close()
 
 
+def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_an_error_of_the_store(
+    tmp_path: Path,
+) -> None:
+    """As it does where they were taken away, which it notices about once a second."""
+    path, clock, ended = tmp_path / "lmdb", FakeClock(), threading.Event()
+    store, _ = opened(path, clock=clock, map_size=1 << 16)
+
+    def close_often() -> int:
+        for number in range(60):
+            (path / "data.mdb").unlink(missing_ok=True)
+            clock.advance("2s")
+            for _ in range(2):
+                store.hit(((ASKED[0][0], f"user:{number}", 1),))
+        ended.set()
+        return 0
+
+    def read_often() -> int:
+        answered = 0
+        while not ended.is_set():
+            with suppress(StoreError):
+                answered += store.peek(ASKED).allowed
+        return answered
+
+    try:
+        with hurried(collecting=False):
+            answers = at_once(lambda thread: read_often() if thread else close_often(), threads=3)
+    finally:
+        ended.set()
+    assert all(answers[1:])
+    store.close()
+
+
 def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_cause(place: Path) -> None:
     with child(lambda: LmdbStore(place, **SMALL).hit(ASKED)), (place / "data.mdb").open("r+b") as file:
         file.seek(2 * 4_096)
@@ -254,6 +288,68 @@ def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch
     in_another_process(first, lambda own: own.hit(ASKED))
     assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
     first.close()
+
+
+def test_full_slots_of_readers_are_no_damage(place: Path) -> None:
+    """Those who would read have no answer until there is room again, and nothing of the file is lost."""
+    (place / "lock.mdb").unlink()  # it would have as many slots as before
+
+    def read(times: int) -> object:
+        other = lmdb.open(str(place), max_readers=5)
+        return other, [other.begin() for _ in range(times)]
+
+    with child(lambda: read(4)):
+        store, heard = opened(place)  # for which one slot is enough
+        with child(lambda: read(1)):
+            assert_no_reader_is_answered(store)
+            assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+        assert store.peek(ASKED).remaining == 2
+        assert len(store.bans.active()) == 2
+        assert heard.kinds == []
+        store.close()
+
+
+def assert_no_reader_is_answered(store: LmdbStore) -> None:
+    asks = (lambda: store.peek(ASKED), store.stats, store.bans.active, lambda: store.bans.find(["user:eve"]))
+    for ask in (*asks, *asks):
+        with pytest.raises(StoreUnavailable, match="READERS_FULL"):
+            ask()
+
+
+def test_a_file_that_grows_whenever_a_reader_has_mapped_it_whole_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes it larger, and fills it, each time that the reader has let others write again."""
+    path, grown, flock = tmp_path / "lmdb", list[int](), fcntl.flock
+    store, heard = opened(path, map_size=1 << 16)
+    store.hit(ASKED)
+    code = f"""
+import sys
+from slidegate.core import Bucket, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+store, asked, number = LmdbStore({str(path)!r}, map_size=1 << 16), Bucket("rule", parse_limits("5/hour")), 0
+while store.stats().bytes_used <= int(sys.argv[1]):
+    store.hit(((asked, f"user:{{sys.argv[1]}}-{{number:>040}}", 1),))
+    number += 1
+"""
+
+    def grow() -> None:
+        grown.append((path / "data.mdb").stat().st_size)
+        subprocess.run([sys.executable, "-c", code, str(grown[-1])], check=True, timeout=60)
+
+    def let_others_write(file: int, operation: int) -> None:
+        flock(file, operation)
+        if operation == fcntl.LOCK_UN and len(grown) < 4:
+            grow()
+
+    grow()
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", let_others_write)
+        assert store.peek(ASKED).remaining == 3
+    assert grown == sorted(grown)
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    assert set(heard.kinds) <= {"map_grown"}
+    store.close()
 
 
 @pytest.mark.all

@@ -144,7 +144,7 @@ class Environment:
                 self.fullness = self._measure(txn, used)
             txn.commit()
             if looks and self.held < self._most and self.held - used < self._spare():
-                with suppress(lmdb.Error):
+                with suppress(lmdb.Error, OSError):  # all is written, and who needs the room tries again
                     self._grow()
         except BaseException:
             txn.abort()  # a look may have failed before the commit; behind one it does nothing
@@ -160,25 +160,18 @@ class Environment:
             self._leave_gate()
 
     def read(self, patience_s: float = IN_PROCESS_S) -> Any:
-        """Begin to read; `end_read` has to follow. Only a file that has grown makes it wait for another process."""
-        if self._lmdb is None:
-            with self._lock:
-                if self._lmdb is None:
-                    self._open(patience_s)
-        for _ in range(3):
-            self._map.acquire()
-            try:
-                return self._lmdb.begin(self.dbs.windows)
-            except lmdb.ReadersFullError:
-                self._lmdb.reader_check()  # frees the slots of dead processes
+        """Begin to read; `end_read` has to follow. It waits for another process only where the file has grown."""
+        self._map.acquire()
+        txn = None
+        try:
+            if self._lmdb is not None:  # as it is now: another thread may have closed the files meanwhile
+                txn = self._begin_read()
+        except lmdb.MapResizedError:
+            pass
+        finally:
+            if txn is None:
                 self._map.release()
-            except lmdb.MapResizedError:
-                self._map.release()
-                self._follow(patience_s)
-            except BaseException:
-                self._map.release()
-                raise
-        raise lmdb.CorruptedError(_TOO_SHORT)
+        return self._read_behind_gate(patience_s) if txn is None else txn
 
     def end_read(self, txn: Any) -> None:
         """End a transaction that `read` began."""
@@ -219,17 +212,31 @@ class Environment:
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
-    def _follow(self, patience_s: float) -> None:
-        """Map a file that another process has made larger, which takes the gate (see the top of this module)."""
+    def _begin_read(self) -> Any:
+        try:
+            return self._lmdb.begin(self.dbs.windows)
+        except lmdb.ReadersFullError:
+            self._lmdb.reader_check()  # frees the slots of dead processes
+            return self._lmdb.begin(self.dbs.windows)
+
+    def _read_behind_gate(self, patience_s: float) -> Any:
+        """Begin to read files that have to be opened, or mapped anew because another process has made them larger."""
         until_s = time.monotonic() + patience_s
         while not self._take_gate():
             if time.monotonic() > until_s:
-                raise StoreTimeout(f"lmdb: {self.path} has grown, and somebody else is writing; is a process stopped?")
+                raise StoreTimeout(f"lmdb: {self.path} has to be mapped, and somebody writes; is a process stopped?")
             time.sleep(POLL_S)
+        txn = None
+        self._map.acquire()
         try:
-            with self._map:
-                self._map_whole()
+            self._map_whole()
+            txn = self._begin_read()
+            return txn
+        except lmdb.MapResizedError:  # now that nobody makes it larger
+            raise lmdb.CorruptedError(_TOO_SHORT) from None
         finally:
+            if txn is None:
+                self._map.release()
             self._leave_gate()
 
     def _map_whole(self) -> None:
@@ -334,11 +341,13 @@ class Environment:
             raise
 
     def _leave_gate(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        if self._leaves:
-            with self._map:
-                self._close()
-        self._lock.release()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            if self._leaves:
+                with self._map:
+                    self._close()
+        finally:
+            self._lock.release()
 
     def _close(self) -> None:
         environment, self._lmdb = self._lmdb, None

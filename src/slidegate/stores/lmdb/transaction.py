@@ -122,7 +122,7 @@ class Transactions:
         transaction = None
         try:
             try:
-                # Only now: who decides by the time before it had to wait lets units that others spent since leave early.
+                # Not before: by an old time, units that others have spent since would leave too early.
                 transaction = Transaction(self, txn, self._now_us())
                 answers = self._work(transaction, jobs)
             except BaseException:
