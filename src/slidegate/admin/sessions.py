@@ -23,7 +23,6 @@ from starlette.responses import Response
 from ..core.decision import Bucket, Decision, Reason
 from ..core.limits import Limit, parse_span_us
 from ..limiter import Limiter
-from ..limiter.aio import within
 from .auth import MAX_TOKEN, Authenticator, Identity, Token, User
 from .messages import AdminError, json_response
 
@@ -132,7 +131,8 @@ class SessionRoutes:
         return None
 
     async def _revoke(self, session: Session) -> None:
-        await within(self._limiter.store.charge([(_REVOKED, f"session:{session.id}", 1)]))
+        checks = [(_REVOKED, f"session:{session.id}", 1)]
+        await self._limiter.engine.command(lambda: self._limiter.store.charge(checks))
 
     async def _state(self, session: Session) -> Reason:
         """Return OK for a session that goes on, LIMITED for one that was revoked, UNAVAILABLE if nobody knows."""

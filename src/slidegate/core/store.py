@@ -303,7 +303,8 @@ class Store:
     def keep_deadline(self, deadline_s: float) -> bool:
         """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
 
-        A `Limiter` calls this before each question, because several with different deadlines may share a store.
+        A `Limiter` calls this before each question, because several with different deadlines may share a store, and
+        commands of operators have more time than requests.
 
         Returns:
             False, by default, where the store cannot promise it; then the `Limiter` sets a timer for each question.

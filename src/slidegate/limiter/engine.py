@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
@@ -25,6 +25,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.store import BanStore, Clock, Event, Store
 from ..stores.memory.store import MemoryStore
+from .aio import COMMAND_DEADLINE_S, within
 from .events import EventHub
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
@@ -33,6 +34,8 @@ from .near_limits import NearLimits
 from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
 from .waiting import WaitingLines, Waits
+
+T = TypeVar("T")
 
 Listener: TypeAlias = Callable[[Decision], object]
 """Hears a decision, in the thread that asked for it. It must not raise or block."""
@@ -152,6 +155,19 @@ class Engine:
             return answer if isinstance(answer, bool) else await answer
         finally:
             self.lines.freed(decision.checks)
+
+    async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
+        """Return what the store answers to a command of an operator, who has more time than a request.
+
+        Args:
+            ask: Asks the store.
+            deadline_s: How long it may take; a step of it no longer than any other command.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        self.store.keep_deadline(COMMAND_DEADLINE_S)
+        return await within(ask(), deadline_s)
 
     def expect_permits(self) -> None:
         """See that the store can hold requests to concurrency limits.

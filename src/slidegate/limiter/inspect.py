@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from threading import Lock
 from time import time_ns
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import ref
 
 from ..core.addresses import BITS, format_network, parse_network, prefix_length
@@ -14,10 +15,12 @@ from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import PolicyStrikes, policy_strikes
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
-from ..core.store import BanStore, Store
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
-from .aio import let_others_run, within
+from .aio import let_others_run
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 TOGETHER: Final = 32
 """How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""
@@ -155,11 +158,11 @@ class KeyView(NamedTuple):
     """How many further rules were not looked at: 0 unless there are more than 4,096."""
 
 
-async def look_at(store: Store, key: str, buckets: Sequence[Bucket], fallbacks: Collection[Bucket] = ()) -> KeyView:
+async def look_at(engine: Engine, key: str, buckets: Sequence[Bucket], fallbacks: Collection[Bucket] = ()) -> KeyView:
     """Return the windows of a key.
 
     Args:
-        store: The store.
+        engine: Asks the store.
         key: The key in its spelling.
         buckets: The buckets that may have counted it.
         fallbacks: Those whose limits may be others for the key.
@@ -172,7 +175,7 @@ async def look_at(store: Store, key: str, buckets: Sequence[Bucket], fallbacks: 
     at = 0
     while True:
         part = looked_at[at : at + TOGETHER]
-        now_us, windows = await within(store.inspect(key, part))
+        now_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
@@ -203,12 +206,12 @@ class KeyStrikes(NamedTuple):
 
 
 async def strikes_of(
-    bans: BanStore, key: str, guards: Sequence[BanSubject], policies: Iterable[BanPolicy]
+    engine: Engine, key: str, guards: Sequence[BanSubject], policies: Iterable[BanPolicy]
 ) -> KeyStrikes:
     """Return how a key stands.
 
     Args:
-        bans: The bans of the store.
+        engine: Asks the store.
         key: The key in its spelling.
         guards: The address that the key is, if it is one.
         policies: The policies that are known; of two of one name the last one counts.
@@ -222,7 +225,7 @@ async def strikes_of(
         if policy.prefix is not None:
             by_name[policy.prefix.name] = policy.prefix
     keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, records = await within(bans.strike_records(keys))
+    now_us, records = await engine.command(lambda: engine.store.bans.strike_records(keys))
     places = {name: place for place, name in enumerate(keys)}
     strikes = [
         stands for one in records if (stands := policy_strikes(one, by_name.get(one.policy), now_us)) is not None

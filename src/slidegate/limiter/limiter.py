@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from inspect import isawaitable
 from logging import WARNING
 from types import TracebackType
@@ -20,7 +21,7 @@ from ..core.memo import remember
 from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
-from .aio import COMMAND_DEADLINE_S, in_turns, within
+from .aio import COMMAND_DEADLINE_S, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import UNLOGGED, EventHub, EventStats, Subscription, listed_observers
@@ -225,7 +226,7 @@ class Limiter:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
         text = self.key_for(key)
         try:
-            return await within(self.store.reset(text))
+            return await self.engine.command(lambda: self.store.reset(text))
         finally:
             self.engine.lines.reset(text)
 
@@ -239,7 +240,7 @@ class Limiter:
             StoreError: The store does not answer; some windows may be forgotten by then.
         """
         try:
-            return await within(self.store.reset_all())
+            return await self.engine.command(self.store.reset_all)
         finally:
             self.engine.lines.reset()
 
@@ -268,7 +269,7 @@ class Limiter:
             )
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.store, spelled, buckets, fallbacks)
+        return await look_at(self.engine, spelled, buckets, fallbacks)
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
@@ -296,7 +297,8 @@ class Limiter:
                 )
         if not isinstance(key, KeyOf):
             hand_ban_key(key)
-        return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
+        known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by)
+        return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
     async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
         """Take the ban of exactly this key back, and forgive it: strikes and levels are forgotten.
@@ -305,14 +307,14 @@ class Limiter:
             False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
         """
         known, who = self._ban_key(key), clean_reason(by)
-        lifted = [await within(book.unban(known, who)) for book in self._books()]
+        lifted = [await self.engine.command(partial(book.unban, known, who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
         known = self._ban_key(key)
         _, guards = self.engine.keys.learn(key)
-        found = [await within(book.find((known, *guards))) for book in self._books()]
+        found = [await self.engine.command(partial(book.find, (known, *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
     async def strikes(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStrikes:
@@ -333,18 +335,18 @@ class Limiter:
         """
         known = self.engine.callers.policies() if policies is None else _checked_policies(policies)
         spelled = self._ban_key(key)
-        return await strikes_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
+        return await strikes_of(self.engine, spelled, self.engine.keys.learn(key)[1], known)
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
         for book in self._books():
-            async for ban in in_turns(await within(book.active())):
+            async for ban in in_turns(await self.engine.command(book.active)):
                 yield ban
 
     async def history(self, key: AnyKey | None = None) -> AsyncIterator[BanChange]:
         """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
         known = None if key is None else self._ban_key(key)
-        changes = [change for book in self._books() for change in await within(book.history())]
+        changes = [change for book in self._books() for change in await self.engine.command(book.history)]
         async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
             if known is None or change.ban.key == known:
                 yield change
@@ -388,7 +390,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        async for row in in_turns(await within(self.store.bans.dump())):
+        async for row in in_turns(await self.engine.command(self.store.bans.dump)):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
@@ -408,7 +410,8 @@ class Limiter:
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
-        return await within(self.store.bans.load(rows), COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE))
+        deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
+        return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
 
     # -- events and stats -------------------------------------------------------------------------------------------
 

@@ -130,7 +130,8 @@ class LmdbBans(BanStore):
         They are written a part at a time, with pauses in which other processes write. Where the store fails half way, a
         note of the error says how far this came, and the same rows again bring the rest.
         """
-        return _answer(self._load(from_rows(rows, *self._moments())))
+        # The deadline is this call's: while it waits, others on the same loop ask with theirs.
+        return _answer(self._load(from_rows(rows, *self._moments()), self._batcher.patience_s))
 
     def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. This changes nothing."""
@@ -197,11 +198,11 @@ class LmdbBans(BanStore):
                 records.append((policy, key, record))
         return records
 
-    async def _load(self, imported: Bans) -> int:
+    async def _load(self, imported: Bans, patience_s: float) -> int:
         bans, records = imported
         if self.count() + len(bans) > self._max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
-                await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP))
+                await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP), patience_s)
 
         def check_room(transaction: Transaction) -> None:
             BanRules(LmdbBanStorage(transaction), self._max_bans).check_room(imported)
@@ -212,7 +213,7 @@ class LmdbBans(BanStore):
         done = 0
         for some in parts:
             try:
-                await self._run(partial(self._take_over, some))
+                await self._run(partial(self._take_over, some), patience_s)
             except StoreError as error:
                 error.add_note(f"{done} of {len(bans)} bans were taken over")
                 raise
@@ -220,8 +221,8 @@ class LmdbBans(BanStore):
             await _pause(LOAD_PAUSE_S)
         return len(bans)
 
-    async def _run(self, job: Job) -> None:
-        answer = self._batcher.run(job)
+    async def _run(self, job: Job, patience_s: float) -> None:
+        answer = self._batcher.run(job, patience_s=patience_s)
         if isawaitable(answer):
             await answer
 

@@ -6,7 +6,7 @@ A *job* is a function that needs one writing transaction. On an event loop of as
 * after one job in `LOOK_EVERY`, the jobs that follow in the same turn of the loop wait for the end of the turn. If they
   are many, they are done in one transaction, and so are those of further turns, until they are few again;
 * while another process writes, jobs wait and are tried again, and the loop goes on meanwhile. A job ends with
-  `StoreTimeout` after the deadline, or after `PATIENCE_S`;
+  `StoreTimeout` after the deadline, which is `PATIENCE_S` where nobody has set one;
 * if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
 
 Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
@@ -72,17 +72,25 @@ class Batcher:
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs] = None, _LoopJobs(self)
         self._thread: tuple[int, ThreadPoolExecutor] | None = None
 
-    def run(self, job: Callable[[Transaction], T], instead: Callable[[], T | None] | None = None) -> T | Awaitable[T]:
+    def run(
+        self,
+        job: Callable[[Transaction], T],
+        instead: Callable[[], T | None] | None = None,
+        patience_s: float | None = None,
+    ) -> T | Awaitable[T]:
         """Do a job; return its answer, or an awaitable of it.
 
         Args:
             job: The job.
             instead: What to ask where the job has to wait for others; None if it has to wait all the same.
+            patience_s: How long it is tried; None for the deadline of this thread.
         """
+        if patience_s is None:
+            patience_s = self.patience_s
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return self.wait(job, self._patience.span_s, instead)
+            return self.wait(job, patience_s, instead)
         last, jobs = self._last
         if last is not loop:
             jobs = self._loops.setdefault(loop, _LoopJobs(self))
@@ -96,7 +104,7 @@ class Batcher:
             held_up = True
         if held_up and instead is not None and (answer := instead()) is not None:
             return answer
-        return jobs.queue(loop, job, self._patience.span_s)
+        return jobs.queue(loop, job, patience_s)
 
     def wait(
         self,
@@ -115,9 +123,14 @@ class Batcher:
             time.sleep(POLL_S)
         return answers[0]  # type: ignore[no-any-return]
 
+    @property
+    def patience_s(self) -> float:
+        """How long jobs of this thread are tried."""
+        return self._patience.span_s
+
     def keep_deadline(self, deadline_s: float) -> bool:
         """Give up the jobs of this thread after so many seconds from now on; return False if it may take longer."""
-        self._patience.span_s = min(PATIENCE_S, deadline_s)
+        self._patience.span_s = deadline_s
         return not self.in_thread
 
     def executor(self) -> ThreadPoolExecutor:
