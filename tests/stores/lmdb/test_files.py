@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -568,19 +569,6 @@ def test_files_of_somebody_else_are_an_error_that_names_them(
     assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
 
 
-def test_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None:
-    place.chmod(0o777)
-    with pytest.raises(ConfigurationError, match=r"everybody may write to .*; chmod o-w"):
-        LmdbStore(place, **SMALL)
-
-
-@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
-def test_a_file_that_everybody_may_write_to_is_refused(place: Path, name: str) -> None:
-    (place / name).chmod(0o666)
-    with pytest.raises(ConfigurationError, match=rf"everybody may write to .*{name}, and .*; chmod o-w .*{name}$"):
-        LmdbStore(place, **SMALL)
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, there: bool) -> None:
     code = f"""
@@ -612,6 +600,88 @@ def test_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: st
     with pytest.raises(ConfigurationError, match=f"{name} is a symbolic link; remove it"):
         LmdbStore(place, **SMALL)
     assert victim.read_bytes() == b"precious"
+
+
+def bound_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a socket": bound_socket,
+    "a device": lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)),
+}
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(tmp_path: Path, name: str, what: str) -> None:
+    """Neither one that starts, nor one that only reads, nor one that runs."""
+    path, running = tmp_path / "lmdb", tmp_path / "running"
+    path.mkdir(0o700)
+    for other in ("data.mdb", "lock.mdb"):
+        (path / other).write_bytes(b"x" * 4_096)
+        (path / other).chmod(0o600)
+    (path / name).unlink()
+    try:
+        STRANGE[what](path / name)
+    except PermissionError:
+        pytest.skip("no device can be made here")
+    code = f"""
+import os, sys
+from pathlib import Path
+from slidegate.core import Bucket, parse_limits
+from slidegate.core.errors import ConfigurationError, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+asked, clock = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),), FakeClock(10**12)
+store = LmdbStore({str(running)!r}, map_size=1 << 20, clock=clock)
+(Path({str(running)!r}) / {name!r}).unlink()
+os.rename({str(path / name)!r}, {str(running / name)!r})
+clock.advance("2s")
+store.hit(asked)  # about once a second it looks
+for ask in (store.hit, store.peek):
+    try:
+        print(ask(asked))
+    except StoreUnavailable as error:
+        print(error)
+os.rename({str(running / name)!r}, {str(path / name)!r})
+store.hit(asked)
+for read_only in (False, True):
+    try:
+        print(LmdbStore({str(path)!r}, map_size=1 << 20, read_only=read_only))
+    except (ConfigurationError, StoreUnavailable) as error:
+        print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    expected = [f"lmdb: {place / name} is {what}; remove it, or choose another path" for place in (running, path)]
+    assert ended.stdout.splitlines() == [each for each in expected for _ in range(2)], ended.stderr
+
+
+@pytest.mark.parametrize("name", [".", "data.mdb", "lock.mdb"])
+@pytest.mark.parametrize(
+    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "everybody", "o-w")]
+)
+def test_what_others_may_write_to_is_refused_with_what_to_do(
+    place: Path, name: str, mode: int, who: str, remedy: str
+) -> None:
+    shared = (place / name).resolve()
+    shared.chmod(shared.stat().st_mode | mode)
+    with pytest.raises(ConfigurationError, match=f"{who} may write to {shared}, and .*; chmod {remedy} {shared}"):
+        LmdbStore(place, **SMALL)
+    subprocess.run(["chmod", remedy, shared], check=True)
+    opened(place)[0].close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_a_directory_of_somebody_else_is_refused_for_its_owner_could_cut_the_file_off(place: Path) -> None:
+    os.chown(place, 65_534, 65_534)
+    message = f"{place} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
+    with pytest.raises(ConfigurationError, match=message):
+        LmdbStore(place, **SMALL)
+    LmdbStore(place, read_only=True, **SMALL).close()  # who only looks on trusts the workers
 
 
 def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ _REMEDIES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
     errno.EROFS: "mount its file system for writing, or ",
 }
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
+}
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _PAGE_HEAD: Final = Struct("=QHHHH")  # number, unused, flags, lower, upper
 _META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's mdb.c
@@ -55,15 +62,14 @@ _NEWER_HEAD: Final = 24  # where LMDB 1.0 writes its mark
 def check_directory(path: Path) -> None:
     """Make the directory of an environment if it is not there, and check that nobody else can write what it holds.
 
+    Root can do so in any case. Whoever else can cut a file off that is mapped, and so end the process.
+
     Raises:
         ConfigurationError: It cannot be used; the message names the reason, the owner and the remedy.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        modes = {path: path.stat().st_mode}
-        for name in (DATA, LOCK):
-            with suppress(FileNotFoundError):
-                modes[path / name] = (path / name).lstat().st_mode
+        found = path.stat()
     except FileNotFoundError:
         raise ConfigurationError(f"lmdb: {path.parent} does not exist; make it, or choose another path") from None
     except FileExistsError:
@@ -72,13 +78,48 @@ def check_directory(path: Path) -> None:
         ) from None
     except OSError as error:
         raise unusable(path, error) from error
-    for place, mode in modes.items():
-        if stat.S_ISLNK(mode):
-            raise ConfigurationError(f"lmdb: {place} is a symbolic link; remove it, or choose another path")
-        if mode & stat.S_IWOTH:
-            raise ConfigurationError(
-                f"lmdb: everybody may write to {place}, and change counts and bans; chmod o-w {place}"
-            )
+    for place, status in {path: found, **check_files(path)}.items():
+        for who, bit, remedy in (("everybody", stat.S_IWOTH, "o-w"), (f"group {status.st_gid}", stat.S_IWGRP, "g-w")):
+            if status.st_mode & bit:
+                raise ConfigurationError(
+                    f"lmdb: {who} may write to {place}, and change counts and bans; chmod {remedy} {place}"
+                )
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"lmdb: {path} {_belongs(found)}: give it to that user, run as its owner, or choose a path that is not "
+            "there yet; all workers have to be one user"
+        )
+
+
+def check_files(path: Path) -> dict[Path, os.stat_result]:
+    """Check that the files of an environment are files, as far as they are there, and return their status.
+
+    Others may hang whoever opens them, as a FIFO does.
+
+    Raises:
+        ConfigurationError: One is something else, or cannot be looked at.
+    """
+    found = {}
+    for place in (path / DATA, path / LOCK):
+        try:
+            found[place] = place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise unusable(path, error) from error
+        check_kind(place, found[place])
+    return found
+
+
+def check_kind(place: Path, status: os.stat_result) -> None:
+    """Check that what is at a place is a file.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        what = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+        raise ConfigurationError(f"lmdb: {place} is {what}; remove it, or choose another path")
 
 
 def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
@@ -129,11 +170,15 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
         with suppress(OSError):
             status = owned.stat()
             return ConfigurationError(
-                f"{problem}; {owned} belongs to user {status.st_uid} ({stat.filemode(status.st_mode)}), and this "
-                f"process is user {os.geteuid()}: give it to that user, or choose another path; all workers have "
-                "to be one user"
+                f"{problem}; {owned} {_belongs(status)}: give it to that user, or choose another path; all workers "
+                "have to be one user"
             )
     return ConfigurationError(problem)
+
+
+def _belongs(status: os.stat_result) -> str:
+    owner = f"belongs to user {status.st_uid} ({stat.filemode(status.st_mode)})"
+    return f"{owner}, and this process is user {os.geteuid()}"
 
 
 class Damaged(StoreUnavailable):

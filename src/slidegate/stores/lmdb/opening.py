@@ -26,6 +26,8 @@ from .checking import (
     check_data,
     check_directory,
     check_file_system,
+    check_files,
+    check_kind,
     is_file_at,
     nobody_else_has,
     set_aside,
@@ -104,7 +106,9 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
     """
     events: list[Event] = []
     salvage: list[Path] = []
-    if not options.read_only:
+    if options.read_only:
+        check_files(path)
+    else:
         check_directory(path)
         warning = check_file_system(path)
         events += [Event("store_doubtful", warning)] if warning else []
@@ -156,16 +160,18 @@ def _lock_data(path: Path, options: Options, patience_s: float) -> int:
         StoreUnavailable: It is to be read only, and is not there.
         StoreTimeout: Another process has held the gate for too long.
     """
-    flags = os.O_RDONLY if options.read_only else os.O_RDWR | os.O_CREAT
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last for what is no file
+    flags |= os.O_RDONLY if options.read_only else os.O_RDWR | os.O_CREAT
     until_s = time.monotonic() + patience_s
     while True:
         try:
             if options.read_only:
                 _check_there(path)
-            file = os.open(path / DATA, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = os.open(path / DATA, flags, 0o600)
         except OSError as error:
             raise unusable(path, error) from error
         try:
+            check_kind(path / DATA, os.fstat(file))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_file_at(file, path / DATA):
                 return file
