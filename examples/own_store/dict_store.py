@@ -68,19 +68,21 @@ class DictStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
     ) -> Decision:
         """Charge every check or none."""
+        self.expect_open()
         refusal = self.bans.decide(checks, subjects, prolong=True)
         if refusal is not None:
             return refusal
-        with self._lock:
+        with self._guard():
             now_us = self._now_us()
             return decide(checks, self._find(checks, self._windows, now_us), now_us, first_in_line)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""
+        self.expect_open()
         refusal = self.bans.decide(checks, subjects, prolong=False)
         if refusal is not None:
             return refusal
-        with self._lock:
+        with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
             decision = decide(checks, self._find(checks, windows, now_us), now_us)
             decision.charge = ()
@@ -88,13 +90,13 @@ class DictStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        with self._lock:
+        with self._guard():
             now_us = self._now_us()
             return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
     def refund(self, decision: Decision) -> bool:
         """Hand back what was charged, where it still counts."""
-        with self._lock:
+        with self._guard():
             if not decision.charge:
                 return False
             now_us = self._now_us()
@@ -103,7 +105,7 @@ class DictStore(Store):
 
     def reset(self, key: str) -> bool:
         """Forget the windows of a key; an empty window remembers when that was."""
-        with self._lock:
+        with self._guard():
             now_us, found = self._now_us(), False
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
@@ -114,7 +116,7 @@ class DictStore(Store):
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys, but for the permits of requests that are under way."""
-        with self._lock:
+        with self._guard():
             self._now_us()
             self._reset_us = self._latest_us
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
@@ -124,7 +126,7 @@ class DictStore(Store):
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of a key."""
-        with self._lock:
+        with self._guard():
             now_us, windows = self._now_us(), self._windows.copy()
             places = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
             return Snapshot(now_us, [windows[name] for _, _, _, name in places])
@@ -135,9 +137,19 @@ class DictStore(Store):
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
             return sum(self._limits[name].counter.state(self._windows[name])[0] for name in held)
 
+    def close(self) -> None:
+        """Answer no question any more."""
+        super().close()
+        self.bans.close()
+
     def answers_threads(self) -> bool:
         """Say that `Limiter.sync` needs no event loop: no answer has to be awaited."""
         return True
+
+    def _guard(self) -> Lock:
+        """Return the lock for a question, which a store that was closed does not answer."""
+        self.expect_open()
+        return self._lock
 
     def _now_us(self) -> int:
         now_us = self._clock()

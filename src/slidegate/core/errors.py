@@ -4,7 +4,7 @@ SlidegateError
 ├── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
 │   └── InvalidKey                           a value that cannot be a key, an address or a network
 ├── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
-│   ├── StoreUnavailable                     it is broken, full or gone
+│   ├── StoreUnavailable                     it is broken, full, gone or closed
 │   └── StoreTimeout                         it did not answer in time
 └── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
@@ -71,7 +71,7 @@ class StoreError(SlidegateError):
 
 
 class StoreUnavailable(StoreError):
-    """A store is broken, full, or cannot be reached."""
+    """A store is broken, full, cannot be reached, or was closed."""
 
 
 class StoreTimeout(StoreError):

@@ -16,6 +16,7 @@ from .bans.policy import BanPolicy
 from .bans.rows import Row
 from .bans.strikes import StoredRecords
 from .decision import Bucket, Check, Decision
+from .errors import StoreUnavailable
 from .logs import escaped, logger
 from .views import Snapshot
 
@@ -166,6 +167,11 @@ class BanStore(ABC):
         return None
 
 
+def closed(what: str) -> StoreUnavailable:
+    """Return the error for a question to a store that was closed."""
+    return StoreUnavailable(f"{what} was closed, and answers nobody any more; make a new one")
+
+
 class StatsRow(NamedTuple):
     """A row of statistics that a worker publishes.
 
@@ -236,6 +242,8 @@ class Store:
             raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, lacks))}")
         self.observers = Observers()
         """Those who hear the events of this store."""
+        self.closed = False
+        """Whether it was closed: then it answers no question any more."""
 
     @abstractmethod
     def hit(
@@ -290,8 +298,21 @@ class Store:
         self.observers.add(observer)
 
     def close(self) -> Awaitable[None] | None:
-        """Let go of what the store holds open. A second call does nothing, and neither does the default."""
+        """Let go of what the store holds open. A second call does nothing.
+
+        Every question after that raises `StoreUnavailable`, see `expect_open`: nothing is opened again.
+        """
+        self.closed = True
         return None
+
+    def expect_open(self) -> None:
+        """See that the store was not closed, as each question does.
+
+        Raises:
+            StoreUnavailable: It was.
+        """
+        if self.closed:
+            raise closed(repr(self))
 
     def permits_held(self) -> int | None:
         """Return how many permits of concurrency limits requests of this process hold now, of all keys.

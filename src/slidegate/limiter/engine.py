@@ -22,8 +22,8 @@ from weakref import WeakSet
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
-from ..core.errors import ConfigurationError
-from ..core.store import BanStore, Clock, Event, Store
+from ..core.errors import ConfigurationError, StoreUnavailable
+from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
 from .aio import COMMAND_DEADLINE_S, within
 from .events import EventHub
@@ -115,6 +115,7 @@ class Engine:
         self.closing: list[Callable[[], None]] = []
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
         self._claimed: dict[str, int] = {}
+        self._closed = False
         self.rebuild()
         events.on_change(self.rebuild)
         _every.add(self)
@@ -140,16 +141,23 @@ class Engine:
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Say what `decide` would answer now. Changes nothing."""
+        self._expect_open()
         answer = self._backend.peek(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
+        self._expect_open()
         answer = self._backend.charge(checks)
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand the units of a decision back; False if none could be handed back."""
+        """Hand the units of a decision back; False if none could be handed back.
+
+        That is so for a request that outlives its limiter, too.
+        """
+        if self._closed:
+            return False
         try:
             answer = self._backend.refund(decision)
             return answer if isinstance(answer, bool) else await answer
@@ -166,6 +174,7 @@ class Engine:
         Raises:
             StoreError: The store does not answer.
         """
+        self._expect_open()
         self.store.keep_deadline(COMMAND_DEADLINE_S)
         return await within(ask(), deadline_s)
 
@@ -180,6 +189,7 @@ class Engine:
 
     async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
+        self._expect_open()
         answer = self._bans.find(subjects)
         return await answer if isawaitable(answer) else answer
 
@@ -187,15 +197,20 @@ class Engine:
         self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
     ) -> Ban | Awaitable[Ban | None] | None:
         """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
+        self._expect_open()
         return self._bans.strike(policy, target[0], weight, reason, target[1])
 
     def unanswered(self) -> Decision:
         """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
+        self._expect_open()
         assert self.failover is not None, "a store in memory answers"
         return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
-        """Publish the last stats, close the store, and let observers hear their queue."""
+        """Publish the last stats, close the store, and let observers hear their queue.
+
+        From then on nothing stands in for the store: every question raises `StoreUnavailable`.
+        """
         for close in self.closing:
             close()
         try:
@@ -204,6 +219,8 @@ class Engine:
             if waiting is not None:
                 await waiting
         finally:
+            self._closed = True
+            self.rebuild()
             await self.events.close()
 
     def forget(self) -> None:
@@ -212,7 +229,8 @@ class Engine:
         Requests under way keep their permits, and stores that others share keep everything.
         """
         if isinstance(self.store, MemoryStore):
-            self.store.reset_all()
+            if not self.store.closed:
+                self.store.reset_all()
             self.store.bans.forget_all()
             self.statistics.forget()
             self._near.forget()
@@ -223,10 +241,24 @@ class Engine:
         Where limits do not count, it lets everything pass, and asks no store.
         """
         decide: Decide = self._backend.hit if self.counting else _let_pass
+        if self.counting and self._closed:
+            decide = self._answer_nobody
         near = (self._near.look,) if self.events.near_limit else ()
         if listeners := (*self._listeners, *near):
             decide = _heard(decide, listeners)
         self.decide = decide
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> StoreUnavailable:
+        return closed(f"the limiter on {self.store!r}")
+
+    def _answer_nobody(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
+    ) -> Decision:
+        raise self._closed_error()
 
 
 _every: WeakSet[Engine] = WeakSet()

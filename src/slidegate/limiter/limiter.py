@@ -556,7 +556,10 @@ class Limiter:
         return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
-        """Close the store, and wait at most 5 seconds for observers. A second call does nothing."""
+        """Close the store, and wait at most 5 seconds for observers. A second call does nothing.
+
+        Every question after that raises `StoreUnavailable`, whatever `on_error` is; a refund answers False.
+        """
         if not self._closed:
             self._closed = True
             await self.engine.close()

@@ -315,6 +315,32 @@ async def test_a_job_that_fails_fails_alone(store: LmdbStore) -> None:
     assert [first.remaining, last.remaining] == [1000 - LOOK_EVERY - 1, 1000 - LOOK_EVERY - 2]  # type: ignore[union-attr]
 
 
+class Ended(FakeClock):
+    """A clock that is an iterator, and has come to its end."""
+
+    ends = False
+
+    def __call__(self) -> int:
+        return next(iter(())) if self.ends else super().__call__()
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(tmp_path: Path, durability: Any) -> None:
+    wall, quota = Ended(10**15), ((Bucket("quota", [Quota("5/day")]), "ann", 1),)
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, wall_clock=wall, **SMALL)
+    asked = ((bucket("5/hour"), "ann", 1),)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, checks)) for checks in (asked, quota, asked)]
+        await asyncio.sleep(0)
+        wall.ends = True
+    await asyncio.wait(waiting, timeout=60)
+    assert isinstance(waiting[1].exception(), RuntimeError)
+    assert [waiting[at].result().remaining for at in (0, 2)] == [4, 3]
+    assert (await asyncio.wait_for(_waited(store, asked), 60)).remaining == 2
+    wall.ends = False
+    store.close()
+
+
 async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path) -> None:
     first, second = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
     for number in range(500):
@@ -528,6 +554,66 @@ def test_two_stores_of_a_process_share_one_environment(tmp_path: Path) -> None:
     stores[0].close()
     assert fill(stores[1], [2], "1/hour") == [True]
     stores[1].close()
+
+
+def files_open_in(path: Path) -> list[str]:
+    own = Path("/proc/self/fd")
+    if not own.is_dir():
+        pytest.skip("nobody says here which files are open")
+    with os.scandir(own) as entries:
+        numbers = [entry.name for entry in entries]
+    found = []
+    for number in numbers:
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.append(os.readlink(own / number))
+    return [name for name in found if name.startswith(str(path))]
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+@pytest.mark.parametrize("on_loop", [True, False])
+async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_others(
+    tmp_path: Path, durability: Any, on_loop: bool
+) -> None:
+    path, asked = tmp_path / "lmdb", ((bucket("5/hour"), "ann", 1),)
+    store: Any = LmdbStore(path, durability=durability, **SMALL)
+
+    def ask() -> None:
+        for question in (store.hit, store.peek, store.charge):
+            with pytest.raises(StoreUnavailable, match=f"the store at {path} was closed"):
+                asyncio.run(_settled(question, asked)) if on_loop else question(asked)
+
+    await _waited(store, asked)
+    assert files_open_in(path)
+    store.close()
+    for _ in range(3):
+        await asyncio.to_thread(ask)
+    assert files_open_in(path) == []
+    other: Any = LmdbStore(path, map_size=1 << 21)
+    await asyncio.to_thread(ask)
+    assert other.hit(asked).remaining == 3
+    other.close()
+    assert files_open_in(path) == []
+
+
+async def _settled(question: Callable[[Any], Any], checks: Any) -> Any:
+    return await settle(question(checks))
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> None:
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
+    asked = ((bucket("5/hour"), "ann", 1),)
+    await _waited(store, asked)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(5)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        store.close()
+        await asyncio.wait(waiting, timeout=60)
+        assert [type(task.exception()) for task in waiting] == [StoreUnavailable] * 5
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
+    assert (await _waited(store, asked)).remaining == 3, "they have charged nothing"
+    store.close()
 
 
 def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:

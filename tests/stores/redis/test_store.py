@@ -108,6 +108,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "read": lambda: store.shared_stats.read("5s", 0, 1),
         "part_of": lambda: store.part_of(checks),
         "permits_held": store.permits_held,
+        "expect_open": store.expect_open,
         "keep_deadline": lambda: store.keep_deadline(1.0),
         "answers_threads": store.answers_threads,
         "count": store.bans.count,

@@ -21,6 +21,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -44,7 +46,7 @@ PAUSE_S: Final = 0.001
 
 _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
 """A job, the future that somebody awaits, the time until which it is tried, and how long that is."""
-_Tried: TypeAlias = tuple[_Item, Any, Exception | None]
+_Tried: TypeAlias = tuple[_Item, Any, BaseException | None]
 """A job after an attempt: its answer, or its error, `_HELD_UP` if it is to be tried again."""
 
 _HELD_UP: Final = StoreTimeout("another process writes")
@@ -71,6 +73,7 @@ class Batcher:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs] = None, _LoopJobs(self)
         self._thread: tuple[int, ThreadPoolExecutor] | None = None
+        self._is_open = True
 
     def run(
         self,
@@ -133,17 +136,21 @@ class Batcher:
         self._patience.span_s = deadline_s
         return not self.in_thread
 
-    def executor(self) -> ThreadPoolExecutor:
-        """Return the thread of this process."""
+    def begin(self, loop: asyncio.AbstractEventLoop, items: list[_Item]) -> asyncio.Future[list[_Tried]] | None:
+        """Have the thread of this process do jobs; None where that is not what it is for, or it has ended."""
+        if not (self.in_thread and self._is_open):
+            return None
         if self._thread is None or self._thread[0] != getpid():
             self._thread = getpid(), ThreadPoolExecutor(1, thread_name_prefix="slidegate-lmdb")
-        return self._thread[1]
+        with suppress(RuntimeError):  # another thread has closed it just now
+            return loop.run_in_executor(self._thread[1], _persist, self.transact, items)
+        return None
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Those who wait are answered by what `transact` says then."""
+        self._is_open = False
         if self._thread is not None and self._thread[0] == getpid():
             self._thread[1].shutdown(wait=True)
-        self._thread = None
 
 
 class _LoopJobs:
@@ -186,11 +193,15 @@ class _LoopJobs:
         self._waiting = []
         if not items:
             self.busy, self.tries = False, 0
-        elif self._batcher.in_thread:
-            working = loop.run_in_executor(self._batcher.executor(), _persist, self._batcher.transact, items)
-            working.add_done_callback(lambda finished: self._settle(loop, finished.result()))
+        elif (working := self._batcher.begin(loop, items)) is not None:
+            working.add_done_callback(partial(self._worked, loop, items))
         else:
             self._settle(loop, _attempt(self._batcher.transact, items))
+
+    def _worked(self, loop: asyncio.AbstractEventLoop, items: list[_Item], working: asyncio.Future[Any]) -> None:
+        """Settle what the thread has tried, or tell all who wait why it could not."""
+        error = asyncio.CancelledError() if working.cancelled() else working.exception()
+        self._settle(loop, working.result() if error is None else [(item, None, error) for item in items])
 
     def _settle(self, loop: asyncio.AbstractEventLoop, tried: list[_Tried]) -> None:
         """Give answers and errors to those who wait, and decide when to go on."""
@@ -203,7 +214,8 @@ class _LoopJobs:
             if error is None:
                 future.set_result(answer)
             elif error is not _HELD_UP:
-                future.set_exception(error)
+                # No future takes the error by which an iterator ends, which a clock of the user's may be.
+                future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
             elif loop.time() < until_s:
                 self._waiting.append(item)
             else:

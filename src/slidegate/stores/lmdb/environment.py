@@ -29,7 +29,7 @@ from typing import Any, Final
 import lmdb
 
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable, quoted
-from ...core.store import Event
+from ...core.store import Event, closed
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from . import opening
@@ -72,7 +72,7 @@ class Environment:
         salvage: Damaged files that were set aside, and may hold bans.
         stuck: Why the file could not grow when that was last tried; empty if it could.
         fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
-        users: How many stores of this process use it.
+        users: How many stores of this process use it; the files are not opened again once the last was closed.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -357,6 +357,8 @@ class Environment:
             os.close(self._file)
 
     def _open(self, patience_s: float) -> None:
+        if self.opened and not self.users:
+            raise closed(f"lmdb: the store at {self.path}")
         try:
             opened = open_files(self.path, self.options, patience_s, self._suspect)
         except ConfigurationError as error:

@@ -153,7 +153,7 @@ class LmdbStore(Store):
         self._refused: dict[Sequence[Check], None] = {}  # questions that were refused when they were last asked
         if self._env.salvage:
             self._batcher.wait(lambda transaction: None)  # takes over the bans that are found there
-        self._transactions.tells = self._is_open = True
+        self._transactions.tells = True
 
     def __repr__(self) -> str:
         return f"<LmdbStore {str(self._env.path)!r}>"
@@ -170,9 +170,10 @@ class LmdbStore(Store):
         self._transactions.tell()
 
     def close(self) -> None:
-        """Close the files, unless another store of this process uses them."""
-        if self._is_open:
-            self._is_open = False
+        """Close the files, unless another store of this process uses them. Who waits for an answer is told so."""
+        if not self.closed:
+            super().close()
+            self._transactions.closed = True
             self._renewer.close()
             self._batcher.close()
             close_environment(self._env)

@@ -12,7 +12,7 @@ import lmdb
 from ...core.decision import Bucket
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
-from ...core.store import Clock, Event, Observers
+from ...core.store import Clock, Event, Observers, closed
 from ..memory.shard import SHARED_PAUSE_US, keys_shared
 from .batching import Job
 from .environment import IN_PROCESS_S, NO_CHANGES, Environment
@@ -48,6 +48,7 @@ class Transactions:
         latest_us: The latest moment that a transaction has seen.
         permits: The permits of this process.
         bans: The bans, which are swept as windows are, and taken over from a damaged file.
+        closed: Whether the store was closed, and has no transactions any more.
         shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
         unix_us: Returns Unix time in microseconds, which quotas go by.
@@ -72,7 +73,7 @@ class Transactions:
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.bans: LmdbBans | None = None
-        self.tells = False
+        self.tells = self.closed = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
     def read(self, ask: Callable[[Transaction], T], patience_s: float = IN_PROCESS_S) -> T:
@@ -81,8 +82,9 @@ class Transactions:
         Where the files have to be opened or have grown, it may wait for a moment, see `Environment.read`.
 
         Raises:
-            StoreUnavailable: The files cannot be read.
+            StoreUnavailable: The files cannot be read, or the store was closed.
         """
+        self._expect_open()
         try:
             txn = self.env.read(patience_s)
             try:
@@ -96,8 +98,9 @@ class Transactions:
         """Do jobs in one transaction and return their answers; None while another process or thread writes.
 
         Raises:
-            StoreUnavailable: The files are damaged or full.
+            StoreUnavailable: The files are damaged or full, or the store was closed.
         """
+        self._expect_open()
         try:
             while True:
                 try:
@@ -108,6 +111,10 @@ class Transactions:
             raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
             raise self.env.failure(error) from error
+
+    def _expect_open(self) -> None:
+        if self.closed:
+            raise closed(f"lmdb: the store at {self.env.path}")
 
     def tell(self) -> None:
         """Tell the events that no observer was told yet."""

@@ -15,7 +15,7 @@ from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
 from ...core.bans.strikes import PolicyState, StoredRecords, StrikeRecord, stored_records
 from ...core.decision import BanRefusal, Check
-from ...core.store import BanStore, Clock, Event
+from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 
@@ -142,11 +142,17 @@ class MemoryBans(BanStore):
         self._rules = BanRules(self._storage, max_bans)
         self.active_bans = self._storage.active_bans
         self._decided = 0
+        self._closed = False
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        self._guard()
         refusal = self.decide((), subjects, prolong=False)
         return None if refusal is None else refusal.ban
+
+    def close(self) -> None:
+        """Answer no question any more, as the store of these bans does."""
+        self._closed = True
 
     def may_refuse(self) -> bool:
         """Return whether there are bans; some may have ended."""
@@ -192,12 +198,12 @@ class MemoryBans(BanStore):
 
     def strike_records(self, keys: Sequence[str]) -> StoredRecords:
         """Return how each of some keys stands under each policy. Changes nothing."""
-        with self._lock:
+        with self._guard():
             return self._moments()[0], stored_records(self._storage.states(), keys)
 
     def active(self) -> Iterator[Ban]:
         """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
-        with self._lock:
+        with self._guard():
             rows, moments = list(self.active_bans.by_key.values()), self._moments()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(*moments))
 
@@ -209,12 +215,12 @@ class MemoryBans(BanStore):
 
     def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""
-        with self._lock:
+        with self._guard():
             return self._storage.history()
 
     def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
-        with self._lock:
+        with self._guard():
             now_us, wall_us = self._moments()
             strike_records = [
                 (state.name, key, record)
@@ -227,19 +233,25 @@ class MemoryBans(BanStore):
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
-        with self._lock:
+        with self._guard():
             moments = self._moments()
         known = from_rows(rows, *moments)  # takes longer than all the rest, and others need the lock
-        with self._lock:
+        with self._guard():
             return self._rules.load(known, *self._moments())
 
     def _moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""
         return self._steady.at(self._clock()), self._wall()
 
+    def _guard(self) -> Lock:
+        """Return the lock for a question, which a store that was closed does not answer."""
+        if self._closed:
+            raise closed("the store of these bans")
+        return self._lock
+
     def _change(self, do: Callable[[BanRules, int, int], T]) -> T:
         """Let the rules change something, and tell the events of it."""
-        with self._lock:
+        with self._guard():
             answer = do(self._rules, *self._moments())
             events, self._rules.events = self._rules.events, []
         self._tell(events)

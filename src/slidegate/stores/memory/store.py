@@ -135,6 +135,11 @@ class MemoryStore(Store):
         """Return the store's counters."""
         return MemoryStats(self._room.keys, self._evictions, self._shared_hits)
 
+    def close(self) -> None:
+        """Answer no question any more. Requests under way keep their permits."""
+        super().close()
+        self.bans.close()
+
     @property
     def clock(self) -> Clock | None:
         """The clock that was given to this store; None for the monotonic clock."""
@@ -144,6 +149,8 @@ class MemoryStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
     ) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
+        if self.closed:
+            self.expect_open()
         if self._banned and (refusal := self.bans.decide(checks, subjects, True)) is not None:
             return refusal
         if len(checks) == 1:
@@ -162,6 +169,7 @@ class MemoryStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
+        self.expect_open()
         refusal = self.bans.decide(checks, subjects, prolong=False)
         if refusal is not None:
             return refusal
@@ -172,11 +180,13 @@ class MemoryStore(Store):
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
+        self.expect_open()
         now_us, places = self._imagined([(bucket, key, 0) for bucket in buckets])
         return Snapshot(now_us, [windows[name] for _, _, windows, name in places])
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost in one step, whatever the limits, and say what is left."""
+        self.expect_open()
         with self._lock_of(checks):
             now_us = self._now_us()
             decision = charge_all(checks, self._places(checks, now_us), now_us)
@@ -185,6 +195,7 @@ class MemoryStore(Store):
 
     def refund(self, decision: Decision) -> bool:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+        self.expect_open()
         with self._lock_of(decision.checks):
             if not decision.charge:
                 return False
@@ -203,6 +214,7 @@ class MemoryStore(Store):
         What the key spent in a shared cell stays: it cannot be told from what others spent there. Places stay taken:
         the requests that hold them are still under way.
         """
+        self.expect_open()
         at = self._shard_of(key)
         with self._locks[at]:
             now_us = self._time_us()
@@ -214,6 +226,7 @@ class MemoryStore(Store):
 
         Places stay taken: the requests that hold them are still under way.
         """
+        self.expect_open()
         forgotten: list[dict[str, bytes]] = []
         with Locks(self._locks):  # all of them: what was charged before the time of the reset is forgotten
             latest_us = max(self._latest_us, self._time_us())

@@ -74,7 +74,7 @@ RETRY_S: Final = 0.25
 """How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
-CLOSED: Final = "redis: the store is closed"
+CLOSED: Final = "redis: the store is closed, and answers nobody any more; make a new one"
 
 
 @dataclass

@@ -32,7 +32,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
-from .batch import Batcher, ServerBatcher, Shared
+from .batch import CLOSED, Batcher, ServerBatcher, Shared
 from .cluster import ClusterBatcher
 from .link import Eviction, sensible
 from .multi_slot import MultiSlot, parts_of
@@ -118,7 +118,6 @@ class RedisStore(Store):
             hand_back=self._hand_back_unheard,
         )
         self.shared_stats = RedisSharedStats(self._batcher, meta, clock)
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
@@ -130,10 +129,11 @@ class RedisStore(Store):
 
     async def close(self) -> None:
         """Close the connections of all event loops."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._shared.renewals.close()
+        self._shared.refusals.clear()
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
@@ -277,7 +277,7 @@ class RedisStore(Store):
     def _count_denied(self, checks: Sequence[Check]) -> None:
         """Charge refusals that were given here; if Redis does not take that, they are lost."""
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
-            if self._closed:
+            if self.closed:
                 return
             self._ask(CHARGE, part, ()).add_done_callback(_look_at)
 
@@ -318,8 +318,8 @@ class RedisStore(Store):
         return self._is_cluster and len(checks) > 1 and any(key != checks[0][1] for _, key, _ in checks)
 
     def _batcher(self) -> Batcher:
-        if self._closed:
-            raise StoreUnavailable("redis: the store is closed")
+        if self.closed:
+            raise StoreUnavailable(CLOSED)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -11,12 +11,14 @@ closes it. A method may answer at once or return an awaitable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from hypothesis import given, settings
 
 from ...core.decision import Check, Reason
+from ...core.errors import StoreUnavailable
 from ...core.store import Store
 from ..clock import FakeClock
 from .ban_contract import BansContract
@@ -171,6 +173,40 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         await settle(store.raw.close())
 
     @with_store()
+    async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
+        """Each raises `StoreUnavailable`, also one that was refused before, or by a client who is banned."""
+        asked, full = (bucket("5/minute"), "ann", 1), (bucket("1/minute"), "bob", 1)
+        decision, rows = await store.hit(asked), await store.dump()
+        await store.ban("eve")
+        for _ in range(3):
+            await store.hit(full)
+            await store.request("eve")
+        await settle(store.raw.close())
+        bans = store.raw.bans
+        questions: dict[str, Callable[[], Any]] = {
+            "hit": lambda: store.hit(asked),
+            "hit of one who was refused": lambda: store.hit(full),
+            "hit of one who is banned": lambda: store.request("eve"),
+            "peek": lambda: store.peek(asked),
+            "charge": lambda: store.charge(asked),
+            "refund": lambda: store.refund(decision),
+            "reset": lambda: store.reset("ann"),
+            "reset_all": store.reset_all,
+            "inspect": lambda: settle(store.raw.inspect("ann", [asked[0]])),
+            "find": lambda: settle(bans.find(["eve"])),
+            "strike": lambda: store.strike("ann"),
+            "ban": lambda: store.ban("ann"),
+            "unban": lambda: store.unban("eve"),
+            "strike_records": lambda: settle(bans.strike_records(["ann"])),
+            "active": store.banned,
+            "history": lambda: settle(bans.history()),
+            "dump": store.dump,
+            "load": lambda: settle(bans.load(rows)),
+        }
+        answered = [name for name, ask in questions.items() if await _is_answered(ask)]
+        assert not answered, answered
+
+    @with_store()
     async def test_what_comes_free_is_kept_for_the_first_of_a_line(self, store: StoreHarness) -> None:
         for rule in ("1/500ms", "2/500ms @1"):
             asked = ((bucket(rule, rule), "ann", 1),)
@@ -204,6 +240,14 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         assert most == 5
         assert passed >= 5
         assert (await store.hit((asked[0], "ann", 5))).allowed
+
+
+async def _is_answered(ask: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await ask()
+    except StoreUnavailable:
+        return False
+    return True
 
 
 async def _admitted(store: StoreHarness, asked: Check) -> int:
