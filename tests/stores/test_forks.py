@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -59,6 +61,62 @@ def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(m
     assert os.waitstatus_to_exitcode(status) == 0
     assert not lock.locked()
     assert not other.locked()
+
+
+FORKING_AT_ONCE = """
+import os, threading, time
+from slidegate.stores import forks
+
+forks.PATIENCE_S = 30.0
+
+
+class OwnedLock:
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._owner = self.by_others = 0
+
+    def acquire(self, blocking=True, timeout=-1):
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            self._owner = threading.get_ident()
+        return taken
+
+    def release(self):
+        self.by_others += self._owner != threading.get_ident()
+        self._lock.release()
+
+
+def fork():
+    child = os.fork()
+    if not child:
+        os._exit(0 if all(each.acquire(False) for each in (lock, last)) else 1)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+lock, last, codes = OwnedLock(), threading.Lock(), []
+for each in (lock, last):
+    forks.hold_over_fork(each)
+threads = [threading.Thread(target=fork) for _ in range(2)]
+with last:
+    for thread in threads:
+        thread.start()
+        while not lock._lock.locked():
+            time.sleep(0.001)
+        time.sleep(0.1)  # the second one comes as far as it can
+for thread in threads:
+    thread.join()
+print(codes, lock.by_others, lock._lock.locked(), last.locked())
+"""
+
+
+def test_threads_that_fork_at_once_let_go_of_no_lock_that_another_has_taken() -> None:
+    """The second begins while the first waits for the last lock and has all others.
+
+    In a process of its own: there is none of the handlers that have a thread wait before it comes to ours.
+    """
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_AT_ONCE]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("[0, 0] 0 False False\n", "")
 
 
 def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, local
 from typing import Final
 from weakref import WeakKeyDictionary, WeakMethod
 
 PATIENCE_S: Final = 1.0
 """Others hold these locks for microseconds; one that is not free so long is held by the thread that forks."""
 
+
+class _Held(local):
+    """The locks that each thread has taken to fork: others may fork at the same time."""
+
+    def __init__(self) -> None:
+        self.locks: list[Lock] = []
+
+
 _known: Final[WeakKeyDictionary[Lock, None]] = WeakKeyDictionary()
 """In the order in which they are taken."""
 _listing: Final = Lock()
-_held: Final[list[Lock]] = []
+_held: Final = _Held()
 _begins_anew: Final[list[WeakMethod[Callable[[], object]]]] = []
 
 
@@ -52,12 +60,12 @@ def _before() -> None:
 
 def _take(lock: Lock) -> None:
     if lock.acquire(timeout=PATIENCE_S):
-        _held.append(lock)
+        _held.locks.append(lock)
 
 
 def _release_all() -> None:
-    while _held:
-        _held.pop().release()
+    while _held.locks:
+        _held.locks.pop().release()
 
 
 def _in_child() -> None:
