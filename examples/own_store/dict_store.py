@@ -106,22 +106,22 @@ class DictStore(Store):
     def reset(self, key: str) -> bool:
         """Forget the windows of a key; an empty window remembers when that was."""
         with self._guard():
-            now_us, found = self._now_us(), False
+            now_us, found = self._clock(), False
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
                     counter, window = limit.counter, self._windows[name]
                     found = found or counter.state(counter.settle(window, now_us))[0] > 0
-                    self._windows[name] = counter.reset(window, now_us)
+                    self._windows[name] = counter.reset(window, now_us, self._latest_us)
             return found
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys, but for the permits of requests that are under way."""
         with self._guard():
-            self._now_us()
-            self._reset_us = self._latest_us
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
             for name in forgotten:
                 del self._windows[name], self._limits[name]
+            if forgotten:
+                self._reset_us = max(self._clock(), self._latest_us)
             return bool(forgotten)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +103,5 @@ def test_a_refund_of_before_a_reset_is_refused_on_lmdb() -> None:
 
 
 @needs_redis
-@pytest.mark.xfail(strict=True, reason="stores: a reset on Redis notes the time of a clock that has stepped back")
 def test_a_refund_of_before_a_reset_is_refused_on_redis(server: RedisServer) -> None:
     check(lambda clock: store_of(server, clock=clock))

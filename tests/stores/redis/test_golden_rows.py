@@ -104,10 +104,9 @@ class Golden:
     async def rare(self) -> None:
         """Forget the key, or set the amount."""
         if self.dice.below(2):
-            self.latest_us = max(self.latest_us, self.clock.now_us)
             await self.store.reset("ann")
-            there = self.window not in EMPTY
-            self.window = self.limit.counter.reset(self.window, self.clock.now_us) if there else b""
+            there, now_us = self.window not in EMPTY, self.clock.now_us
+            self.window = self.limit.counter.reset(self.window, now_us, self.latest_us) if there else b""
         else:
             self.limit = self.dice.pick(self.limits)
 

@@ -236,7 +236,7 @@ class RedisBans(BanStore):
     @sensible
     async def reset_windows(self) -> None:
         """Let nothing be handed back that was spent in any window up to now."""
-        await self._command("reset_all", [])
+        await self._command("reset_all", [self._refusals.latest_us])
 
     async def _check_room(self, known: Bans) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.

@@ -49,6 +49,7 @@ _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _RENEWAL: Final = Struct("<H")
 _STATE: Final = Struct("<Qqqq")
+_MOMENT: Final = Struct("<q")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
 _PERMITS_FIELD: Final = b"permits "
@@ -163,9 +164,9 @@ class Packing:
                         parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
-    def reset(self, key: str, names: dict[bytes, int]) -> bytes:
-        """Pack a reset of the windows of a key; `names` as for `question`."""
-        return REQUEST.pack(RESET, self._place_of(key, names))
+    def reset(self, key: str, latest_us: int, names: dict[bytes, int]) -> bytes:
+        """Pack a reset of the windows of a key; `latest_us` and `names` as for `refund`."""
+        return REQUEST.pack(RESET, self._place_of(key, names)) + _MOMENT.pack(latest_us)
 
     def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
         """Pack a renewal of permits of one row, `permit` among them; `names` as for `question`."""

@@ -204,7 +204,7 @@ class RedisStore(Store):
             refusals.forget_key(key)
             return answer[0] == CHANGED
 
-        sent = self._command(key, partial(packing.reset, key), read)
+        sent = self._command(key, lambda names: packing.reset(key, refusals.latest_us, names), read)
         refusals.forget_windows(key)
         return sent
 

@@ -90,7 +90,7 @@ class Model:
         """Forget every window of a key."""
         for identity, window in self._windows.items():
             if identity[1] == key:
-                window.reset(now_us)
+                window.reset(now_us, self._latest_us)
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
         asked = [

@@ -99,10 +99,11 @@ class ModelWindow:
         self.charges = {at_us: left for at_us, left in self.charges.items() if left}
         return True
 
-    def reset(self, now_us: int) -> None:
-        """Forget every charge."""
+    def reset(self, now_us: int, latest_us: int = 0) -> None:
+        """Forget every charge; none lies behind the latest moment that the store has seen, nor behind the newest."""
         if self.charges or self.floor_us >= 0:
-            self.charges, self.floor_us = {}, max(now_us, self.floor_us)
+            newest_us = max(self.charges, default=-1)
+            self.charges, self.floor_us = {}, max(now_us, self.floor_us, min(latest_us, newest_us))
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
         """Return the answer of the window now."""

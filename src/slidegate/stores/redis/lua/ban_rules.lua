@@ -206,9 +206,9 @@ function commands.find()
   return told
 end
 
--- From now on nothing is handed back that was spent in any window before.
+-- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
-  reset = max(reset, wall)
+  reset = max(reset, wall, tonumber(ARGV[3]))
   redis.call("HSET", KEYS[META], "reset", text_of(reset))
   renumber()
   return ""

@@ -193,9 +193,10 @@ function ring.state(w, limit)
   return w.spent, w.spent > 0 and w.oldest + limit.span or 0, w.newest
 end
 
-function ring.reset(w, now)
+-- Where the server's clock has stepped back, charges lie ahead of now: `latest` is the latest time of it that is known.
+function ring.reset(w, now, latest)
   if w.spent > 0 or w.floor >= 0 then
-    w.floor = max(now, w.floor)
+    w.floor = max(now, w.floor, min(latest, w.newest))
   end
   clear(w)
   w.reserved, w.dirty = 0, true
@@ -279,8 +280,10 @@ local function make_periods()
     return w.spent, w.newest, w.newest
   end
 
-  function periods.reset(w, now)
-    w.spent, w.floor, w.dirty = 0, now, true
+  function periods.reset(w, now, latest)
+    if w.spent > 0 then
+      w.spent, w.floor, w.dirty = 0, max(now, w.floor, latest), true
+    end
   end
 
   function periods.expires(w)

@@ -80,7 +80,7 @@ local function window(place, limit, now)
 end
 
 -- Forget what a key has spent in its windows; return whether that was anything.
-local function forget(place, now)
+local function forget(place, now, latest)
   local row, fields, found = row_at(place), redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
     if row[fields[at]] == nil then
@@ -91,7 +91,7 @@ local function forget(place, now)
     if w and not w.permits then
       found = found or w.spent > 0
       local kind = w.dated and periods_of_quotas() or ring
-      kind.reset(w, now)
+      kind.reset(w, now, latest)
     end
   end
   return found
@@ -324,7 +324,7 @@ local function judge(what, arg, at, many, now, first_in_line)
   if what == REFUND then
     return others().refund(arg, at, many, now)
   elseif what == RESET then
-    return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
+    return pack("<B", forget(many + 1, now, unpack_from("<i8", arg, at)) and CHANGED or NOTHING)
   elseif what == RENEW then
     return others().renew(arg, at, many, now)
   end
@@ -340,12 +340,12 @@ local function judge(what, arg, at, many, now, first_in_line)
   return hit(asks, now, first_in_line)
 end
 
-local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 22, 4
+local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES, TIME_BYTES = 6, 22, 4, 8
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
   if what == RESET then
-    return 0
+    return TIME_BYTES
   elseif what == RENEW then
     return 2 + LIMIT_BYTES + many * SERIAL_BYTES
   end
