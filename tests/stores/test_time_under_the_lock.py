@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate import MemoryStore
-from slidegate.core import Bucket, Decision, parse_limits
+from slidegate import Limiter, MemoryStore
+from slidegate.core import Bucket, Decision, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..hurry import at_once, hurried
+from ..remote_stores import SickStore
 
 SECOND_US = 1_000_000
 START_US = 10**12
@@ -24,19 +27,24 @@ PAUSE_S = 0.2
 
 
 class StoppingClock(FakeClock):
-    """A clock of which one reader is stopped, with the time that it has read, until it is let go on."""
+    """A clock of which one reader is stopped, with the time that it has read, until it is let go on.
+
+    Attributes:
+        stops_at: The reading at which that is so, counted from the next one; 0 for none.
+    """
 
     def __init__(self) -> None:
         super().__init__(START_US)
-        self.stops = False
+        self.stops_at = 0
         self.was_read, self.goes_on = threading.Event(), threading.Event()
 
     def __call__(self) -> int:
         now_us = self.now_us
-        if self.stops:
-            self.stops = False
-            self.was_read.set()
-            assert self.goes_on.wait(PATIENCE_S)
+        if self.stops_at:
+            self.stops_at -= 1
+            if not self.stops_at:
+                self.was_read.set()
+                assert self.goes_on.wait(PATIENCE_S)
         return now_us
 
 
@@ -70,7 +78,7 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
     stopped = threading.Thread(target=lambda: getattr(store, what)(one))
     admitted: list[Decision] = []
     others = threading.Thread(target=lambda: admitted.append(store.hit(((asked, "ann", amount - 1),))))
-    clock.stops = True
+    clock.stops_at = 1
     stopped.start()
     assert clock.was_read.wait(PATIENCE_S)
     clock.advance("500ms")
@@ -95,3 +103,34 @@ def test_threads_together_admit_no_more_than_the_amount_in_any_window(make: Call
     assert len(moments) >= 5
     within = [later - first for first, later in zip(moments, moments[5:], strict=False)]
     assert min(within, default=20_000) >= 20_000, "six units in less than a window"
+
+
+@pytest.mark.parametrize("reading", [1, 2, 3, 4])
+def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_all_the_same(reading: int) -> None:
+    """Under `on_error="local"`: the counts of this process are kept until the last of them has left its window."""
+    clock = StoppingClock()
+    store: Any = SickStore(clock, inline=True)
+    limiter = Limiter(store)
+    limiter.engine.failover._clock = clock  # type: ignore[union-attr]
+    admitted: list[int] = []
+
+    def ask() -> None:
+        decision = asyncio.run(limiter.hit("user:ann", "1/10s"))
+        admitted.extend([decision.now_us] if decision.allowed else [])
+
+    store.error = StoreUnavailable("away")
+    stopped = threading.Thread(target=ask)
+    clock.stops_at = reading
+    stopped.start()
+    while stopped.is_alive() and not clock.was_read.wait(0.01):
+        pass  # it may have no such reading
+    clock.stops_at, store.error = 0, None
+    clock.advance("1m")
+    others = threading.Thread(target=lambda: asyncio.run(limiter.hit("user:bob", "1/10s")))
+    others.start()  # the store answers again
+    others.join(PAUSE_S)
+    clock.goes_on.set()
+    stopped.join()
+    others.join()
+    ask()
+    assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted

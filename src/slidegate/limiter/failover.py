@@ -261,8 +261,8 @@ class Failover:
             raise StoreUnavailable("the store did not answer a strike, so nobody knows whether it bans")
         if self.on_error == "allow":
             return None
-        local = self._local.keep(self._clock() + policy.after.window_us)
-        return self._local.keep_ban(local.bans.strike(*struck))
+        _, made = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
+        return self._local.keep_ban(made)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; only bans made here are known while the store is away."""
@@ -310,8 +310,10 @@ class Failover:
         if what == "peek":
             return self._local.keep().peek(checks, subjects)
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
-        local = self._local.keep(self._clock() + max(spans_us, default=0))
-        decision = local.charge(checks) if what == "charge" else local.hit(checks, subjects)
+        local, decision = self._local.ask(
+            lambda store: store.charge(checks) if what == "charge" else store.hit(checks, subjects),
+            max(spans_us, default=0),
+        )
         return Parted(decision, [(local, decision)]) if decision.charge else decision
 
     def _strictly(
@@ -422,10 +424,22 @@ class LocalStore:
         hold_over_fork(self._lock)
         self.made: MemoryStore | None = None
 
-    def keep(self, until_us: int = 0) -> MemoryStore:
-        """Return the store, and keep it until a moment."""
+    def ask(self, question: Callable[[MemoryStore], T], counts_us: int) -> tuple[MemoryStore, T]:
+        """Return the store and its answer to a question; the store is kept as long as what the question counted counts.
+
+        That is so long from after the answer, however long this thread was stopped before it. If the store was dropped
+        meanwhile, nobody would find there what was counted, so the next one is asked.
+        """
+        while True:
+            store = self.keep()
+            answer = question(store)
+            if self.keep(counts_us=counts_us) is store:
+                return store, answer
+
+    def keep(self, until_us: int = 0, *, counts_us: int = 0) -> MemoryStore:
+        """Return the store, and keep it until a moment, and for some time from now on."""
         with self._lock:
-            self._needed_until_us = max(self._needed_until_us, until_us)
+            self._needed_until_us = max(self._needed_until_us, until_us, self._clock() + counts_us)
             if self.made is None:
                 store = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
                 store.observe(self._emit)
