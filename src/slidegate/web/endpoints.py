@@ -456,8 +456,8 @@ def _asks_another(app: object, limiter: Limiter) -> bool:
         if getattr(layer, "limiter", limiter) is not limiter:
             return True
         for made in getattr(layer, "user_middleware", ()):  # by an application that was not called yet
-            ours = getattr(made.cls, "__module__", "").startswith("slidegate.")
-            if ours and made.kwargs.get("limiter") is not limiter:
+            module = getattr(getattr(made, "cls", None), "__module__", "")
+            if module.startswith("slidegate.") and made.kwargs.get("limiter") is not limiter:
                 return True
     return False
 
