@@ -1,0 +1,256 @@
+"""The same two pages in a dozen frameworks, of which most have routers that are not Starlette's.
+
+Each function returns a site with ``/`` and ``/items/{n}``. What is given to it stands in the framework's own stack of
+middleware, where it has one that takes ASGI.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Wrap = Callable[[ASGIApp], ASGIApp]
+
+
+async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer as no framework at all."""
+    if scope["type"] == "lifespan":
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+        return
+    found = scope["path"] == "/" or scope["path"].startswith("/items/")
+    await PlainTextResponse("page", 200 if found else 404)(scope, receive, send)
+
+
+def starlette(*stack: Wrap) -> Any:
+    def page(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("page")
+
+    routes = [Route("/", page), Route("/items/{n:int}", page)]
+    return Starlette(routes=routes, middleware=[Middleware(wrap) for wrap in stack])
+
+
+def with_root(root: str) -> FastAPI:
+    """Return an application that gives itself a `root_path`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and in use
+        return FastAPI(openapi_url=None, root_path=root)
+
+
+def fastapi(*stack: Wrap) -> Any:
+    app = FastAPI()
+    for wrap in stack:
+        app.add_middleware(wrap)
+
+    @app.get("/")
+    def home() -> str:
+        return "page"
+
+    @app.get("/items/{n}")
+    def items(n: int) -> str:
+        return "page"
+
+    return app
+
+
+def litestar(*stack: Wrap) -> Any:
+    from litestar import Litestar, get
+    from litestar.params import FromPath
+
+    @get("/")
+    async def home() -> str:
+        return "page"
+
+    @get("/items/{n:int}")
+    async def items(n: FromPath[int]) -> str:
+        return "page"
+
+    return Litestar([home, items], middleware=stack, openapi_config=None)
+
+
+def quart(*stack: Wrap) -> Any:
+    from quart import Quart
+
+    app = Quart("site")
+
+    @app.get("/")
+    async def home() -> str:
+        return "page"
+
+    @app.get("/items/<int:n>")
+    async def items(n: int) -> str:
+        return "page"
+
+    for wrap in stack:
+        app.asgi_app = wrap(app.asgi_app)
+    return app
+
+
+def falcon() -> Any:
+    import falcon.asgi
+
+    class Page:
+        async def on_get(self, request: Any, response: Any, **values: int) -> None:
+            response.text = "page"
+
+    app: Any = falcon.asgi.App()
+    app.add_route("/", Page())
+    app.add_route("/items/{n:int}", Page())
+    return app
+
+
+def microdot() -> Any:
+    from microdot.asgi import Microdot
+
+    app: Any = Microdot()
+
+    @app.get("/")
+    async def home(request: Any) -> str:
+        return "page"
+
+    @app.get("/items/<int:n>")
+    async def items(request: Any, n: int) -> str:
+        return "page"
+
+    return app
+
+
+def django() -> Any:
+    import django
+    from django.conf import settings
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpResponse
+    from django.urls import path
+
+    async def page(request: Any, **values: int) -> HttpResponse:
+        return HttpResponse("page")
+
+    if not settings.configured:
+        urls: Any = ModuleType("slidegate_tests_urls")
+        urls.urlpatterns = [path("", page), path("items/<int:n>", page)]
+        sys.modules[urls.__name__] = urls
+        settings.configure(ROOT_URLCONF=urls.__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="secret")
+        django.setup()
+    return get_asgi_application()
+
+
+def flask() -> Any:
+    from asgiref.wsgi import WsgiToAsgi
+    from flask import Flask
+
+    app = Flask("site")
+
+    @app.get("/")
+    def home() -> str:
+        return "page"
+
+    @app.get("/items/<int:n>")
+    def items(n: int) -> str:
+        return "page"
+
+    return WsgiToAsgi(app)
+
+
+# What follows is not in requirements/develop.txt, and is tested where somebody has installed it.
+# Ravyn and Sanic want an older multidict than fastapi-guard's aiohttp. BlackSheep brings httptools and FastHTML uvloop:
+# all other tests would run uvicorn with them. Robyn has no ASGI.
+
+
+def ravyn(*stack: Wrap) -> Any:
+    pytest.importorskip("ravyn")
+    from lilya.middleware import DefineMiddleware
+    from ravyn import Gateway, Ravyn, get
+
+    @get()
+    async def home() -> str:
+        return "page"
+
+    @get()
+    async def items(n: int) -> str:
+        return "page"
+
+    routes = [Gateway("/", handler=home), Gateway("/items/{n:int}", handler=items)]
+    return Ravyn(routes=routes, middleware=[DefineMiddleware(wrap) for wrap in stack])
+
+
+def sanic() -> Any:
+    pytest.importorskip("sanic")
+    from sanic import Sanic, text
+
+    app: Any = Sanic(f"site-{uuid4().hex}", configure_logging=False)
+    app.config.TOUCHUP = app.config.MOTD = False  # what rewrites the code of a server can do so once in a process
+    logging.getLogger("sanic").setLevel(logging.ERROR)
+
+    @app.get("/")
+    async def home(request: Any) -> Any:
+        return text("page")
+
+    @app.get("/items/<n:int>")
+    async def items(request: Any, n: int) -> Any:
+        return text("page")
+
+    return app
+
+
+def blacksheep() -> Any:
+    pytest.importorskip("blacksheep")
+    from blacksheep import Application, Router
+
+    app: Any = Application(router=Router())
+
+    @app.router.get("/")
+    async def home() -> str:
+        return "page"
+
+    @app.router.get("/items/{int:n}")
+    async def items(n: int) -> str:
+        return "page"
+
+    return app
+
+
+def fasthtml(*stack: Wrap) -> Any:
+    pytest.importorskip("fasthtml")
+    from fasthtml.common import FastHTML
+
+    app: Any = FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret")
+
+    @app.get("/")
+    def home() -> str:
+        return "page"
+
+    @app.get("/items/{n}")
+    def items(n: int) -> str:
+        return "page"
+
+    return app
+
+
+UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {
+    "bare": lambda: bare,
+    "litestar": litestar,
+    "quart": quart,
+    "falcon": falcon,
+    "microdot": microdot,
+    "django": django,
+    "flask": flask,
+    "ravyn": ravyn,
+    "sanic": sanic,
+    "blacksheep": blacksheep,
+}
+"""Those whose routes are not Starlette's."""
+KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi, "fasthtml": fasthtml}
+STACKS: Final = ("starlette", "fastapi", "fasthtml", "litestar", "quart", "ravyn")
+"""Those that take ASGI middleware in a stack of their own."""

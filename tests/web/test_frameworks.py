@@ -1,0 +1,276 @@
+"""Whatever is behind the middleware or around it: requests are served and counted, and nothing raises, ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slidegate import RateLimitMiddleware, Rule
+
+from ..asgi import call, hello, page, scope_of, send_scope
+from .frameworks import KNOWN, STACKS, UNKNOWN, bare, with_root
+
+BOUND_S = 60
+ITEMS = Rule("/items/{n:int}", "2/hour", name="items")
+ANY: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [ITEMS]}, {"default_limits": "2/hour"}]
+# asgiref warns of a `send` that is a plain function which returns something awaitable.
+FLASK = pytest.mark.filterwarnings("ignore:async_to_sync was passed a non-async-marked callable")
+BROKEN = {"litestar", "ravyn"}
+ASKED = "way: routes of another framework are asked as if they were Starlette's, and what is missing is raised"
+SILENT = "way: no finding says that default_limits has one bucket for a whole application whose routes it cannot read"
+
+
+def each(names: Sequence[str], *, broken: set[str] = BROKEN, reason: str = ASKED, heavy: bool = True) -> Any:
+    """Return frameworks as parameters: those of others run with ``test --all``."""
+    marks = {name: [pytest.mark.all] * (heavy and name not in ("bare", "starlette", "fastapi")) for name in names}
+    if "flask" in marks:
+        marks["flask"].append(FLASK)
+    for name in broken & {*names}:
+        marks[name].append(pytest.mark.xfail(strict=True, reason=reason))
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
+
+
+async def visit(app: ASGIApp, *paths: str) -> list[int]:
+    """Start an application, visit some of its pages as a client behind a server does, and end it."""
+    to_app: asyncio.Queue[Any] = asyncio.Queue()
+    from_app: asyncio.Queue[Any] = asyncio.Queue()
+    lifespan = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, to_app.get, from_app.put))
+    transport = httpx.ASGITransport(app=app, client=("192.0.2.1", 1234))
+    try:
+        async with asyncio.timeout(BOUND_S):
+            to_app.put_nowait({"type": "lifespan.startup"})
+            while from_app.empty() and not lifespan.done():  # noqa: ASYNC110 - either may come first
+                await asyncio.sleep(0)
+            # A server takes an exception for an application that does without: Django and Flask have none.
+            alive = not from_app.empty()
+            assert not alive or (await from_app.get())["type"] == "lifespan.startup.complete"
+            async with httpx.AsyncClient(transport=transport, base_url="http://example.org") as client:
+                found = [(await client.get(path)).status_code for path in paths]
+            if alive:
+                to_app.put_nowait({"type": "lifespan.shutdown"})
+                assert (await from_app.get())["type"] == "lifespan.shutdown.complete"
+        return found
+    finally:
+        lifespan.cancel()
+        await asyncio.gather(lifespan, return_exceptions=True)
+
+
+@each([*UNKNOWN, *KNOWN])
+async def test_a_page_of_any_framework_is_served_and_counted(name: str) -> None:
+    site = {**UNKNOWN, **KNOWN}[name]
+    pages = ["/items/5", "/items/6", "/items/7", "/", "/nothing/here"]
+    assert await visit(site(), *pages) == [200, 200, 200, 200, 404]
+    assert await visit(RateLimitMiddleware(site(), rules=[ITEMS]), *pages) == [200, 200, 429, 200, 404]
+
+
+@each([*UNKNOWN])
+async def test_an_application_with_routes_of_its_own_kind_is_one_bucket_of_default_limits(name: str) -> None:
+    middleware = RateLimitMiddleware(UNKNOWN[name](), default_limits="2/hour")
+    assert await visit(middleware, "/items/5", "/", "/items/5", "/", "/nothing/here") == [200, 200, 429, 429, 429]
+
+
+@each([*UNKNOWN], broken={*UNKNOWN}, reason=SILENT)
+async def test_a_finding_says_that_an_unknown_application_is_one_bucket(name: str) -> None:
+    middleware = RateLimitMiddleware(UNKNOWN[name](), default_limits="2/hour")
+    assert await visit(middleware, "/", "/items/5") == [200, 200]
+    found = [str(finding) for finding in middleware.findings]
+    assert [text for text in found if "unknown application" in text] == found
+    assert len(found) == 1
+
+
+@each([*KNOWN])
+async def test_routes_that_are_starlettes_have_a_bucket_each_and_no_finding(name: str) -> None:
+    middleware = RateLimitMiddleware(KNOWN[name](), default_limits="2/hour")
+    pages = ["/items/5", "/items/6", "/items/7", "/", "/", "/"]
+    assert await visit(middleware, *pages) == [200, 200, 429, 200, 200, 429]
+    assert list(middleware.findings) == []
+
+
+@each(STACKS)
+@pytest.mark.parametrize("options", ANY, ids=str)
+async def test_the_middleware_may_stand_in_the_stack_of_a_framework(name: str, options: dict[str, Any]) -> None:
+    app = {**UNKNOWN, **KNOWN}[name](partial(RateLimitMiddleware, **options))
+    assert await visit(app, "/items/5", "/items/5", "/items/5") == [200, 200, 429]
+
+
+# Sanic does not serve without its lifespan, which Starlette passes on to nothing that is mounted.
+@each([name for name in (*UNKNOWN, *KNOWN) if name != "sanic"])
+async def test_a_mounted_framework_is_counted_by_the_whole_path(name: str) -> None:
+    def site() -> Starlette:
+        return Starlette(routes=[Route("/", page), Mount("/site", {**UNKNOWN, **KNOWN}[name]())])
+
+    rules = [Rule("/site/items/{n:int}", "2/hour")]
+    pages = ["/site/items/5"] * 3
+    without = await visit(site(), *pages)  # some read the part that the mount has read, too
+    assert await visit(RateLimitMiddleware(site(), rules=rules), *pages) == [*without[:2], 429]
+    middleware = RateLimitMiddleware(site(), default_limits="2/hour")
+    assert await visit(middleware, *pages, "/", "/", "/") == [*without[:2], 429, 200, 200, 429]
+
+
+@pytest.mark.all
+@pytest.mark.xfail(strict=True, reason=ASKED)
+@pytest.mark.parametrize("options", ANY, ids=str)
+async def test_litestar_may_mount_what_has_limits(options: dict[str, Any]) -> None:
+    from litestar import Litestar, asgi
+
+    inner = RateLimitMiddleware(bare, **options)
+    site = Litestar([asgi("/site", is_mount=True, copy_scope=True)(inner)], openapi_config=None)
+    assert await visit(site, *["/site/items/5"] * 3) == [200, 200, 429]
+
+
+@pytest.mark.all
+async def test_aiohttp_may_serve_what_has_limits() -> None:
+    from aiohttp import web
+    from aiohttp.test_utils import TestClient, TestServer
+    from aiohttp_asgi import ASGIResource
+
+    server = web.Application()
+    resource = ASGIResource(RateLimitMiddleware(bare, rules=[ITEMS]), root_path="/")
+    server.router.register_resource(resource)
+    resource.lifespan_mount(server)
+    async with asyncio.timeout(BOUND_S), TestClient(TestServer(server)) as client:
+        assert [(await client.get("/items/5")).status for _ in range(3)] == [200, 200, 429]
+        assert (await client.get("/")).status == 200
+
+
+ASKED_AT_ONCE = "way: limits of all requests ask the mounts when they are made, with a scope that is no request's"
+BROKEN_AT_ONCE = pytest.mark.parametrize(
+    "options", [pytest.param(ANY[0], marks=pytest.mark.xfail(strict=True, reason=ASKED_AT_ONCE)), *ANY[1:]], ids=str
+)
+
+
+@BROKEN_AT_ONCE
+async def test_a_host_may_stand_beside_an_application_that_has_a_root_path_of_its_own(options: dict[str, Any]) -> None:
+    app = FastAPI()
+    app.host("api.example.org", Starlette(routes=[Route("/items/{n:int}", page)]))
+    app.mount("/v1", with_root("/v1"))
+    app.add_api_route("/items/{n:int}", page)
+    middleware = RateLimitMiddleware(app, **options)
+    assert await visit(middleware, *["/items/5"] * 3) == [200, 200, 429]
+
+
+class Particular(Mount):
+    """A mount that asks the scope for what only servers and middlewares further out put there."""
+
+    def matches(self, scope: Scope) -> Any:
+        assert scope["extensions"]["mine"], scope["client"][0] + scope["server"][0]
+        return super().matches(scope)
+
+
+class Noting:
+    """A middleware further out, which mounts below count on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app({**scope, "extensions": {"mine": True}}, receive, send)
+
+
+@BROKEN_AT_ONCE
+async def test_a_mount_may_read_more_of_the_scope_than_its_path(options: dict[str, Any]) -> None:
+    app = Starlette(routes=[Particular("/v1", with_root("/v1")), Route("/items/{n:int}", page)])
+    middleware = RateLimitMiddleware(app, **options)
+    assert await visit(Noting(middleware), *["/items/5"] * 3) == [200, 200, 429]
+
+
+class Hostile:
+    """An application or a route whose attributes nobody expects; some raise, and all are the same at each look."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed = seed
+
+    def __getattr__(self, name: str) -> Any:
+        random = Random(f"{self._seed}.{name}")
+        if name.startswith("__") or random.random() < 0.5:
+            raise AttributeError(name)
+        below = Hostile(f"{self._seed}.{name}")
+        error = random.choice([RuntimeError, KeyError, TypeError, ValueError, AttributeError])
+        values = [None, 0, 7, "", "/", "text", b"bytes", (), [], {}, object(), Hostile, lambda *_: 1 / 0, below, below]
+        lists = [[below], [None], ["/"], [below, Route("/x", page)], [Mount("/x", below)], {"/": below}, (7,), {below}]
+        chosen = random.choice([*values, *lists, error, error, error])
+        if isinstance(chosen, type) and issubclass(chosen, Exception):
+            raise chosen(f"{self._seed}.{name}")
+        return chosen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+
+
+def around(hostile: Any, place: int) -> tuple[Any, dict[str, Any]]:
+    """Return an application with something hostile in it, and what else is in the scope of its requests."""
+    if place == 0:
+        return hostile, {}
+    if place == 1:
+        return hello, {"app": hostile, "router": hostile}
+    if place == 2:
+        return Starlette(routes=[Mount("/", hostile)]), {}
+    if place == 3:
+        return Starlette(routes=[Route("/items/{n:int}", page), hostile]), {}
+    app = FastAPI()
+    app.add_api_route("/items/{n:int}", page)
+    app.mount("/v1", with_root("/v1"))
+    app.router.routes.append(hostile)
+    return app, {}
+
+
+async def outcomes(options: dict[str, Any], seeds: range) -> list[str]:
+    """Return what went otherwise than served, served, refused, before hostile applications."""
+    wrong = []
+    for seed in seeds:
+        app, more = around(Hostile(str(seed)), seed % 5)
+        try:
+            middleware = RateLimitMiddleware(app, **options)
+            found = [(await send_scope(middleware, {**scope_of("/items/5"), **more})).status for _ in range(3)]
+        except Exception as error:
+            wrong.append(f"seed {seed}: {error!r}")
+        else:
+            wrong += [f"seed {seed}: {found}"] * (found != [200, 200, 429])
+    return wrong
+
+
+HOSTILE = "way: the walk over applications and routes raises what their attributes raise"
+
+
+@pytest.mark.xfail(strict=True, reason=HOSTILE)
+@pytest.mark.parametrize("options", ANY, ids=str)
+async def test_an_application_that_breaks_when_looked_at_is_served_and_counted(options: dict[str, Any]) -> None:
+    assert await outcomes(options, range(300)) == []
+
+
+class Stuck(BaseException):
+    """Somebody looked for ever."""
+
+
+class Endless:
+    """An application that seems to wrap another, and so on: as a `Mock` does."""
+
+    looks = 0
+
+    @property
+    def app(self) -> Endless:
+        Endless.looks += 1
+        if Endless.looks > 50_000:
+            raise Stuck
+        return Endless()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+
+
+@pytest.mark.xfail(strict=True, raises=Stuck, reason="way: layers of applications are followed without an end")
+@pytest.mark.parametrize("options", ANY, ids=str)
+async def test_an_application_that_wraps_another_without_end_is_served_and_counted(options: dict[str, Any]) -> None:
+    Endless.looks = 0
+    middleware = RateLimitMiddleware(Endless(), **options)
+    assert [(await call(middleware, "/items/5")).status for _ in range(3)] == [200, 200, 429]
