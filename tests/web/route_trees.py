@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 from fastapi import APIRouter, FastAPI
+from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES
 from starlette.endpoints import HTTPEndpoint
@@ -23,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import RateLimit, RateLimitMiddleware, Rule
@@ -31,8 +34,28 @@ from slidegate import RateLimit, RateLimitMiddleware, Rule
 PLENTY = "1000000/minute"
 MOUNTS = ["/v1", "/a", "/static", "", "/", "/{}", "/a/{}", "/v1/v1"]
 PATHS = ["/login", "/", "/a", "/v1/login", "/{}", "/{}/{}", "/a/{}", "/{:int}", "/items/{:int}", "/{:path}", "/a\n"]
+MIXED = [
+    "/{}_{}",
+    "/{:int}_{:int}",
+    "/v{}.{}",
+    "/{:int}5",
+    "/{}{}",
+    "/a{:float}x{:int}",
+    "/{:uuid}{}",
+    "/{:int}/{}-{:int}",
+]
+"""Paths with something beside a parameter, in one segment."""
+TYPED = ["/{:float}", "/{:uuid}", "/floats/{:float}"]
 WORDS = ["login", "a", "v1", "static", "items", "x", "5", "b", "\u00e9", "A", "a.js"]
+SOME_UUID = "0b4f2a9e-3c1d-4e5f-8a6b-7c8d9e0f1a2b"
+VALUES = {
+    "int": ["5", "05", "123", "5", "+5", "5.0", "-5", " 5", "0-5", "5_0"],
+    "float": ["5", "1.5", ".5", "5.", "1e5", "-1.5E+0", "+inf", "nan", "Infinity", " 5", "5_0.0", "0_5"],
+    "uuid": [SOME_UUID, SOME_UUID.replace("-", ""), SOME_UUID.upper(), f"{{{SOME_UUID}}}", f"urn:uuid:{SOME_UUID}"],
+}
+"""Texts for parameters of a kind, of which routers and pydantic take some."""
 PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 
 @dataclass
@@ -58,6 +81,8 @@ class Tree:
 
     Attributes:
         roots: Whether applications in it may have a root path of their own.
+        mixed: Whether a segment may hold something beside a parameter.
+        dots: Whether spellings name the directory of the files behind two dots.
         app: The application.
         handlers: Everything that can be served, by name.
         served: Who served the last request, and the values of its parameters.
@@ -68,6 +93,8 @@ class Tree:
     random: Random
     files: Path
     roots: bool = True
+    mixed: bool = False
+    dots: bool = False
     handlers: dict[str, Handler] = field(default_factory=dict)
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     app: Any = None
@@ -85,7 +112,8 @@ class Tree:
             return Response()
 
         self._shared = shared
-        self.app = self._application("", self.random.randint(0, 12), None, top=True)
+        depth = self.random.randint(0, 3 if self.mixed or self.dots else 12)
+        self.app = self._application("", depth, None, top=True)
 
     def _application(self, above: str, depth: int, inner: str | None, *, top: bool = False) -> Any:
         kind = self.random.choice(
@@ -121,21 +149,22 @@ class Tree:
 
         files.file_response = note
 
-    def _number(self, router: APIRouter, above: str, inner: str | None) -> None:
+    def _number(self, router: APIRouter, above: str, inner: str | None, kind: type = int) -> None:
         """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
-        path = self._named("/items/{}")
+        written = kind.__name__.lower()
+        path = self._named(f"/{written}s/{{}}")
         parameter = PARAMETER.findall(path)[0][0]
-        typed = path.replace("}", ":int}")
+        typed = path.replace("}", f":{written}}}")
         name = self._add(above + typed, False, None if inner is None else inner + typed)
         page = self._api(name)
 
-        async def numbered(request: Request, **number: int) -> str:
+        async def numbered(request: Request, **number: Any) -> str:
             return str(await page(request))
 
         vars(numbered)["__signature__"] = Signature(
             [
                 Parameter("request", Parameter.KEYWORD_ONLY, annotation=Request),
-                Parameter(parameter, Parameter.KEYWORD_ONLY, annotation=int),
+                Parameter(parameter, Parameter.KEYWORD_ONLY, annotation=kind),
             ]
         )
         router.add_api_route(path, numbered)
@@ -145,11 +174,12 @@ class Tree:
         router = APIRouter()
         below = inner if inner is None else inner + prefix
         for _ in range(self.random.randint(1, 2)):
-            path = self._named(self.random.choice([path for path in PATHS if path != "/a\n"]))
+            path = self._path([path for path in PATHS if path != "/a\n"])
             name = self._add(f"{above}{prefix}{path}", False, None if below is None else below + path)
             router.add_api_route(path, self._api(name), methods=["GET", "POST"])
-        if self.random.random() < 0.5:
-            self._number(router, above + prefix, below)
+        for kind in (int, float, UUID):
+            if self.random.random() < 0.3:
+                self._number(router, above + prefix, below, kind)
         if depth:
             self._include(router, above + prefix, below, depth - 1)
         app.include_router(router, prefix=prefix)
@@ -161,11 +191,17 @@ class Tree:
         if depth and self.random.random() < 0.15:
             host = self.random.choice(["{sub}.example.org", "api.example.org"])
             routes.insert(0, Host(host, self._application(above, min(depth - 1, 2), inner)))
-        if self.random.random() < 0.1:
+        if self.random.random() < (0.6 if self.dots else 0.1):
             self.serves_files = True
             name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js", file=True)
             routes.append(Mount("/files", _Files(self, name, self.files)))
+        if self.random.random() < 0.1:
+            name = self._add(f"{above}/other/x", False, None if inner is None else f"{inner}/other/x", file=True)
+            routes.append(Mount("/other", _Unknown(self, name)))
         return routes
+
+    def _path(self, paths: Sequence[str]) -> str:
+        return self._named(self.random.choice(MIXED if self.mixed and self.random.random() < 0.5 else [*paths, *TYPED]))
 
     def _mount(self, above: str, depth: int, inner: str | None) -> Mount:
         path = self._named(self.random.choice(MOUNTS))
@@ -181,10 +217,10 @@ class Tree:
             for name in self.handlers
             if name not in before and self.handlers[name].inner
         ]
-        return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules, statistics=False)])
+        return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules)])
 
     def _route(self, above: str, inner: str | None) -> BaseRoute:
-        path = self._named(self.random.choice(PATHS))
+        path = self._path(PATHS)
         websocket = self.random.random() < 0.15
         name = self._add(above + path, websocket, None if inner is None else inner + path)
         if websocket:
@@ -230,6 +266,7 @@ class Tree:
     def _socket(self, name: str) -> Any:
         async def socket(websocket: WebSocket) -> None:
             self.served.append((name, dict(websocket.path_params)))
+            await websocket.accept()
             await websocket.close()
 
         return socket
@@ -246,8 +283,8 @@ class Tree:
         return path
 
     def _value(self, kind: str | None) -> str:
-        if kind == "int":
-            return self.random.choice(["5", "05", "123", "5", "+5", "5.0", "-5", " 5", "0-5", "5_0"])
+        if kind in VALUES:
+            return self.random.choice([*VALUES[kind], *(ODD_FLOATS if self.mixed and kind == "float" else ())])
         words = self.random.choices(WORDS, k=self.random.randint(1, 3) if kind == "path" else 1)
         return "/".join(words)
 
@@ -255,6 +292,8 @@ class Tree:
         random = self.random
         at = random.choice([place for place, sign in enumerate(path) if sign == "/"] or [0])
         place = random.randint(0, len(path))
+        if self.dots and random.random() < 0.2:
+            return f"{path[:at]}/../{self.files.name}{path[at:]}"
         return random.choice(
             [
                 lambda: path + "\n",
@@ -303,6 +342,20 @@ class _Files:
         await self.app(scope, receive, note)
 
 
+class _Unknown:
+    """An application without routes, to which a final slash is none."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree = tree
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = scope["type"] == "http" and get_route_path(scope).rstrip("/") == "/x"
+        if found:
+            self._tree.served.append((self._name, dict(scope.get("path_params", {}))))
+        await Response(status_code=200 if found else 404)(scope, receive, send)
+
+
 def _method(page: Any) -> Any:
     async def method(self: object, request: Request) -> Response:
         answer = await page(request)
@@ -323,11 +376,11 @@ def filled(path: str, values: dict[str, Any]) -> str:
     def text(found: re.Match[str]) -> str:
         kind = CONVERTOR_TYPES[found[2] or "str"]
         value = values[found[1]]
-        return kind.to_string(value) if isinstance(value, int) else str(value)
+        return kind.to_string(value) if isinstance(value, (int, float)) else str(value)
 
     return PARAMETER.sub(text, path)
 
 
 def gated(tree: Tree, rules: list[Rule]) -> ASGIApp:
     """Return the tree behind a middleware."""
-    return RateLimitMiddleware(tree.app, rules=rules, statistics=False, headers=None)
+    return RateLimitMiddleware(tree.app, rules=rules)

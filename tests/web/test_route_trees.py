@@ -1,51 +1,79 @@
-"""Behind random trees of routes, whatever reaches a limited handler was counted, however its path was spelt."""
+"""Behind random trees of routes, whatever reaches a limited handler was charged, however its path was spelt."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import pytest
+from starlette._utils import get_route_path
 from starlette.routing import compile_path
 
 from slidegate import Rule
-from slidegate.web.route_tree import walk
 
 from ..asgi import scope_of
-from .middlewares import charged
 from .route_trees import PLENTY, Tree, filled, gated
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
 """Paths of which no router makes anything else than they say."""
-ODD_NUMBER = re.compile(r"/(?![0-9]+(?:/|$))[0-9_+.-]+(?:/|$)")
+ODD: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
+"""Paths that meet no exemption."""
+GENEROUS: Final[Mapping[str, str]] = {
+    "int": r"[^/]*\d[^/]*",
+    "float": r"(?i:[^/]*(?:\d|inf|nan)[^/]*)",
+    "uuid": "[^/]{32,}",
+    "path": ".*",
+    "": "[^/]+",
+}
+"""What a limit takes for a parameter that has a segment for itself."""
+METHODS: Final = ("GET", "GET", "POST", "HEAD", "post")
+ROOTS: Final = ("", "", "", "/api", "/v1")
+NAME: Final = re.compile(r'"([^"]*)";q=')
 
 
 def rules_of(tree: Tree, random: Random, exemptions: int) -> list[Rule]:
     """Return a rule on each handler, and among them some that exempt or end the list."""
-    rules = [Rule(handler.path, PLENTY, name=name) for name, handler in tree.handlers.items()]
+    rules = []
+    for name, handler in tree.handlers.items():
+        methods = random.choice([None, None, None, ["GET"], ["POST"]])
+        rules.append(Rule(handler.path, PLENTY, name=name, methods=methods))
+        if not tree.roots and random.random() < 0.3:
+            root = random.choice(ROOTS[-2:])
+            rules.append(Rule(root + handler.path, PLENTY, name=f"{name}@{root}"))
     candidates = ["/static/{rest:path}", "/v1/{rest:path}", "/login", "/a/{x}", "/{x}/{y}", "/{n:int}"]
     for path in random.sample([*candidates, *(handler.path for handler in tree.handlers.values())], exemptions):
+        methods = random.choice([None, None, ["GET"], ["POST"]])
         rule = (
-            Rule(path, exempt=True) if random.random() < 0.6 else Rule(path, PLENTY, final=True, name=f"f{len(rules)}")
+            Rule(path, exempt=True, methods=methods)
+            if random.random() < 0.6
+            else Rule(path, PLENTY, final=True, name=f"f{len(rules)}", methods=methods)
         )
         rules.insert(random.randint(0, len(rules)), rule)
     return rules
 
 
-def ends(rule: Rule, path: str) -> bool:
-    """Tell whether the exemption's own route, of Starlette's, would serve a path."""
+def exactly(rule: Rule, *texts: str) -> bool:
+    """Tell whether a rule's own route, of Starlette's, would serve one of some paths."""
     pattern = compile_path(rule.paths[0])[0]
-    return pattern.fullmatch(path) is not None
+    return any(pattern.fullmatch(text) for text in texts)
+
+
+def excuses(rule: Rule, tree: Tree, path: str, root: str, kind: str, method: str, reached: str) -> bool:
+    """Tell whether a rule that ends the list may do so before this request: as it stands, not as it could be read."""
+    below = [get_route_path({"path": path, "root_path": one}) for one in (root, getattr(tree.app, "root_path", ""))]
+    texts = [*below, *(root + text for text in below)]
+    named = rule.methods is None or (method if kind == "http" else "GET") in rule.methods
+    return named and rule.final and exactly(rule, reached) and exactly(rule, *texts) and not ODD.search(path)
 
 
 async def ask(
     app: Any, tree: Tree, random: Random, path: str, root_path: str, methods: Sequence[str]
-) -> tuple[Any, list[str]]:
-    """Send one request; return its scope and the labels of what it was counted on."""
+) -> tuple[str, str, list[str]]:
+    """Send one request; return its type, its method, and the names of the limits that the answer tells."""
     tree.served.clear()
     kind = "websocket" if random.random() < 0.15 else "http"
     method = random.choice(methods)
@@ -54,45 +82,80 @@ async def ask(
     if kind == "websocket":
         scope["subprotocols"] = []
     first = [{"type": "websocket.connect"} if kind == "websocket" else {"type": "http.request", "body": b""}]
+    told: list[str] = []
 
     async def receive() -> Any:
         if not first:
             await anyio.sleep_forever()
         return first.pop()
 
-    async def send(message: Any) -> None: ...
+    async def send(message: Any) -> None:
+        for name, value in message.get("headers", ()):
+            if name == b"ratelimit-policy":
+                told.extend(NAME.findall(value.decode()))
 
     await app(scope, receive, send)
-    return scope, charged(scope)
+    return kind, method, told
 
 
-async def search(seed: int, directory: Path, spellings: int, exemptions: int) -> int:
-    """Look for a request that a limited handler served and no rule counted; say how often handlers ran."""
-    random = Random(seed)
-    tree = Tree(random, directory)
+def owed(name: str, rules: Collection[Rule], kind: str, method: str, path: str, root: str) -> list[str]:
+    """Return the rules on a handler that a request which reached it has to be counted on."""
+    names = []
+    for rule in rules:
+        own, _, written = (rule.name or "").partition("@")
+        named = rule.methods is None or (kind == "http" and method.upper() in rule.methods)
+        if own == name and named and (not written or (written == root and path.startswith(f"{root}/"))):
+            names.append(rule.name or "")
+    return names
+
+
+async def missed(seed: int, tree: Tree, spellings: int, exemptions: int) -> tuple[int, list[str]]:
+    """Look for requests that a limited handler served and a rule did not count; say how often handlers ran."""
+    random = tree.random
     rules = rules_of(tree, random, exemptions)
     app = gated(tree, rules)
-    ran = 0
+    ran, wrong = 0, []
     for _ in range(spellings):
-        path = tree.spelling()
-        root_path = random.choice(["", "", "", "/api", "/v1"])
-        if root_path and random.random() < 0.6:
-            path = root_path + path
-        _, counted = await ask(app, tree, random, path, root_path, ["GET", "GET", "POST", "HEAD", "post"])
+        path = tree.spelling(random.choice([0, 1, None]) if tree.mixed or tree.dots else None)
+        root = random.choice(ROOTS)
+        if root and random.random() < 0.6:
+            path = root + path
+        kind, method, counted = await ask(app, tree, random, path, root, METHODS)
         for name, values in tree.served:
             ran += 1
             handler = tree.handlers[name]
-            where = f"seed {seed}, path {path!r}, root {root_path!r}: {handler} counted on {counted}"
             reached = filled(handler.path, values)
-            before = next(place for place, rule in enumerate(rules) if rule.name == name)
-            excused = [rule for rule in rules[:before] if rule.final and ends(rule, reached)]
-            assert name in counted or excused, f"{where}; nothing exempts {reached!r}"
-            assert handler.inner is None or f"inner-{name}" in counted, where
+            lacking = []
+            for one in owed(name, rules, kind, method, path, root):
+                before = next(place for place, rule in enumerate(rules) if rule.name == one)
+                excused = [excuses(rule, tree, path, root, kind, method, reached) for rule in rules[:before]]
+                lacking += [one] * (one not in counted and not any(excused))
+            lacking += [f"inner-{name}"] * (handler.inner is not None and f"inner-{name}" not in counted)
             if name in tree.shared:
                 written = re.sub(r":\w+\}", "}", tree.shared[name])
-                known = {place.label[:64] for place in walk(tree.app) if place.template.endswith(written)}
-                assert any(label in known for label in counted), f"{where}; expected one of {known}"
+                lacking += [written] * (not any(one.endswith(written) for one in counted))
+            if lacking:
+                wrong.append(f"seed {seed}, {method} {path!r}, root {root!r}: {handler} not counted on {lacking}")
+    return ran, wrong
+
+
+async def search(seed: int, directory: Path, spellings: int, **features: Any) -> int:
+    """Look for a request that got past a limit in one tree; say how often handlers ran."""
+    tree = Tree(Random(seed), directory, **features)
+    ran, wrong = await missed(seed, tree, spellings, seed % 4)
+    assert wrong == []
     return ran
+
+
+def generous(path: str) -> re.Pattern[str]:
+    """Return what a limit may take for its path at most."""
+    segments = []
+    for segment in path.split("/"):
+        kinds = re.findall(r"\{\w+:?(\w*)\}", segment)
+        literals = [re.escape(literal) for literal in re.split(r"\{.*\}", segment)]
+        middle = GENEROUS[kinds[0]] if len(kinds) == 1 else "[^/]*" if kinds else ""
+        segments.append(middle.join(literals))
+    return re.compile("/".join(segments), re.DOTALL)
 
 
 async def compare(seed: int, directory: Path, spellings: int) -> int:
@@ -101,27 +164,30 @@ async def compare(seed: int, directory: Path, spellings: int) -> int:
     tree = Tree(random, directory, roots=False)
     rules = rules_of(tree, random, seed % 4)
     app = gated(tree, rules)
-    patterns = [(rule, re.compile(compile_path(rule.paths[0])[0].pattern, re.DOTALL)) for rule in rules]
+    patterns = [(rule, compile_path(rule.paths[0])[0], generous(rule.paths[0])) for rule in rules]
     ran = 0
     for _ in range(spellings):
         path = tree.spelling(changes=0 if random.random() < 0.5 else 2)
-        if not ORDINARY.fullmatch(path) or ODD_NUMBER.search(path) or "/files/" in path:
+        if not ORDINARY.fullmatch(path) or "/files/" in path or "/other/" in path:
             continue
         ran += 1
-        root_path = random.choice(["", "/root"])
-        _, counted = await ask(app, tree, random, root_path + path, root_path, ["GET", "POST", "HEAD"])
-        other = path.removesuffix("/") if path[-1] == "/" else f"{path}/"
+        root = random.choice(["", "/api"])
+        kind, method, counted = await ask(app, tree, random, root + path, root, ["GET", "POST", "HEAD"])
+        if kind == "websocket" and not tree.served:
+            continue  # a close has no fields
+        others = [path, path.removesuffix("/") if path[-1] == "/" else f"{path}/"][: 1 + tree.serves_files]
+        may = [*others, *(root + text for text in others)]
         expected, allowed = [], set()
-        for rule, pattern in patterns:
-            matched = pattern.fullmatch(path) if rule.exempt else pattern.match(path)
-            if matched and not rule.exempt:
-                expected.append(rule.name)
-            if matched or (tree.serves_files and pattern.match(other)):
-                allowed.add(rule.name)
+        for rule, pattern, most in patterns:
+            named = rule.methods is None or (method if kind == "http" else "GET") in rule.methods
+            matched = named and pattern.fullmatch(path) is not None
+            with_root = named and rule.paths[0].startswith(f"{root}/") and pattern.fullmatch(root + path) is not None
+            expected += [rule.name] * ((matched or with_root) and not rule.exempt)
+            allowed |= {rule.name} if named and any(map(most.fullmatch, may)) else set()
             if matched and rule.final:
                 break
-        outer = [name for name in counted if re.fullmatch(r"[hf]\d+", name)]
-        where = f"seed {seed}, path {path!r}, root {root_path!r}"
+        outer = [name for name in counted if re.fullmatch(r"[hf]\d+(@.*)?", name)]
+        where = f"seed {seed}, {method} {path!r}, root {root!r}"
         assert [name for name in outer if name in expected] == expected, where
         assert allowed.issuperset(outer), where
     return ran
@@ -129,19 +195,42 @@ async def compare(seed: int, directory: Path, spellings: int) -> int:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "a.js").write_text("1")
-    return tmp_path
+    files = tmp_path / "downloads"
+    files.mkdir()
+    (files / "a.js").write_text("1")
+    return files
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_whatever_reaches_a_handler_was_counted(seed: int, directory: Path) -> None:
-    assert await search(seed, directory, 400, seed % 4) > 0
+    assert await search(seed, directory, 400, roots=seed % 3 > 0) > 0
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(1_000, 1_120))
 async def test_whatever_reaches_a_handler_was_counted_in_many_trees(seed: int, directory: Path) -> None:
-    assert await search(seed, directory, 10_000, seed % 4) > 0
+    assert await search(seed, directory, 10_000, roots=seed % 3 > 0) > 0
+
+
+BESIDE = "way: a pattern that takes a parameter whole never gives back what stands beside it, and floats are misread"
+DOTS = "way: two dots are taken out of a path, and files behind the directory's own name are not limited"
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        pytest.param("mixed", marks=pytest.mark.xfail(strict=True, reason=BESIDE)),
+        pytest.param("dots", marks=pytest.mark.xfail(strict=True, reason=DOTS)),
+    ],
+)
+async def test_whatever_reaches_a_handler_was_counted_beside_text_and_behind_dots(
+    feature: str, directory: Path
+) -> None:
+    found: list[str] = []
+    for seed in range(40):
+        tree = Tree(Random(seed), directory, **{feature: True})
+        found += (await missed(seed, tree, 60, seed % 4))[1]
+    assert found == []
 
 
 @pytest.mark.parametrize("seed", range(12))
