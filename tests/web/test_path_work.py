@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import PEER, call, page, scope_of, send_scope
-from .test_paths import PLENTY
+from .test_paths import PLENTY, template
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
@@ -133,6 +134,28 @@ async def test_a_long_path_of_a_banned_client_costs_hardly_more_than_a_short_one
     usual = await fewest(middleware, "/a", 20)
     assert await fewest(middleware, "/a", 60_000) <= 4 * usual + 100
     assert (await call(middleware, long("/a", 60_000, 9), raw_path=b"/")).status == 403
+
+
+TEXTS = ["1", "1_", "a", "5e", "1.", "inf", "x5-", "//", "/./", "/..", "1/"]
+
+
+async def dear(seed: int) -> list[str]:
+    """Return the long texts that random templates take more for than one pass over the text."""
+    random = Random(seed)
+    written = template(random, 4).replace(".+", ".")
+    middleware = RateLimitMiddleware(Silent(), rules=[Rule(written, PLENTY), Rule(f"{written}/end", exempt=True)])
+    usual = await fewest(middleware, "/a", 20)
+    found = []
+    for part in TEXTS:
+        most = await fewest(middleware, part, 2_048)
+        found += [f"seed {seed}: {written!r} before {part!r}: {most}, not {usual}"] * (most > 4 * usual + 2 * 2_048)
+    return found
+
+
+@pytest.mark.interpreted("what compiled functions do is not seen")
+@pytest.mark.xfail(strict=True, reason=WORK)
+async def test_two_thousand_signs_are_passed_over_once_or_twice_for_any_template() -> None:
+    assert [line for seed in range(12) for line in await dear(seed)] == []
 
 
 MATCHING = """
