@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio
 import pytest
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
@@ -43,76 +41,6 @@ async def test_an_exempt_rule_leaves_the_tool_alone() -> None:
         assert await statuses(middleware, 20, path, headers=HERE) == [200] * 20
     assert await statuses(middleware, 20, "/admin/limits/api/lists", headers=HERE) == [401] * 20
     assert await statuses(middleware, 5, "/page") == [200] * 3 + [429] * 2
-
-
-async def found(middleware: Any) -> list[str]:
-    """Return what the middleware finds about the tool when the server starts."""
-    with anyio.move_on_after(5):
-        await middleware({"type": "lifespan"}, started_and_stopped(), nothing)
-    return [finding.message for finding in middleware.findings if finding.code == "SG122"]
-
-
-def started_and_stopped() -> Any:
-    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
-
-    async def receive() -> Any:
-        return messages.pop(0)
-
-    return receive
-
-
-async def nothing(message: Any) -> None:
-    """Send nothing."""
-
-
-async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_it() -> None:
-    rules = [
-        Rule("/shop/{rest:path}", "1/minute"),
-        Rule("/admin/{rest:path}", "5/minute", methods=["POST"]),
-        Rule("*", "3/minute"),
-    ]
-    _, middleware = mounted(Site(), limits=None, rules=rules)
-    (message,) = await found(middleware)
-    assert "the dashboard or admin API at '/admin/limits' is counted by <Rule" in message
-    assert all(repr(rule) in message for rule in rules[1:])
-    assert "/shop" not in message
-    assert 'write Rule("/admin/limits/{rest:path}", exempt=True)' in message
-    # What it says to write is enough.
-    _, middleware = mounted(Site(), limits=None, rules=[Rule("/admin/limits/{rest:path}", exempt=True), *rules])
-    assert await found(middleware) == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"limits": None, "rules": [Rule("/page", "3/minute")]},
-        {"limits": None, "rules": [Rule("*", "3/minute", shadow=True)]},
-        {"ignore_checks": ["SG122", "SG103"]},
-        {"enabled": False},
-    ],
-)
-async def test_a_tool_that_nothing_counts_is_no_finding(options: dict[str, Any]) -> None:
-    _, middleware = mounted(Site(), **options)
-    assert await found(middleware) == []
-
-
-async def test_limits_of_routes_count_a_tool_too() -> None:
-    _, middleware = mounted(Site(), limits=None, default_limits="3/minute")
-    (message,) = await found(middleware)
-    assert "/admin/limits" in message
-
-
-@pytest.mark.parametrize("root", ["", "/here"])
-async def test_a_tool_is_found_in_a_mounted_application_and_behind_a_root(root: str) -> None:
-    inner = FastAPI()
-    inner.mount("/admin", Site().app)
-    app = FastAPI()
-    app.root_path = root
-    app.mount("/{tenant}/inner", inner)
-    rule = Rule("/{tenant}/inner/admin/{rest:path}", exempt=True)
-    (message,) = await found(RateLimitMiddleware(app, limits="3/minute"))
-    assert 'Rule("/{tenant}/inner/admin/{rest:path}", exempt=True)' in message
-    assert await found(RateLimitMiddleware(app, rules=[rule, Rule("*", "3/minute")])) == []
 
 
 async def test_a_tool_beside_the_middleware_is_no_finding_of_its() -> None:

@@ -98,7 +98,6 @@ RateLimitMiddleware(app, limits=Limit(1, 1), headers=None)
 RateLimitMiddleware(app, default_limits=["60/minute", Limit(5, "1s")])
 RateLimitMiddleware(app, default_limits=60)  # type: ignore[arg-type]
 assert_type(RateLimit.exempt(len)([]), int)
-RateLimit("5/minute", override=1)  # type: ignore[arg-type]
 RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
 RateLimitMiddleware(print, limits="5/minute")  # type: ignore[arg-type]

@@ -108,9 +108,7 @@ async def test_no_text_of_a_client_takes_long(text: str) -> None:
 # -- GHSA-f2vm-w8gq-h378: mounts -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", ["/shop/buy", "//shop/buy", "/shop//buy", "/x/../shop/buy", "/shop/./buy", "/shop/buy;a=1"]
-)
+@pytest.mark.parametrize("path", ["/shop/buy", "//shop/buy", "/shop//buy", "/x/../shop/buy", "/shop/./buy"])
 async def test_a_path_below_a_mount_is_held_by_its_whole_path(path: str) -> None:
     shop = FastAPI()
     shop.add_api_route("/buy", lambda: "bought")
@@ -240,7 +238,6 @@ async def test_a_limit_by_header_beside_one_by_address_holds_whoever_makes_up_to
         "/static/../login",
         "/static/./../login",
         "//static/../login",
-        "/static/..;/login",
         "/STATIC/x",
         "/x/static/y",
         "/static/%2e%2e/\nlogin",

@@ -13,8 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Host, Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
-from slidegate.admin import AdminRoutes
+from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import hello, page, statuses
 
@@ -89,15 +88,3 @@ async def test_no_way_through_a_circle_is_followed_twice(places: tuple[str, ...]
     middleware = RateLimitMiddleware(circle(Still, *places), **options)
     with bounded():
         assert await statuses(middleware, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
-
-
-@pytest.mark.interpreted("the calls of compiled functions are not seen")
-async def test_a_dashboard_in_a_circle_is_found_once() -> None:
-    app = circle(Starlette, "/a", "/b")
-    app.mount("/admin", AdminRoutes(Limiter(), token="a-token-of-this-test-alone"))
-    with bounded():
-        middleware = RateLimitMiddleware(app, rules=[Rule("/admin/{rest:path}", "9/minute")])
-        await statuses(middleware, 1, "/x")
-    found = [finding.message for finding in middleware.findings if finding.code == "SG122"]
-    assert len(found) == 1
-    assert "'/admin'" in found[0]

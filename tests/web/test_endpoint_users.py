@@ -94,28 +94,6 @@ async def test_users_of_one_address_count_apart_and_a_user_of_two_addresses_once
     assert findings(app) == []
 
 
-def by_a_rule() -> FastAPI:
-    app = fastapi([Rule("*", "9/hour", key=user)])
-    app.get("/")(page)
-    return app
-
-
-def by_a_dependency() -> FastAPI:
-    app = fastapi(dependencies=[LIMIT])
-    app.get("/")(page)
-    return app
-
-
-@pytest.mark.parametrize("way", [by_a_rule, by_a_dependency])
-async def test_a_limit_by_user_is_found_to_come_before_the_user(way: Callable[[], FastAPI]) -> None:
-    app = way()
-    await ask(app, "")
-    assert findings(app) == []
-    for name in ("ann", "bob"):
-        await ask(app, name)
-    assert findings(app) == ["SG116"], "once"
-
-
 class Header(AuthenticationBackend):
     async def authenticate(self, conn: HTTPConnection) -> Any:
         return AuthCredentials(), SimpleUser(conn.headers["x-user"])

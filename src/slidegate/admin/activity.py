@@ -53,7 +53,7 @@ _SHARED_CLIENTS: Final = 60
 _SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "shadowed": 4_000}
 _BETWEEN: Final = "\n"
 """Stands between a rule and a key; no rule's name has it."""
-_ONLY_LOOKS: Final = re.compile(r":(?:shadow|track)(?:#\d+)?$")
+_ONLY_LOOKS: Final = re.compile(r":shadow(?:#\d+)?$")
 _LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused", "near_limit"}
 """The kinds of events that are kept: those that come with every request would push all others out."""
 _starting: Final = Lock()
@@ -368,7 +368,7 @@ def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerAc
 
 
 def only_looks(rule: str) -> bool:
-    """Tell whether the identity of a rule is that of one that refuses nobody: a shadow rule, or one that tracks."""
+    """Tell whether the identity of a rule is that of one that refuses nobody: a shadow rule."""
     return _ONLY_LOOKS.search(rule) is not None
 
 

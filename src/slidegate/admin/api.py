@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
-from ..web.matching import route_path
+from ..web.paths import route_path
 from . import parameters
 from .auth import Access, Identity
 from .guard import AdminGuard

@@ -16,7 +16,7 @@ from ..core.errors import StoreError
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.stats import RecentStats, Traffic
-from ..web.matching import route_path
+from ..web.paths import route_path
 from . import parameters, views
 from .api import AdminRoutes
 from .auth import Access, Identity

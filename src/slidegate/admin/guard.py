@@ -26,8 +26,7 @@ from starlette.types import Receive, Scope, Send
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
-from ..web.checks import AdminApp
-from ..web.matching import route_path
+from ..web.paths import route_path
 from ..web.request import RECORD, RequestLimits
 from ..web.responses import refuse_websocket
 from .auth import Access, Authenticator, Identity
@@ -55,7 +54,7 @@ class File(NamedTuple):
     media_type: str
 
 
-class AdminGuard(AdminApp):
+class AdminGuard:
     """An ASGI application that guards an operators' tool; the tool is a subclass.
 
     Args:

@@ -458,7 +458,7 @@ class Slice(View):
 
 
 class Window(WindowNow):
-    """What is spent of a limit, slice by slice; a shadow rule, or one that tracks, refuses nobody.
+    """What is spent of a limit, slice by slice; a shadow rule refuses nobody.
 
     A fall-back stands for the limits of a function, where those of the client are not known to this worker.
     """

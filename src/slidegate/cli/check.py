@@ -22,7 +22,7 @@ from ..limiter.open_store import open_store
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
-from .app_checks import about_application, about_directory, about_signals, about_store, middlewares_in
+from .app_checks import about_application, about_directory, about_store, middlewares_in
 from .exits import FINDINGS, OK
 from .report import Report, Reporter, Result, Table, silent_log, with_report
 from .store import middleware_of
@@ -67,7 +67,7 @@ def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir:
 async def _about_app(app: Any) -> list[Finding]:
     async with _started(app):
         middlewares = middlewares_in(app)
-        findings = list(about_application(app, middlewares))
+        findings = list(about_application(middlewares))
         for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
             findings += [one async for one in about_store(limiter, repr(limiter.store))]
     return findings
@@ -84,7 +84,7 @@ async def _about_file(out: Reporter, path: Path) -> list[Finding]:
         out.note(f"{path}: its store is not there yet, and a check makes none")
     try:
         limiter = middleware.limiter
-        findings += [*middleware.findings, *about_signals(middleware)]
+        findings += middleware.findings
         return findings + [one async for one in about_store(limiter, repr(limiter.store))]
     finally:
         await middleware.limiter.close()

@@ -51,7 +51,6 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     ),
     ("block", "status"): 'write Rule("/admin", block=True) at the middleware; an endpoint can refuse by itself',
     ("exempt", "final"): 'write Rule("/health", exempt=True), or @RateLimit.exempt at an endpoint',
-    ("override_defaults",): "write override=True at a RateLimit that takes the place of default_limits",
     ("strategy",): "leave it out: every window slides",
     ("headers_enabled", "standard_headers", "legacy_headers"): 'write headers="both" at RateLimitMiddleware',
     ("maxretry", "findtime"): 'write after="20/10m" at a BanPolicy',

@@ -170,7 +170,7 @@ async def _receive() -> Message:
 
 
 def _ignore(*_: object) -> None:
-    """Stand in for the function that a tracking rule calls."""
+    """Stand in for the function that a rule calls."""
 
 
 def scope_of(record: AccessRecord) -> dict[str, Any] | None:

@@ -255,7 +255,7 @@ class Suggestion:
             return
         now_us = self._now_us = max(self._now_us, record.time_us)
         name = self._clients.name(record)
-        for bound in self._rules.select(scope).limiting:
+        for bound in self._rules.match(scope).limiting:
             path = bound.rule.paths[0]
             self._requests[path] += 1
             _counted(self._peaks[path], name, _LIMITS).add(now_us)

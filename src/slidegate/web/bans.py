@@ -7,7 +7,6 @@ never struck, and nobody is struck for a request that a rule exempts; a refusal 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
@@ -27,8 +26,8 @@ from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import Combined, Key, PathParam, everyone, parts_of
-from .matching import PathIndex, PathMatcher, normal_forms, route_path
 from .network_files import AddressList
+from .paths import PathIndex, RulePath, is_astray, normal, route_path
 from .request import limits_above
 
 
@@ -89,11 +88,12 @@ class BanSignals:
         self._protected = _Protected(client, allowlist)
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
-        self._paths: PathIndex[tuple[re.Pattern[str], Signal]] = PathIndex()
+        self._honeypots: list[tuple[RulePath, Signal]] = []
         self._signals: dict[int | str, list[Signal]] = {}
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
+        self._paths = PathIndex(self._honeypots)
         self.on_request = any(str(signal).startswith("/") for signal in self._signals)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
@@ -103,12 +103,12 @@ class BanSignals:
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
             try:
-                matcher = PathMatcher(signal)
+                path = RulePath(signal)
             except ConfigurationError as error:
                 raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
             made = Signal(policy, weight, clean_reason(f"path {signal}"))
             self._signals.setdefault(signal, []).append(made)
-            self._paths.add((matcher.path, matcher.convertors), (matcher.limits, made))
+            self._honeypots.append((path, made))
         elif signal == "refused":
             self._signals.setdefault(signal, []).append(Signal(policy, weight, signal))
         else:
@@ -125,10 +125,12 @@ class BanSignals:
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
-        texts = normal_forms(route_path(scope)) if self.on_request else ()
-        found = [(pattern.match(text), signal) for text in texts for pattern, signal in self._paths.find(text)]
+        if not self.on_request or is_astray(scope["path"]):
+            return ()
+        path = route_path(scope)
+        found = self._paths.find([("", path), ("", normal(path))])
         # Two texts of a path may lead to one signal.
-        return self._not_struck_by([*{id(signal): signal for match, signal in found if match}.values()], outer)
+        return self._not_struck_by([*{id(signal): signal for signal in found}.values()], outer)
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.

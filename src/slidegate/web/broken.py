@@ -20,7 +20,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
-from .route_tree import layers
+from .routes import layers
 
 _P = ParamSpec("_P")
 _M = TypeVar("_M")

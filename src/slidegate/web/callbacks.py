@@ -24,7 +24,7 @@ from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .request import RECORD, RequestLimits
-from .rule_set import BoundRule, Met, Selection, chosen
+from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ class UserCallbacks:
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
 
-    async def evaluated(self, selection: Selection, scope: Scope) -> Selection:
+    async def evaluated(self, matched: Matched, scope: Scope) -> Matched:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
 
         Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
@@ -96,8 +96,8 @@ class UserCallbacks:
         """
         request = request_of(scope)
         answers: dict[int, bool | None] = {}  # None of one that fails; by identity: not every function can be hashed
-        met: list[Met] = []
-        for bound, ends in selection.open:
+        met: list[tuple[BoundRule, bool]] = []
+        for bound, ends in matched.conditions:
             rule = bound.rule
             if rule.when is not None and id(rule.when) not in answers:
                 answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), bool, None)
@@ -106,7 +106,7 @@ class UserCallbacks:
                 ends = ends and rule.blocks
             if holds is False or (holds is None and rule.exempt):
                 continue
-            met.append(Met(bound, ends))
+            met.append((bound, ends))
             if ends:
                 break
         return chosen(met)
@@ -183,7 +183,7 @@ class ShadowRules:
         self._calls = calls
         self._hit = hit
         self._stats = stats
-        self._exceeded: dict[tuple[str, str], None] = {}
+        self._exceeded: dict[tuple[str, str], int] = {}
 
     async def look(
         self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
@@ -198,28 +198,34 @@ class ShadowRules:
         (check,) = checks
         record.looked = [*record.looked, (self._limiter, check)]
         seen = await self._hit((check,))
-        if seen.reason is Reason.BANNED:
-            return  # it was not counted
-        if bound.rule.action == "track":
-            await self._track(bound, check[1], seen)
-        elif not seen.allowed:
-            if self._stats:
-                self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
-            message = f"rule {bound.rule.label!r} would have refused {check[1]}"
-            self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+        if seen.allowed or seen.reason is Reason.BANNED:
+            return
+        await self.tell(bound, check[1], seen)
+        if self._stats:
+            self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
+        message = f"rule {bound.rule.label!r} would have refused {check[1]}"
+        self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
-    async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
-        """Call the user's function when a key passes the limit, and not again before it has cooled."""
+    async def tell_all(self, rules: Iterable[BoundRule], decision: Decision) -> None:
+        """Tell of the keys that have passed the limits of some rules, where a decision refuses."""
+        passed = {state.rule: state.key for state in decision.violated}
+        for bound in rules:
+            if bound.bucket.rule in passed:
+                await self.tell(bound, passed[bound.bucket.rule], decision)
+
+    async def tell(self, bound: BoundRule, key: str, decision: Decision) -> None:
+        """Call the user's function for a key that has passed a limit, unless it has done so within its window."""
+        function = bound.rule.on_exceeded
+        if function is None:
+            return
         known = bound.bucket.rule, key
-        if seen.allowed:
-            self._exceeded.pop(known, None)
-        elif known not in self._exceeded:
-            if len(self._exceeded) >= _MEMO:
-                self._exceeded.pop(next(iter(self._exceeded)))
-            self._exceeded[known] = None
-            function = bound.rule.on_exceeded
-            if function is not None:
-                await self._calls.ask("on_exceeded", bound.rule.label, function, (key, seen), lambda _: None, None)
+        last_us = self._exceeded.pop(known, None)
+        if len(self._exceeded) >= _MEMO:
+            self._exceeded.pop(next(iter(self._exceeded)))
+        self._exceeded[known] = decision.now_us
+        span_us = max((state.limit.span_us for state in decision.violated), default=0)
+        if last_us is None or decision.now_us - last_us > span_us:
+            await self._calls.ask("on_exceeded", bound.rule.label, function, (key, decision), lambda _: None, None)
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:

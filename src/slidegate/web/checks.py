@@ -9,25 +9,20 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from starlette.applications import Starlette
-from starlette.convertors import FloatConvertor, IntegerConvertor, PathConvertor, StringConvertor, UUIDConvertor
-from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag
-from ..core.bans.policy import BanPolicy
-from ..core.errors import ConfigurationError, closest, quoted
+from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
-from ..core.store import Store
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .keys import is_known
-from .matching import Convertors, PathIndex, PathMatcher, may_hold_a_slash
-from .route_tree import ALL_BELOW, Application, Frontend, ResolvedRoute, applications, layers, root_of, router_of, walk
-from .rule_set import Selection
+from .default_limits import dependencies, is_exempt, limits_of
+from .paths import RulePath, may_hold_a_slash
+from .routes import Application, Place, shown, walk
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -36,42 +31,27 @@ if TYPE_CHECKING:
 CODES: Final = {
     "SG102": "a proxy's header comes in, and no proxy is trusted",
     "SG103": "several processes, each with a memory of its own",
-    "SG104": "a rule can never apply",
-    "SG105": "one named rule stands in two middlewares",
-    "SG107": "browsers will not see the 429",
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
-    "SG112": "a honeypot bans visitors",
-    "SG113": "a banned client can come back under another value",
-    "SG115": "the store forgets what it counts",
-    "SG116": "the user is known too late",
-    "SG122": "rules count the dashboard or the admin API",
     "SG123": "no route meets a rule",
+    "SG124": "no route takes the methods of a rule",
+    "SG125": "an exempt endpoint is limited all the same",
+    "SG126": "nobody knows the routes that default_limits are for",
+    "SG127": "a handler never sees the refusals of the middleware",
+    "SG128": "an exempt endpoint counts only what reaches it",
 }
 """Every code, with its subject."""
 WATCHED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
-CLIENT_CHOOSES: Final = r"(?:^|\+)(?:header|cookie|query):"
-"""Finds in the identity of a key a value that the client chooses, but no fallback of such a kind."""
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
-_ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
-_ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
-_SAMPLES: Final[Mapping[type, str]] = {
-    StringConvertor: "\0",
-    PathConvertor: "\0/\0",
-    IntegerConvertor: "7081965043211",
-    FloatConvertor: "7081965043211.5",
-    UUIDConvertor: "7081965f-0432-4d1f-8a3c-5b9e2d7c6a10",
-}
-"""Values of parameters that nobody writes into a path."""
-_KIND: Final = re.compile(":[a-z]+}")
-"""The kind of a parameter, in a path."""
-_MAX_NAMED: Final = 3
-_MAX_UNMET: Final = 10
-"""For how many paths without a route the nearest one is looked for, which takes time for each route."""
+_HOST: Final = re.compile("//[^/]*")
+_VARIES: Final = "{}"
+"""Stands for a first segment with a parameter; no segment of a path is that."""
+_MAX_NAMED: Final = 10
+"""How many rules or endpoints are named in findings of one kind."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -164,80 +144,6 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             f"limits are per process: with {where} a client gets up to that many times each; "
             'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
-    yield from _about_rules(middleware)
-    yield from _about_layers(middleware)
-    yield from _about_bans(middleware.policies)
-    yield from _about_honeypots(middleware)
-
-
-def about_routes(
-    middleware: RateLimitMiddleware, app: object, select: Callable[[Scope], Selection]
-) -> Iterator[Finding]:
-    """Yield the findings that the routes show.
-
-    Args:
-        middleware: The middleware.
-        app: The application that it belongs to.
-        select: Returns the rules of the middleware that a request meets.
-    """
-    yield from _about_unmet_rules(middleware)
-    yield from _about_admin_apps(app if router_of(middleware.app) is None else middleware.app, select)
-
-
-def _about_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield the findings about rules that can never apply."""
-    for earlier, later in hidden_rules(middleware.rules):
-        yield Finding(
-            "SG104",
-            f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
-        )
-    last = next((rule for rule in middleware.rules if rule.final and rule.always), None)
-    if middleware.default_limits and last is not None:
-        yield Finding(
-            "SG104",
-            f"default_limits can never apply: {last!r} covers all requests and ends the list; give it a path, or leave "
-            "out one of them",
-        )
-
-
-def _about_layers(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield the findings about other middlewares further in."""
-    inner = list(layers(middleware.app))
-    if any(map(_is_cors, inner)):
-        yield Finding(
-            "SG107",
-            "CORSMiddleware stands inside RateLimitMiddleware, so scripts in browsers cannot read a 429; add it "
-            "after RateLimitMiddleware, and it stands outside",
-        )
-    callers = [caller for caller in middleware.limiter.engine.callers.listed() if any(caller is one for one in inner)]
-    theirs = {bucket.rule for caller in callers for bucket in caller.buckets()}
-    for name in sorted({rule.name for rule in middleware.rules if rule.name is not None} & theirs):
-        yield Finding(
-            "SG105",
-            f"rule {name!r} stands in two middlewares, one inside the other; it is charged once for each key: give "
-            "them two names if they are two limits",
-        )
-
-
-def _is_cors(layer: object) -> bool:
-    from starlette.middleware.cors import CORSMiddleware  # importing slidegate takes long enough
-
-    if isinstance(layer, Starlette):
-        # An application builds its middleware at its first request; before that only their classes are known.
-        classes: list[object] = [wrapping.cls for wrapping in layer.user_middleware]
-        return CORSMiddleware in classes
-    return isinstance(layer, CORSMiddleware)
-
-
-def _about_bans(policies: Collection[BanPolicy]) -> Iterator[Finding]:
-    keyed = [policy for policy in policies if policy.key is not None and re.search(CLIENT_CHOOSES, policy.key.identity)]
-    by_address = any(policy.key is None or isinstance(policy.key, ClientAddress) for policy in policies)
-    if keyed and not by_address:
-        yield Finding(
-            "SG113",
-            f"policy {keyed[0].name!r} bans by {keyed[0].key.identity}, which the client chooses, and none bans by "
-            'address; add one that does, such as BanPolicy("100/10m", name="addresses")',
-        )
 
 
 def _many_workers() -> str:
@@ -256,18 +162,14 @@ def _many_workers() -> str:
     return ""
 
 
-def about_request(scope: Scope, client: ClientAddress, store: Store, *, gone: bool) -> Iterator[Finding]:
+def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterator[Finding]:
     """Yield the findings that a request shows.
 
     Args:
         scope: The request.
         client: How the middleware finds the client's address.
-        store: The store of its limiter.
         gone: Whether its connection was reset.
     """
-    evicts = getattr(store, "evicts", "")  # known once a connection was made
-    if evicts:
-        yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
     if gone:
         return
     peer = scope.get("client")
@@ -291,218 +193,155 @@ def about_request(scope: Scope, client: ClientAddress, store: Store, *, gone: bo
         )
 
 
-def about_user(scope: Scope) -> Iterator[Finding]:
-    """Yield what shows after the application has served a request whose user a limit did not know."""
-    if is_known(scope):
-        yield Finding(
-            "SG116",
-            "a limit by `user` counted the client's address, because the user was known only afterwards; put "
-            "AuthenticationMiddleware further out than RateLimitMiddleware, or the limit next to the endpoint: "
-            "@RateLimit(..., key=user)",
-        )
+def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
+    """Yield the findings that the routes show.
+
+    Args:
+        middleware: The middleware.
+        app: The application that it belongs to.
+    """
+    shown_app = shown(middleware.app, {"app": app})
+    known = Application.of(shown_app)
+    if known.opaque and not known.mounts:
+        if middleware.default_limits:
+            yield Finding(
+                "SG126",
+                "default_limits: the routes of the application are unknown, so all requests of a client share one "
+                'bucket; write rules, such as Rule("/login", "5/minute")',
+            )
+    else:
+        places = list(walk(shown_app))
+        yield from _about_unmet_rules(middleware.rules, places, [path for path, _ in _unknown_below(known)])
+        yield from _about_exemptions(middleware, places)
+    yield from _about_handlers(middleware, app)
 
 
-class AdminApp:
-    """An application for operators, such as the dashboard. The start says which rules above count it."""
+def _unknown_below(app: Application, above: str = "") -> Iterator[tuple[str, Application]]:
+    """Yield each application that may answer without a route, with the path where it begins."""
+    if app.opaque:
+        yield f"{above}/{{rest:path}}", app
+    for mount in app.mounts:
+        yield from _unknown_below(mount.app, above + mount.path)
 
 
-def _about_honeypots(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield the findings about paths that ban whoever asks for them, and that the application serves."""
-    routes = list(walk(router_of(middleware.app))) if middleware.policies else []
-    for policy in middleware.policies:
-        for path, weight in policy.signals.items():
-            if not isinstance(path, str) or not path.startswith("/"):
+def _about_unmet_rules(rules: Sequence[Rule], places: Sequence[Place], unknown: Sequence[str]) -> Iterator[Finding]:
+    """Yield the findings about rules that no route meets. Those that block meet scanners, on purpose."""
+    by_path = _PlacesByPath(places)
+    unmet: list[tuple[str, Rule]] = []
+    for rule in rules:
+        for path in rule.paths if rule.rule_paths and not rule.blocks else ():
+            # Only a limit may be written with the root that a server puts before all paths.
+            tails = [path] if rule.exempt else [path, *(path[found.start() :] for found in re.finditer("/(?!{)", path))]
+            if any(may_meet(tail, other) for tail in tails for other in unknown):
                 continue
-            if (weight == "ban" or weight >= policy.after.amount) and (label := _served(routes, path)):
+            there = [place for tail in dict.fromkeys(tails) for place in by_path.meeting(tail)]
+            if not there:
+                unmet.append((path, rule))
+            elif not any(_takes(rule, place) for place in there):
                 yield Finding(
-                    "SG112",
-                    f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}; take it "
-                    "out, or give it a weight below the amount of after=",
+                    "SG124",
+                    f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, which no "
+                    f"route at {path!r} takes, but {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
                 )
-
-
-def _served(routes: Iterable[ResolvedRoute], path: str) -> str:
-    """Return the label of the route whose own path this is; empty if there is none.
-
-    A route that takes any path does not count: it answers scanners with a page that is meant for others.
-    """
-    own = PathMatcher(path)
-    return next((place.label for place in routes if own.exempts(place.template)), "")
-
-
-def _about_unmet_rules(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield a finding for each rule whose paths lead to no route of the application.
-
-    It is silent where something may answer that shows no routes, and about rules that meet scanners: those that block
-    or track, nor about rules for preflights.
-    """
-    top, *others = applications(middleware.app)
-    routes = list(top.walk())
-    if not routes or any(map(_may_answer_more, (top, *others))):
-        return
-    by_path = RoutesByPath(routes)
-    unmet = [(path, rule) for rule in middleware.rules for path in rule.paths if not _is_met(rule, path, by_path)]
-    known = [_KIND.sub("}", _path_of(place)) for place in routes] if unmet else []
-    for path, rule in unmet[:_MAX_UNMET]:
+    known = [template for _, template, _ in by_path.listed]
+    for path, rule in unmet[:_MAX_NAMED]:
         yield Finding(
             "SG123",
             f"path {path!r} of rule {rule.label!r} matches no route{closest(path, known)}; write it with the prefix of "
             "its router, or drop it",
         )
-    if len(unmet) > _MAX_UNMET:
-        yield Finding("SG123", f"{len(unmet) - _MAX_UNMET} more paths of rules match no route")
+    if len(unmet) > _MAX_NAMED:
+        yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
-def _is_met(rule: Rule, path: str, by_path: RoutesByPath) -> bool:
-    """Return whether a path of a rule leads to a route, or meets scanners, or preflights, on purpose."""
-    if not rule.matchers or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
-        return True
-    # Only a limit may be written with the root that the application takes away from paths.
-    tails = [path] if rule.exempt else _without_roots(path)
-    return any(by_path.met_by(rule, tail) for tail in tails)
+class _PlacesByPath:
+    """Finds the routes that a path of a rule may be about, by its first segment.
+
+    Attributes:
+        listed: The path of each route without its host, its template, and the route.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.listed = [(_HOST.sub("", place.path), _HOST.sub("", place.template), place) for place in places]
+        self._by_first: dict[str, list[tuple[str, Place]]] = {}
+        for path, _, place in self.listed:
+            self._by_first.setdefault(_first_of(path), []).append((path, place))
+
+    def meeting(self, path: str) -> list[Place]:
+        """Return the routes with which a path may have a text in common."""
+        first = _first_of(path)
+        groups = [first, _VARIES] if first is not _VARIES else list(self._by_first)
+        candidates = [one for group in groups for one in self._by_first.get(group, ())]
+        return [place for other, place in candidates if may_meet(path, other)]
 
 
-def _may_answer_more(app: Application) -> bool:
-    """Return whether an application, or a layer around it, may answer without a route, or change paths."""
-    if app.router is None or not app.sure:
-        return True
-    return any(id(route) not in app.inner and not hasattr(route, "endpoint") for route, _ in app.routes)
+def _first_of(path: str) -> str:
+    first = path.split("/", 2)[1]
+    return _VARIES if "{" in first else first
 
 
-def _without_roots(path: str) -> Iterator[str]:
-    """Yield a path, and what is left of it where a server puts a root before all paths."""
-    yield path
-    for found in re.finditer("/", path[1:]):
-        if not path.startswith("/{", found.end()):
-            yield path[found.end() :]
+def _takes(rule: Rule, place: Place) -> bool:
+    if rule.connection is not None and rule.connection != place.connection:
+        return False
+    if place.connection == "websocket":
+        return rule.methods is None or "GET" in rule.methods
+    # A preflight is answered by CORSMiddleware, and no route is for it.
+    return rule.methods is None or place.methods is None or not (place.methods | {"OPTIONS"}).isdisjoint(rule.methods)
 
 
-def _about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Iterator[Finding]:
-    """Yield a finding for each dashboard and admin API among the routes of an application that rules count."""
-    root = root_of(app)
-    for place in dict.fromkeys(_admin_apps(app)):
-        counting = _counting(place, root, select)
-        if counting:
-            names = ", ".join(map(repr, counting[:_MAX_NAMED])) + (", ..." if len(counting) > _MAX_NAMED else "")
-            yield Finding(
-                "SG122",
-                f"the dashboard or admin API at {place!r} is counted by {names}; a client that has spent its limit "
-                f'cannot open it: write Rule("{place}/{{rest:path}}", exempt=True) before other rules',
-            )
-
-
-def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> list[Rule]:
-    """Return the rules that count or block requests to an application at a place."""
-    found: dict[int, Rule] = {}
-    for method, rest in _ASKED:
-        path = root + _read(place)[2] + rest
-        selection = select({"type": "http", "method": method, "path": path, "root_path": root, "headers": []})
-        rules = [bound.rule for bound in selection.limiting]
-        rules += [bound.rule for bound, _ in selection.open if bound.rule.counts and bound.rule.action == "limit"]
-        if selection.blocked is not None:
-            rules.append(selection.blocked)
-        found.update((id(rule), rule) for rule in rules)
-    return list(found.values())
-
-
-def _admin_apps(app: object) -> Iterator[str]:
-    """Yield the path of each admin application among the routes of an application."""
-    top, *_ = applications(app)
-    waiting, seen = [("", top)], {top}
-    for above, outer in waiting:
-        for mount, _ in outer.routes:
-            _, inner = outer.inner.get(id(mount), ("", top))
-            if inner not in seen:
-                seen.add(inner)
-                waiting.append((above + getattr(mount, "path", ""), inner))
-    places = [(path, inner.layers) for path, inner in waiting[1:]]
-    places += [(_path_of(place), list(layers(place.route.endpoint))) for place in top.walk()]
-    for path, found in places:
-        if any(isinstance(layer, AdminApp) for layer in found):
-            yield _ALL_BELOW.sub("", path)
-
-
-def _path_of(place: ResolvedRoute) -> str:
-    """Return the path of a route, with the kinds of its parameters where they are told."""
-    written = place.written()
-    if written is not None:
-        return written[0]
-    return place.template.replace("{path}", "{path:path}") if isinstance(place.route, Frontend) else place.template
+def may_meet(path: str, other: str) -> bool:
+    """Return whether two paths in Starlette's syntax may have a text in common, as far as their segments tell."""
+    for one, another in zip_longest(path.split("/")[1:], other.split("/")[1:]):
+        if may_hold_a_slash(one or "") or may_hold_a_slash(another or ""):
+            return True
+        if one != another and (one is None or another is None or not _segments_meet(one, another)):
+            return False
+    return True
 
 
 @lru_cache(4_096)
-def _read(path: str) -> tuple[re.Pattern[str], Convertors, str]:
-    """Return the pattern of a path, its convertors, and a path that it takes and that patterns of less do not."""
-    pattern, _, convertors = compile_path(path)
-    return pattern, convertors, PARAM_REGEX.sub(lambda found: _SAMPLES.get(type(convertors[found[1]]), found[0]), path)
+def _segments_meet(one: str, another: str) -> bool:
+    if "{" not in one:
+        one, another = another, one
+    return "{" in one and ("{" in another or RulePath(f"/{one}").takes(f"/{another}") is not None)
 
 
-def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
-    ending: PathIndex[int] = PathIndex()
-    for place, later in enumerate(rules):
-        samples = [_read(matcher.path)[2] for matcher in later.matchers]
-        # A rule that covers all paths covers the first one.
-        candidates = sorted(ending.find(samples[0] if samples else ""))
-        earlier = next((rules[number] for number in candidates if _covers(rules[number], later, samples)), None)
-        if earlier is not None:
-            yield earlier, later
-        if (later.final or later.blocks) and not later.conditional:
-            for matcher in later.matchers:
-                ending.add((matcher.path, matcher.convertors), place)
-            if not later.matchers:
-                ending.add(None, place)
+def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) -> Iterator[Finding]:
+    """Yield the findings about endpoints that `RateLimit.exempt` marks."""
+    limiting = [rule for rule in middleware.rules if rule.action == "limit" and not rule.exempt]
+    for place in [one for one in places if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
+        paths = [(path, rule) for rule in limiting for path in rule.paths if _takes(rule, place)]
+        still = next((rule for path, rule in paths if path == "*" or may_meet(path, place.path)), None)
+        if still is not None and not any(_frees(rule, place) for rule in middleware.rules):
+            yield Finding(
+                "SG125",
+                f"{place.label} is exempt from default_limits alone: {still!r} limits it all the same; write "
+                f"Rule({place.path!r}, exempt=True) before it",
+            )
+        elif any(True for _ in limits_of(place.endpoint)) or any(map(_is_limit, dependencies(place.route))):
+            yield Finding(
+                "SG128",
+                f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
+                "those with a wrong body or a wrong key are counted by nobody; leave RateLimit.exempt out, or write a "
+                "rule for it",
+            )
 
 
-def _covers(earlier: Rule, later: Rule, samples: Sequence[str]) -> bool:
-    methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
-    if earlier.connection is not None and earlier.connection != later.connection:
-        return False
-    if earlier.methods is not None and (methods is None or not methods <= earlier.methods):
-        return False
-    if not earlier.matchers or not samples:
-        return not earlier.matchers
-    return all(any(matcher.exempts(sample) for matcher in earlier.matchers) for sample in samples)
+def _frees(rule: Rule, place: Place) -> bool:
+    return rule.exempt and any(path == "*" or may_meet(path, place.path) for path in rule.paths)
 
 
-class RoutesByPath:
-    """Finds the routes that a path of a rule is about, however many there are; both may have parameters.
-
-    A route that shows no path in Starlette's syntax may take any.
-
-    Args:
-        routes: The routes.
-    """
-
-    def __init__(self, routes: Iterable[ResolvedRoute]) -> None:
-        self._routes = list(routes)
-        self._index: PathIndex[tuple[str, ResolvedRoute]] = PathIndex()
-        for place in self._routes:
-            told = isinstance(place.route, Frontend) or place.written() is not None
-            path = _path_of(place) if told else ALL_BELOW
-            self._index.add((path, _read(path)[1]), (path, place))
-
-    def met_by(self, rule: Rule, path: str) -> list[ResolvedRoute]:
-        """Return the routes by which some request comes that a path of a rule is about."""
-        found = self._routes
-        if path != "*":
-            alike = self._index.find_like((path, _read(path)[1]))
-            found = [place for other, place in alike if _meet(path, other)]
-        return [place for place in found if _is_for(rule, place)]
+def _is_limit(call: object) -> bool:
+    return isinstance(getattr(call, "rule", None), Rule)
 
 
-def _is_for(rule: Rule, place: ResolvedRoute) -> bool:
-    if rule.connection is not None and rule.connection != place.connection:
-        return False
-    return rule.methods is None or place.methods is None or not rule.methods.isdisjoint(place.methods)
-
-
-def _meet(path: str, other: str) -> bool:
-    """Return whether two paths, which the index found alike, have one in common, as far as their segments tell."""
-    for one, another in zip(path.split("/"), other.split("/"), strict=False):
-        (pattern, convertors, sample), (pattern_2, convertors_2, sample_2) = _read(f"/{one}"), _read(f"/{another}")
-        if may_hold_a_slash(one, convertors) or may_hold_a_slash(another, convertors_2):
-            return True
-        if not pattern.match(sample_2) and not pattern_2.match(sample):
-            return False
-    return True
+def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
+    """Yield the finding about a handler for refusals that those of the middleware never reach."""
+    handlers: Mapping[Any, Any] = getattr(app, "exception_handlers", {})
+    refuses = any(rule.action == "limit" and not rule.exempt for rule in middleware.rules) or middleware.default_limits
+    if RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
+        yield Finding(
+            "SG127",
+            "the handler for RateLimitExceeded answers refusals of limits at endpoints alone; write "
+            "RateLimitMiddleware(on_refused=function) for those of rules",
+        )

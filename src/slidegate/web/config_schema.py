@@ -241,7 +241,7 @@ class RuleTable(_Table):
     shadow: bool = False
     """Only report the requests that would have been refused."""
     on_exceeded: bool = False
-    """Only track, and call the function that the code gives when a key passes the limit."""
+    """Call the function that the code gives when a key passes the limit."""
     block: bool = False
     """Refuse all requests, and let no later rule apply."""
     status: int | None = Field(default=None, ge=400, le=599)

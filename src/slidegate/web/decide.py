@@ -26,7 +26,7 @@ from .endpoint_refusals import turn_at_endpoint
 from .headers import field_value
 from .network_files import AddressList, NetworkFiles
 from .request import Entry, RequestLimits, allowlisted, asked_checks, is_asked, is_preflight
-from .rule_set import BoundRule, RuleSet, Selection
+from .rule_set import BoundRule, Matched, RuleSet
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
@@ -125,12 +125,12 @@ class Decider:
             return self._engine.decide(client.checks, subjects) if client.checks else self._uncounted(subjects, _EXEMPT)
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
-        selection = self._rules.select(scope)
-        if selection.exempt or is_preflight(scope):
+        matched = self._rules.match(scope)
+        if matched.exempt or is_preflight(scope):
             request.exempt = (*request.exempt, request.middleware)
-        if selection.open or selection.shadows or before or self._signals.on_request:
-            return self._by_rules(selection, scope, request, client.key, subjects)
-        return self._ask(selection, scope, client.key, subjects)
+        if matched.conditions or matched.shadows or matched.told or before or self._signals.on_request:
+            return self._by_rules(matched, scope, request, client.key, subjects)
+        return self._ask(matched, scope, client.key, subjects)
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
@@ -168,7 +168,7 @@ class Decider:
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
-        if always is None or always.exempt or always.shadows or always.blocked is not None:
+        if always is None or always.exempt or always.shadows or always.told or always.blocked is not None:
             return None
         if not always.plain or self._rules.waits:
             return None
@@ -178,24 +178,24 @@ class Decider:
 
     async def _by_rules(
         self,
-        selection: Selection,
+        matched: Matched,
         scope: Scope,
         request: RequestLimits,
         client_key: str,
         subjects: Sequence[BanSubject],
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
-        if selection.open:
-            selection = await self._calls.evaluated(selection, scope)
-            if selection.exempt:
+        if matched.conditions:
+            matched = await self._calls.evaluated(matched, scope)
+            if matched.exempt:
                 request.exempt = (*request.exempt, request.middleware)
         before = list(request.entries)
         signals: Sequence[Signal] = ()
         if self._signals.on_request and request.middleware not in request.exempt:
             signals = self._signals.signals_of(scope, [middleware.signals for middleware, _ in before])
-        if signals or selection.shadows:
-            return await self._watched(signals, selection, scope, client_key, subjects, before)
-        answer = self._ask(selection, scope, client_key, subjects, before)
+        if signals or matched.shadows or matched.told:
+            return await self._watched(signals, matched, scope, client_key, subjects, before)
+        answer = self._ask(matched, scope, client_key, subjects, before)
         return answer if isinstance(answer, Decision) else await answer
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
@@ -207,19 +207,19 @@ class Decider:
 
     def _ask(
         self,
-        selection: Selection,
+        matched: Matched,
         scope: Scope,
         client_key: str,
         subjects: Sequence[BanSubject],
         before: Sequence[Entry] = (),
     ) -> Decision | Awaitable[Decision]:
         """Put one question to the limiter about all rules that may refuse."""
-        limiting = selection.limiting
+        limiting = matched.limiting
         if not limiting:
-            blocked = selection.blocked
+            blocked = matched.blocked
             return self._uncounted(subjects, _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status))
-        if not selection.plain:
-            return self._ask_functions(selection, scope, client_key, subjects, before)
+        if not matched.plain:
+            return self._ask_functions(matched, scope, client_key, subjects, before)
         limiter = self._limiter
         checks = [
             (bound.bucket, client_key if bound.key is None else bound.key.find(scope, limiter, client_key), bound.cost)
@@ -248,7 +248,7 @@ class Decider:
 
     async def _ask_functions(
         self,
-        selection: Selection,
+        matched: Matched,
         scope: Scope,
         client_key: str,
         subjects: Sequence[BanSubject],
@@ -256,7 +256,7 @@ class Decider:
     ) -> Decision:
         """Put the question with the help of the user's functions."""
         checks: list[Check] = []
-        for bound in selection.limiting:
+        for bound in matched.limiting:
             asked = await self._calls.checks(bound, scope, self._limiter, client_key)
             checks += self._uncharged(bound, asked, before) if before else asked
         decision = await self._hit(checks, subjects)
@@ -283,7 +283,7 @@ class Decider:
     async def _watched(
         self,
         signals: Sequence[Signal],
-        selection: Selection,
+        matched: Matched,
         scope: Scope,
         client_key: str,
         subjects: Sequence[BanSubject],
@@ -294,11 +294,13 @@ class Decider:
         refusal = await self._struck(signals, scope)
         if refusal is not None:
             return refusal
-        answer = self._ask(selection, scope, client_key, subjects, before)
+        answer = self._ask(matched, scope, client_key, subjects, before)
         decision = answer if isinstance(answer, Decision) else await answer
-        for bound in selection.shadows if decision.reason is not Reason.BANNED else ():
-            if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
+        for bound in matched.shadows if decision.reason is not Reason.BANNED else ():
+            if decision.allowed:  # a shadow would not have charged it either
                 await self._shadows.look(bound, scope, client_key)
+        if not decision.allowed and matched.told:
+            await self._shadows.tell_all(matched.told, decision)
         return decision
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
@@ -327,7 +329,7 @@ class Decider:
         client_key, subjects = client.key, client.subjects
         if self._signals.keyed:
             subjects = self._signals.subjects(request.scope, client_key, client.address)
-        if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit":
+        if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
             checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
             if is_asked(before, bound.bucket.rule):
                 checks = self._uncharged(bound, checks, before)
@@ -356,4 +358,6 @@ class Decider:
         if bound.rule.wait_us and may_wait(decision):
             decision = await turn_at_endpoint(request, decision, self._limiter, subjects)
         self.note_units(decision)
+        if not decision.allowed:
+            await self._shadows.tell_all((bound,), decision)
         return decision

@@ -27,20 +27,29 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
-from .default_limits import IN_PLACE, LIMIT, Exemption, asked_at, is_lifted, limits_of, unwrapped
+from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import RECORD, RequestLimits, Reservation, limits_above
-from .route_tree import ResolvedRoute, layers, walk
-from .routes import RouteIndex
+from .routes import Place, RouteIndex, layers, walk
 from .rule_set import BoundRule, buckets_of, name_of
-from .rules import DEFAULT_WAIT_MAX, CostFunction, CountIf, Exceeded, Limits, LimitsFunction, Rule, identity_of
+from .rules import (
+    DEFAULT_WAIT_MAX,
+    CostFunction,
+    CountIf,
+    Exceeded,
+    Limits,
+    LimitsFunction,
+    Rule,
+    identity_of,
+    label_of,
+)
 
 if TYPE_CHECKING:
     from .decide import Decider
@@ -79,15 +88,13 @@ class RateLimit:
         count_if: As for `Rule`: count only requests with such an answer.
         count_denied: Count refused requests as well.
         shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
-        on_exceeded: As for `Rule`: only track, and call this function when a key passes the limit.
+        on_exceeded: As for `Rule`: called when a key passes the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
-        override: Take the place of defaults at this route, or at all routes below: of the middleware's
-            `default_limits`, and of limits that FastAPI routers and applications further out require.
         name: What the limit is called in headers and logs, and what keeps its counts together.
 
     Attributes:
-        exempt: Exempts a route from defaults: ``@RateLimit.exempt``, or ``Depends(RateLimit.exempt)``.
+        exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
 
     Raises:
         ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
@@ -112,7 +119,6 @@ class RateLimit:
         on_exceeded: Exceeded | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
-        override: bool = False,
         name: str | None = None,
     ) -> None:
         if inspect.isclass(limits) or (callable(limits) and _is_being_defined(limits)):
@@ -139,8 +145,6 @@ class RateLimit:
         )
         # A rule looks for path parameters in its own path; here the router has found them.
         self.rule.key = key
-        self.override = check_flag("override", override)
-        vars(self)[IN_PLACE] = self.override
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
         vars(self)["__call__"] = self.check
@@ -181,10 +185,8 @@ class RateLimit:
             return
         middleware, rule = request.middleware, self.rule
         bound = middleware.endpoints.find(self, scope, endpoint)
-        if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
+        if rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
             bound = middleware.endpoints.find(self, scope, endpoint, turn)
-        if bound is None:
-            return
         for _, before in request.entries:
             if before.reason is _ALLOWLISTED:
                 return
@@ -216,19 +218,19 @@ class EndpointBuckets:
         self.decider = decider
         self.calls = calls
         self._routes = routes
-        self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
-        self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
+        self._bound: dict[tuple[RateLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
+        self._names: dict[Place | str, dict[str, str]] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
-        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values()) if bound}.values())
+        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
 
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
         return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
 
-    def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule | None:
-        """Return what `limit` charges for a request that came by the route of `scope`; None where it is lifted.
+    def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule:
+        """Return what `limit` charges for a request that came by the route of `scope`.
 
         Args:
             limit: The limit.
@@ -243,17 +245,15 @@ class EndpointBuckets:
                 # Objects made on the way of a request; the buckets they stand for stay.
                 self._bound.clear()
                 self._names.clear()
-            lifted = function is None and isinstance(place, ResolvedRoute) and is_lifted(limit, place)
-            bound = None if lifted else self._bind(limit, place, scope, function, turn)
+            bound = self._bind(limit, place, scope, function, turn)
             entry = self._bound[limit, place, turn, id(function)] = bound, function
         return entry[0]
 
-    def _bind(
-        self, limit: RateLimit, place: ResolvedRoute | str, scope: Scope, function: object, turn: int
-    ) -> BoundRule:
-        labels = [place] if isinstance(place, str) else self._labels(limit, place, scope, function)
+    def _bind(self, limit: RateLimit, place: Place | str, scope: Scope, function: object, turn: int) -> BoundRule:
+        labels = self._labels(limit, place, scope, function)
         rule = copy(limit.rule)
         rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
+        rule.label = rule.name or label_of(rule.paths)
         identity = rule.identity
         if rule.name is None:
             identity = identity_of(rule.label, self._claimed, limit.rule.identity, labels)
@@ -267,12 +267,14 @@ class EndpointBuckets:
         self.decider.price(bound)
         return bound
 
-    def _labels(self, limit: RateLimit, route: ResolvedRoute, scope: Scope, function: object) -> list[str]:
+    def _labels(self, limit: RateLimit, route: Place | str, scope: Scope, function: object) -> list[str]:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
-        for required in route.above:
-            if required.dependency is limit:
-                return [f"{required.where}/*", *self._routes.labels_below(scope, limit)]
-        endpoint = route.route.endpoint
+        below = self._routes.labels_below(scope, limit)
+        if below is not None:
+            return [f"{below[0]}/*", *below[1]]
+        if isinstance(route, str):
+            return [route]
+        endpoint = route.endpoint
         if function is None or any(layer is function for layer in unwrapped(endpoint)):
             return [route.label]
         name = getattr(function, "__name__", type(function).__name__)
@@ -423,9 +425,9 @@ def check_decorator_order(app: object) -> None:
         ConfigurationError: One does.
     """
     routes = list(walk(app))
-    used = {id(function) for resolved in routes for function in unwrapped(resolved.route.endpoint)}
+    used = {id(function) for resolved in routes for function in unwrapped(resolved.endpoint)}
     for resolved in routes:
-        endpoint = resolved.route.endpoint
+        endpoint = resolved.endpoint
         if isinstance(endpoint, RateLimit):
             raise ConfigurationError(
                 f"RateLimit: the endpoint of {resolved.label!r} is a limit, which answers nothing; "
@@ -444,8 +446,8 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
     if _asks_another(app, limiter):
         return
     for place in walk(app):
-        if not any(_asks_another(getattr(owner, "app", None), limiter) for owner in (*place.mounts, place.route)):
-            for called, _ in asked_at(place):
+        if not any(_asks_another(app, limiter) for app in (*place.inside, getattr(place.route, "app", None))):
+            for called in (place.endpoint, *(one.dependency for one in place.above), *dependencies(place.route)):
                 own = [called] if isinstance(called, RateLimit) else limits_of(called)
                 yield from ((limit.rule, f"at {place.label!r}") for limit in own)
 

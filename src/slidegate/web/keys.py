@@ -20,8 +20,7 @@ from ..core.errors import ConfigurationError, InvalidKey, closest, is_utf8, quot
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
-from .matching import PathMatcher, normal_forms, route_path
-from .request import RECORD, RequestLimits
+from .paths import RulePath, normal, route_path
 
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
@@ -283,36 +282,35 @@ class PathParam(Value):
         name: The name of the parameter.
     """
 
-    def __init__(self, name: str, fallback: Key | None, matchers: Sequence[PathMatcher] = ()) -> None:
+    def __init__(self, name: str, fallback: Key | None, paths: Sequence[RulePath] = ()) -> None:
         check_parameter_name("path_param", name)
         super().__init__(f"path:{name}", fallback, self._value)
         self.name = name
-        self._matchers = matchers
+        self._paths = paths
 
-    def tied(self, matchers: Sequence[PathMatcher]) -> PathParam:
+    def tied(self, paths: Sequence[RulePath]) -> PathParam:
         """Return the same key for a rule, whose paths tell the parameter before any router does."""
-        return PathParam(self.name, self.fallback, matchers)
+        return PathParam(self.name, self.fallback, paths)
 
     def _encoded(self, value: str | bytes) -> bytes:
         """See `Value._encoded`; a whole number is that of ``{name:int}``."""
         return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
 
     def _value(self, scope: Scope) -> bytes:
-        for text in _texts(scope) if self._matchers else ():
-            for matcher in self._matchers:
-                match = matcher.limits.match(text)
-                if match is not None:
-                    return _bytes(_meaning(matcher.convertors[self.name], match[self.name]))
+        for text in _texts(scope) if self._paths else ():
+            for path in self._paths:
+                given = path.given(self.name, text)
+                if given is not None:
+                    return _bytes(_meaning(path.convertors[self.name], given))
         return _bytes(_spelled(scope.get("path_params", {}).get(self.name, "")))
 
 
 def _texts(scope: Scope) -> Iterator[str]:
     """Yield the texts of a path by which a limit may apply: an odd spelling is no other value."""
-    for path in dict.fromkeys((route_path(scope), scope["path"])):
-        for text in normal_forms(path):
-            yield text
-            yield text.rstrip("/")
-            yield f"{text}/"
+    for text in dict.fromkeys((route_path(scope), scope["path"])):
+        for form in dict.fromkeys((text, normal(text))):
+            yield form
+            yield form[:-1] if form[-1:] == "/" else f"{form}/"
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
@@ -339,22 +337,22 @@ def parts_of(key: Key | None) -> Iterator[Key]:
             yield from parts_of(part)
 
 
-def bind(key: Key, matchers: Sequence[PathMatcher]) -> Key:
+def bind(key: Key, paths: Sequence[RulePath]) -> Key:
     """Tie a rule's key to the rule's paths; there are none where it is for all.
 
     Raises:
         ConfigurationError: One of the paths does not have the parameter.
     """
     if isinstance(key, Combined):
-        return Combined(tuple(bind(part, matchers) for part in key.keys))
+        return Combined(tuple(bind(part, paths) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
-    for path, names in [(matcher.path, matcher.convertors) for matcher in matchers] or [("*", {})]:
+    for path, names in [(path.path, path.convertors) for path in paths] or [("*", {})]:
         if key.name not in names:
             raise ConfigurationError(
                 f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}"
             )
-    return key.tied(matchers)
+    return key.tied(paths)
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
@@ -389,9 +387,6 @@ class _User:
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")
-        request: RequestLimits | None = scope.get(RECORD)
-        if request is not None:
-            request.userless = True
         return client_key
 
     def of(self, name: str | bytes | int | UUID) -> KeyOf:
@@ -419,14 +414,6 @@ That is `request.user` as Starlette's `AuthenticationMiddleware` sets it (furthe
 ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the client's address
 counts.
 """
-
-
-def is_known(scope: Scope) -> bool:
-    """Return whether the user of a request is known by now."""
-    try:
-        return _name_of(_person(scope)) != ""
-    except Exception:
-        return False
 
 
 def _person(scope: Scope) -> object:

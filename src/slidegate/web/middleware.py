@@ -20,27 +20,26 @@ from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import AnyLimit
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import Breakable, end_start
 from .callbacks import UserCallbacks
-from .checks import StartupChecks, about_request, about_routes, about_settings, about_user, switched_off
+from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered, is_limited, strike_refused, until_let_in
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .headers import HeaderStyle, HeaderWriter
+from .keys import Key, KeyFunction
 from .network_files import AddressList, followed
 from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused, Sender
-from .route_tree import layers
-from .routes import RouteIndex
+from .routes import RouteIndex, layers
 from .rule_set import BoundRule, RuleSet, all_rules, check_names
-from .rules import Exceeded, Rule
+from .rules import Exceeded, Limits, LimitsFunction, Rule
 from .stats import RequestStats
 from .waiting import Ahead, unless_left
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
@@ -61,8 +60,10 @@ class RateLimitMiddleware(Breakable):
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
         rules: The rules: which requests have which limits. Without `limits` and `rules` only limits at endpoints
             count, which need a middleware above them.
-        default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
-            ``RateLimit(..., override=True)`` at an endpoint take their place.
+        default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``, or a function of the
+            request. ``@RateLimit.exempt`` at an endpoint lifts them; a limit there counts beside them.
+        key: Whom `limits`, `default_limits` and rules without a key of their own count: ``header("X-API-Key")``; by
+            default the `client`.
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
         blocklist: `Networks` or `NetworkFiles` whose requests are answered with 403 before anything is counted.
@@ -83,6 +84,7 @@ class RateLimitMiddleware(Breakable):
         rules: The rules of the middleware.
         default_limits: The limits of each route; empty where there are none.
         headers: The style of its header fields.
+        on_refused: What makes its answers to refused requests; None for problem details.
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
@@ -102,9 +104,10 @@ class RateLimitMiddleware(Breakable):
         self,
         app: ASGIApp,
         *,
-        limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
+        limits: Limits | LimitsFunction | None = None,
         rules: Sequence[Rule] | None = None,
-        default_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
+        default_limits: Limits | LimitsFunction | None = None,
+        key: Key | KeyFunction | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
         blocklist: AddressList | None = None,
@@ -123,13 +126,16 @@ class RateLimitMiddleware(Breakable):
         self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
-        self.rules = tuple(all_rules(limits, rules))
-        defaults = None if default_limits is None else DefaultLimits(default_limits, self._claim("per-route:"))
+        self.on_refused = on_refused
+        self.rules = tuple(all_rules(limits, rules, key))
+        defaults = None
+        if default_limits is not None:
+            defaults = DefaultLimits(default_limits, key, self._claim("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
         self._calls = UserCallbacks()
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
-        self._routes = RouteIndex(app)
+        self._routes = RouteIndex()
         self._counts = check_flag("statistics", statistics)
         self._stats = RequestStats(self.limiter, self._routes)
         self._sender = Sender(HeaderWriter(headers), self._stats, self._routes)
@@ -248,7 +254,7 @@ class RateLimitMiddleware(Breakable):
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
                 raise
-        if outer is None and (request.unfinished or request.userless or request.needed or not request.counted):
+        if outer is None and (request.unfinished or request.needed or not request.counted):
             await self._end(scope, receive, send, request)
 
     async def _turn_away(
@@ -366,8 +372,6 @@ class RateLimitMiddleware(Breakable):
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
         """Give back what a request holds, answer it where nobody did, and look back at it."""
-        if request.userless and self._checks.left:
-            self._checks.say(about_user(scope))
         if request.unfinished:
             await request.end()
         if request.needed:
@@ -400,7 +404,7 @@ class RateLimitMiddleware(Breakable):
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
         check_decorator_order(app)
         check_names([*self._named_rules(), *limits_below(self.app, self.limiter)])
-        self._checks.say(about_routes(self, app, self._rules.select))
+        self._checks.say(about_routes(self, app))
 
     def _named_rules(self) -> list[tuple[Rule, str]]:
         """Return the rules of this middleware and those further in that ask the same limiter."""
@@ -424,8 +428,7 @@ class RateLimitMiddleware(Breakable):
             lists.look_when_due()
         if self._checks.left:
             self._checks.left -= 1
-            gone = self._decider.is_gone(scope)
-            self._checks.say(about_request(scope, self._client, self.limiter.store, gone=gone))
+            self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
 
 
 class _Read(RateLimitMiddleware):

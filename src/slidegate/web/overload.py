@@ -113,7 +113,7 @@ class LoadSheddingMiddleware(Breakable):
         counted = check_flag("statistics", statistics)
         self._emit = None if limiter is None else limiter.engine.emit
         self._statistics = None if limiter is None or not counted else limiter.engine.statistics
-        self._routes = RouteIndex(app)
+        self._routes = RouteIndex()
         self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._enabled = not switched_off(enabled)
@@ -140,7 +140,7 @@ class LoadSheddingMiddleware(Breakable):
         """Return how important a request is; None where it is never shed, 0 where the user's function fails."""
         if self._methods is not None and scope.get("method", "GET").upper() not in self._methods:
             return None
-        if self._exempt.select(scope).exempt:
+        if self._exempt.match(scope).exempt:
             return None
         if not callable(self._priority):
             return self._priority
@@ -149,7 +149,7 @@ class LoadSheddingMiddleware(Breakable):
     async def _refuse(self, scope: Scope, send: Send) -> None:
         if self._statistics is not None:
             now = self._statistics.ticks()
-            self._statistics.series((LABEL,), self._routes.label_of(scope)).note(_SHED, now, now)
+            self._statistics.series((LABEL,), self._routes.label(scope)).note(_SHED, now, now)
         status, body, fields = reduced_capacity("has more to do than it can", _RETRY_AFTER_US)
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)

@@ -134,7 +134,6 @@ class RequestLimits:
         status: The status of the answer, from its first message on; before it 0.
         trailers: Whether the answer ends with trailers.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
-        userless: Whether a limit by user counted the address, because the user was not known.
         waited: Whether the request waited for room.
         on_start: Called one after the other when the status of the answer is known.
         series: The series that has counted the request before its end, of a long answer for example.
@@ -160,7 +159,6 @@ class RequestLimits:
         "status",
         "trailers",
         "unfinished",
-        "userless",
         "waited",
     )
 
@@ -176,7 +174,7 @@ class RequestLimits:
         self.looked: Sequence[tuple[Limiter, Check]] = ()
         self.on_start: Sequence[Hook] = ()
         self.needed: Sequence[tuple[bytes, bytes]] = ()
-        self.answered = self.unfinished = self.userless = self.waited = self.trailers = False
+        self.answered = self.unfinished = self.waited = self.trailers = False
         self.status = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()

@@ -125,7 +125,7 @@ class Sender:
         # A scope that its own record holds would be left to the garbage collector.
         scope, request.refused_scope = request.refused_scope, None
         if scope is not None and (listened or not request.counted):
-            route = self._routes.label_of(scope)
+            route = self._routes.label(scope)
             if not request.counted:
                 self._stats.refuse(request, refusal, route)
             if listened:

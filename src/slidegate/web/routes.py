@@ -1,313 +1,327 @@
-"""Where the routes below a middleware lead a request, which one it came by, and what mounts make of its path.
+"""The routes below a middleware. They are asked for two things: which route a request takes, and what findings say.
 
-The tree of routes is walked once, and again when a router has another number of routes.
-
-Routers are not imitated: each is asked with a copy of the scope, in its own order, and the `matches` of a mount says
-which scope it hands on. So a reading that only one version of one router knows is found too: a mount of Starlette's
-loses count where the path does not begin with the root, also where the application below gives itself another root, and
-where a path ends in a newline. The application below it then reads another part of the path, or all of it again.
+Routers are not imitated: each route is asked by its own `matches`, with a copy of the scope. Whatever raises, or is no
+route of Starlette's, is an unknown application. FastAPI is never imported; its objects are known by their attributes.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence, Sized
-from itertools import count
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from starlette.routing import Match, Mount
+from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
 
-from ..core.memo import MAX_PATHS, PATH_BYTES, remember
+from ..core.memo import remember
 from ..limiter.stats import UNROUTED
-from .matching import below, route_path
-from .route_tree import (
-    ALL_BELOW,
-    DEPTH,
-    FRONTEND,
-    Application,
-    Mounts,
-    ResolvedRoute,
-    RouteTables,
-    applications,
-    root_of,
-    router_of,
-)
 
-_PARAMETER: Final = re.compile(r"\{(\w+)\}")
-_MAX_UNLISTED: Final = 4_096
+Mounts: TypeAlias = tuple[Mount | Host, ...]
+
+DEPTH: Final = 64
+"""How far down applications in applications are followed; one may be mounted in itself."""
 _MAX_ROUTERS: Final = 64
-_versions: Final = count(1)
 
 
-class Reached(NamedTuple):
-    """The end of a request's way through the routers.
+def layers(app: object) -> Iterator[object]:
+    """Yield an application and each one that it wraps, from the outside in."""
+    seen: set[int] = set()
+    while app is not None and id(app) not in seen:
+        seen.add(id(app))
+        yield app
+        app = getattr(app, "app", None)
+
+
+def root_of(app: object) -> str:
+    """Return the `root_path` that an application, or one that it wraps, gives itself as FastAPI does, or nothing."""
+    roots = [getattr(layer, "root_path", "") for layer in layers(app) if hasattr(layer, "openapi")]
+    return next((root for root in roots if root and isinstance(root, str)), "")
+
+
+def router_of(app: object) -> Any:
+    """Return the router of an application; None if its routes are unknown."""
+    shown = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
+    return getattr(shown, "router", shown)
+
+
+def routes_of(app: object) -> list[Any] | None:
+    """Return the routes of an application, those of included routers in their place; None if they are unknown."""
+    router = router_of(app)
+    if router is None or not all(isinstance(route, BaseRoute) for route in router.routes):
+        return None
+    return [route for route, _ in _listed(router.routes, ())]
+
+
+def shown(app: object, scope: Scope) -> object:
+    """Return an application; where something hides its routes, the one in the scope of a request that shows them."""
+    try:
+        return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
+    except Exception:
+        return app
+
+
+class Required(NamedTuple):
+    """A dependency that an application, a router or an inclusion requires of the routes below, and where they begin."""
+
+    dependency: object
+    where: str
+
+
+def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tuple[Any, tuple[Required, ...]]]:
+    """Yield each route, those of included routers in their place, with what is required of all routes around it."""
+    for route in routes:
+        if not hasattr(route, "effective_candidates"):
+            yield getattr(route, "starlette_route", None) or route, above
+            continue
+        context, inner = route.include_context, route.original_router
+        # The dependencies of an inclusion begin with those that stand further out.
+        known = {id(required.dependency) for required in above}
+        given = [depends.dependency for depends in (*context.dependencies, *inner.dependencies)]
+        where = context.prefix + inner.prefix
+        added = tuple(Required(dependency, where) for dependency in given if id(dependency) not in known)
+        yield from _listed(route.effective_candidates(), above + added)
+
+
+class MountPoint(NamedTuple):
+    """An application below another.
+
+    Attributes:
+        path: The path where it is mounted.
+        rest: Returns what a path is behind the mount; None where it does not lead there.
+        app: The application.
+    """
+
+    path: str
+    rest: Callable[[str], str | None]
+    app: Application
+
+
+@dataclass
+class Application:
+    """What the paths of rules have to do with an application; it is collected once.
+
+    Attributes:
+        root: The `root_path` that it gives itself.
+        opaque: Whether it serves files, or is unknown: a final slash may make no difference there.
+        by_path: Whether type, method, path and root of a request tell its route, there and below.
+        mounts: What is mounted below it.
+    """
+
+    root: str = ""
+    opaque: bool = True
+    by_path: bool = False
+    mounts: list[MountPoint] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, app: object, above: tuple[object, ...] = ()) -> Application:
+        """Collect an application and all that is mounted below it; one that cannot be read is unknown."""
+        try:
+            routes = routes_of(app)
+            known = cls(root_of(app), routes is None or _serves_files(router_of(app)))
+            known.by_path = all(map(_looks_at_the_path, routes or ()))
+            for mount in routes or ():
+                if isinstance(mount, (Mount, Host)) and mount.app not in above and len(above) < DEPTH:
+                    path = mount.path if isinstance(mount, Mount) else ""
+                    below = cls.of(mount.app, (*above, mount.app))
+                    known.mounts.append(MountPoint(path, _rest_of(mount), below))
+                    known.by_path = known.by_path and below.by_path
+        except Exception:
+            return cls()
+        return known
+
+
+def _looks_at_the_path(route: Any) -> bool:
+    """Return whether a route is Starlette's or FastAPI's own; a `Host`, or a class of the user's, asks for more."""
+    return type(route).__module__.partition(".")[0] in ("starlette", "fastapi") and not isinstance(route, Host)
+
+
+def _rest_of(mount: Mount | Host) -> Callable[[str], str | None]:
+    if isinstance(mount, Host):
+        return lambda path: path
+    matched = mount.path_regex.match
+
+    def rest(path: str) -> str | None:
+        match = matched(path)
+        return None if match is None else "/" + match["path"]
+
+    return rest
+
+
+def _serves_files(router: Any) -> bool:
+    """Return whether FastAPI serves files where no route of a router matches (`app.frontend`)."""
+    return bool(getattr(router, "_low_priority_routes", ())) or any(
+        _serves_files(route.original_router) for route in router.routes if hasattr(route, "original_router")
+    )
+
+
+@dataclass(eq=False, slots=True)  # a route of Starlette's cannot be hashed
+class Place:
+    """A route, at one of the places where it is mounted.
 
     Attributes:
         route: The route; None for an application without routes, such as a directory of files.
-        sure: Whether everything on the way is known, so nothing can have changed the path unseen.
-        written: The path as the mounts and the route are written, with the hosts on the way:
-            ``//api.example.org/items/{id:int}``.
-        mounts: The mounts and hosts on the way.
-        end: The endpoint of the route, or the application without routes; None for a route that tells no endpoint.
-        answers: Whether the route takes the method too; where it does not, the router answers 405.
+        endpoint: Its endpoint, or that application.
+        path: The path from the top, in Starlette's syntax.
+        connection: ``"http"`` or ``"websocket"``.
+        methods: The methods of the route; None for all, and for a websocket.
+        above: The dependencies that routers and applications on the way require, the outermost first.
+        inside: The applications of the mounts on the way, the outermost first.
     """
 
     route: Any
-    sure: bool
-    written: str
-    mounts: Mounts = ()
-    end: Any = None
+    endpoint: Any
+    path: str
+    connection: str = "http"
+    methods: frozenset[str] | None = None
+    above: tuple[Required, ...] = ()
+    inside: tuple[object, ...] = ()
+
+    @property
+    def template(self) -> str:
+        """The path with its parameters in braces, whatever their kinds."""
+        return PARAM_REGEX.sub(r"{\1}", self.path)
+
+    @property
+    def label(self) -> str:
+        """A name for people to read: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
+        names = ",".join(sorted(self.methods - ({"HEAD"} if "GET" in self.methods else set()))) if self.methods else "*"
+        return f"{names if self.connection == 'http' else 'WS'} {self.template}"
+
+
+def _place(route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()) -> Place:
+    methods = getattr(route, "methods", None)
+    connection = "http" if hasattr(route, "methods") else "websocket"
+    there = tuple(Required(dependency, above + where) for dependency, where in required)
+    taken = frozenset(methods) if methods else None
+    path = above + (getattr(route, "path", None) or route.path_format)
+    return Place(route, route.endpoint, path, connection, taken, there, inside)
+
+
+def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
+    """Return what a mount adds to templates. A client chooses the Host field, so two of one application add nothing."""
+    if isinstance(mount, Mount):
+        return mount.path
+    alike = [other for other in siblings if isinstance(other, Host) and other.app is mount.app]
+    return f"//{mount.host}" if len(alike) == 1 else ""
+
+
+def walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[Place]:
+    """Yield every route of an application, a router, or a wrapper around one, at each place where it is mounted."""
+    router, routes = router_of(app), routes_of(app)
+    own = tuple(Required(depends.dependency, "") for depends in getattr(router, "dependencies", None) or ())
+    for route, required in _listed(router.routes, own) if routes is not None else ():
+        if isinstance(route, (Mount, Host)):
+            if route.app not in inside and len(inside) < DEPTH:
+                yield from walk(route.app, above + _below(route, routes or ()), (*inside, route.app))
+        elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
+            yield _place(route, above, required, inside)
+
+
+class Reached(NamedTuple):
+    """Where a request goes.
+
+    Attributes:
+        place: The route; None where nothing takes the request, or nobody knows.
+        answers: Whether the route takes the method too; where it does not, the router answers 405.
+    """
+
+    place: Place | None = None
     answers: bool = True
 
 
-class Routes:
-    """The routes below a middleware, as they are now.
+def reach(app: object, scope: Scope) -> Reached:
+    """Return where a request goes, as the routers of an application decide it. Never raises."""
+    try:
+        copy = {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
+        return _reach(app, copy, "")
+    except Exception:
+        return Reached()  # what has failed will fail again in the application, which reports it
 
-    Args:
-        app: The application that the middleware guards.
-        hidden: Whether something stands between them that does not show what it wraps.
 
-    Attributes:
-        router: The router of the application; None where no routes are known.
-        root: The `root_path` that the application gives itself, whatever the server says; empty if there is none.
-        version: Tells apart how the routes are and were.
-        by_path: Whether type, method, path and root of a request tell which routes take it, as far as routes are known.
-    """
+def _reach(app: object, scope: Scope, above: str) -> Reached:
+    root = root_of(app)
+    if root:
+        scope["root_path"] = root
+    router = router_of(app)
+    if router is None:
+        *_, end = layers(app)
+        return Reached(Place(None, end, f"{above}/{{path:path}}") if above else None)
+    route, child, answers = _first(router.routes, scope)
+    if isinstance(route, (Mount, Host)):
+        scope.update(child)
+        return _reach(route.app, scope, above + _below(route, router.routes))
+    return Reached(None if route is None else _place(route, above), answers)
 
-    def __init__(self, app: object, *, hidden: bool = False) -> None:
-        self._app = app
-        self._hidden = hidden
-        self.router = router_of(app)
-        self.root = root_of(app)
-        self._behind: Routes | None = None
-        self._top: Application | None = None
-        self._holder: Any = None
-        self._lists: Sequence[Sized] = ()
-        self._size = -1
-        self._unlisted: set[int] = set()
-        self._tables = RouteTables(None)
-        self._labels: dict[tuple[str, str, str], str] = {}
-        self._rooted = self._mounts_drop_slash = False
-        self.version = 0
-        self.by_path = True
 
-    def current(self) -> int:
-        """Return the version of the routes as they are now, by how many some router has. Each request asks."""
-        holder = self._holder
-        if holder is not None and len(holder.routes) + sum(map(len, self._lists)) == self._size:
-            return self.version
-        if self.router is not None:
-            self._learn()
-        return self.version
-
-    def _learn(self) -> None:
-        top, *others = apps = applications(self._app)
-        self._top = top
-        self._lists = [routes for app in apps for routes in app.lists][1:]
-        # The outermost router may get another list. No request asks further in.
-        self._holder = top.router
-        self._size = len(self._holder.routes) + sum(map(len, self._lists))
-        self._rooted = any(app.root for app in others)
-        self._mounts_drop_slash = any(app.drops_slash for app in others)
-        self.by_path = all(app.by_path for app in apps)
-        self.version = next(_versions)
-        self._labels.clear()
-        self._tables = RouteTables(top, self._unlisted)
-
-    @property
-    def tables(self) -> RouteTables:
-        """The routes as they are now, by what they are found by."""
-        self.current()
-        return self._tables
-
-    def of_endpoint(self, endpoint_id: int) -> list[ResolvedRoute]:
-        """Return the routes of an endpoint that a request has reached."""
-        if endpoint_id not in self.tables.by_endpoint:
-            # A function that has a route already may get another one, also in a router that is included.
-            if len(self._unlisted) >= _MAX_UNLISTED:
-                self._unlisted.clear()
-            self._unlisted.add(endpoint_id)
-            self._learn()
-        return self._tables.by_endpoint[endpoint_id]
-
-    def of_request(self, candidates: Sequence[ResolvedRoute], scope: Scope) -> ResolvedRoute | None:
-        """Return the one of several routes to an endpoint by which a request came."""
-        root = scope.get("app_root_path", scope.get("root_path", ""))
-        reached = self.reach({**scope, "root_path": root})
-        if reached is None:
-            return None
-        # One application on two hosts is one route.
-        paths = [mount for mount in reached.mounts if isinstance(mount, Mount)]
-        return next((one for one in candidates if one.route is reached.route and one.paths == paths), None)
-
-    def label_of(self, kind: str, method: str, path: str) -> str:
-        """Return the label of the route where a request leads: else of one with other methods, as for a 405."""
-        self.current()
-        asked = kind, method, path
-        return self._labels.get(asked) or remember(self._labels, asked, self._label(*asked), MAX_PATHS, PATH_BYTES)
-
-    def _label(self, kind: str, method: str, path: str) -> str:
-        candidates = self._tables.by_text.find(path)
-        if len(candidates) > 1:
-            candidates.sort()
-        found = [resolved for _, resolved in candidates if resolved.connection == kind and resolved.takes(path)]
-        taking = (resolved for resolved in found if resolved.methods is None or method in resolved.methods)
-        route = next(taking, found[0] if found else None)
-        return UNROUTED if route is None else route.label
-
-    def seen_by(self, scope: Scope) -> Routes:
-        """Return these routes; where none are seen, those of the application in the scope, if it tells them."""
-        app = scope.get("app")
-        if self.router is not None or "router" in scope or not hasattr(app, "routes"):
-            return self
-        if self._behind is None or self._behind._app is not app:
-            self._behind = Routes(app, hidden=True)
-        return self._behind
-
-    def reach(self, scope: Scope) -> Reached | None:
-        """Return the end of a request's way; None if no routes are known, or none takes the request."""
-        try:
-            return None if self._top is None else _reach(self._top, _copy(scope), "", (), not self._hidden)
-        except Exception:
-            # A convertor or a route of the user's has failed. It will fail again in the application, which reports it.
-            return None
-
-    def lead_astray(self, *, off_root: bool) -> bool:
-        """Return whether mounts may hand on another path than the one that is left behind them.
-
-        Args:
-            off_root: Whether the path of the request does not begin with its root.
-        """
-        return self._rooted or (off_root and self._top is not None and len(self._top.inner) > 0)
-
-    def texts(self, scope: Scope, root: str) -> list[str]:
-        """Return the path of a request as each application below reads it, behind what mounts have read."""
-        return [] if self._top is None else [text for text, _ in _entered(self._top, scope, root)]
-
-    def drop_slash(self, scope: Scope, root: str) -> bool:
-        """Return whether a request may reach something that takes no notice of a final slash."""
-        if self._top is None or self._top.drops_slash:
-            return True
-        return self._mounts_drop_slash and any(app.drops_slash for _, app in _entered(self._top, scope, root))
+def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
+    """Return the first route that takes a request, with what it adds to the scope; else one with other methods."""
+    found: tuple[Any, Scope, bool] = (None, {}, False)
+    for route in routes:
+        match, child = route.matches(scope)
+        if match is Match.NONE or (match is Match.PARTIAL and found[0] is not None):
+            continue
+        inner = (route, child, match is Match.FULL)
+        if "endpoint" not in child:  # a router that FastAPI has included
+            inner = _first(route.effective_candidates(), scope)
+            inner = (getattr(inner[0], "starlette_route", None) or inner[0], *inner[1:])
+        if match is Match.FULL:
+            return inner
+        found = inner
+    return found
 
 
 class RouteIndex:
-    """Finds the routes of requests: of those that an endpoint has seen, and of those that were refused before.
+    """Finds the routes by which requests came, where an endpoint or the end of an answer asks."""
 
-    Args:
-        app: The application, where no scope names one.
-    """
+    def __init__(self) -> None:
+        self._routers: dict[int, tuple[Any, int, dict[int, list[Place]]]] = {}
+        self._strangers: dict[int, object] = {}
 
-    def __init__(self, app: object = None) -> None:
-        self._app = app
-        self._routes: dict[int, Routes] = {}
-
-    def find(self, scope: Scope) -> ResolvedRoute | None:
+    def find(self, scope: Scope) -> Place | None:
         """Return the route that a request came by; None where no router tells it."""
         candidates = self.candidates(scope)
-        if len(candidates) <= 1:
+        if len(candidates) < 2:
             return candidates[0] if candidates else None
-        return self._below(scope["router"]).of_request(candidates, scope)
+        root = scope.get("app_root_path", scope.get("root_path", ""))
+        place = reach(scope["router"], {**scope, "root_path": root}).place
+        return next(
+            (one for one in candidates if place and one.route is place.route and one.label == place.label), None
+        )
 
-    def candidates(self, scope: Scope) -> list[ResolvedRoute]:
-        """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
+    def candidates(self, scope: Scope) -> Sequence[Place]:
+        """Return the routes of the endpoint that a request reached: one, unless several lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        endpoint_id = FRONTEND if "frontend_path" in scope.get("fastapi", ()) else id(endpoint)
-        if router is None or (endpoint is None and endpoint_id != FRONTEND):
-            return []
-        return self._below(router).of_endpoint(endpoint_id)
+        if router is None or endpoint is None:
+            return ()
+        if id(endpoint) not in self._places(router) and id(endpoint) not in self._strangers:
+            del self._routers[id(router)]  # a router that is included, or mounted, may have got a route since
+            if id(endpoint) not in self._places(router):
+                remember(self._strangers, id(endpoint), endpoint)
+        return self._places(router).get(id(endpoint), ())
 
-    def labels_below(self, scope: Scope, dependency: object) -> list[str]:
-        """Return the labels of the routes below the routers and applications that require `dependency`, sorted."""
-        return self._below(scope["router"]).tables.labels_below[id(dependency)]
+    def label(self, scope: Scope) -> str:
+        """Return a name for people of the route by which a request came, if a router tells it."""
+        place = self.find(scope)
+        return UNROUTED if place is None else place.label
 
-    def label_of(self, scope: Scope) -> str:
-        """Return the label of the route that a refused request would have gone to: no router has seen it.
+    def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
+        """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""
+        router = scope.get("router")
+        places = [] if router is None else [place for places in self._places(router).values() for place in places]
+        requiring = [(place.label, required) for place in places for required in place.above]
+        found = [(label, required) for label, required in requiring if required.dependency is dependency]
+        return (found[0][1].where, sorted({label for label, _ in found})) if found else None
 
-        It is found by the text of the path, whatever the number of routes.
-        """
-        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
-        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
-        path = below(root, scope["path"]) if root else scope["path"]
+    def _places(self, router: Any) -> dict[int, list[Place]]:
+        """Return the routes below a router by the ids of their endpoints, which they hold."""
+        known = self._routers.get(id(router))
+        if known is not None and known[0] is router and known[1] == len(router.routes):
+            return known[2]
+        places: dict[int, list[Place]] = {}
         try:
-            return self._below(outermost).label_of(scope["type"], scope.get("method", "GET"), path)
+            for place in walk(router):
+                places.setdefault(id(place.endpoint), []).append(place)
         except Exception:
-            return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-
-    def _below(self, router: object) -> Routes:
-        """Return the routes below a router. They hold it, or its id could be another's."""
-        return self._routes.get(id(router)) or remember(self._routes, id(router), Routes(router), _MAX_ROUTERS)
-
-
-def _entered(top: Application, scope: Scope, root: str) -> Iterator[tuple[str, Application]]:
-    """Yield the path as each application reads it that mounts lead to, behind what they have read, and that one."""
-    waiting = [("", top, {**_copy(scope), "root_path": root}, 0)]
-    seen: set[tuple[int, str, str]] = set()
-    for read, at, outer, depth in waiting:
-        for mount in at.find(route_path(outer)) if at.inner and depth < DEPTH else ():
-            match, child = mount.matches(outer) if id(mount) in at.inner else (Match.NONE, {})
-            if match is not Match.FULL:
-                continue
-            _, app = at.inner[id(mount)]
-            inner = {**outer, **child}
-            inner["root_path"] = app.root or inner.get("root_path", "")
-            text = read + _read_by(mount, outer)
-            if (way := (id(app), text, route_path(inner))) not in seen:
-                seen.add(way)
-                waiting.append((text, app, inner, depth + 1))
-                yield text + route_path(inner), app
-
-
-def _read_by(mount: Any, scope: Scope) -> str:
-    """Return the part of a path that a mount reads."""
-    match = mount.path_regex.match(route_path(scope)) if isinstance(mount, Mount) else None
-    if match is None:
-        return ""
-    return _PARAMETER.sub(lambda parameter: match[parameter[1]], mount.path_format.removesuffix("/{path}"))
-
-
-def _reach(at: Application, scope: Scope, written: str, mounts: Mounts, sure: bool) -> Reached | None:
-    """Ask a router for the first route that takes a request, else for one with other methods, as for a 405."""
-    sure = sure and at.sure
-    if at.root:
-        scope["root_path"] = at.root
-    if at.router is None:
-        return Reached(None, sure, written + ALL_BELOW, mounts, at.layers[-1])
-    partial: Reached | None = None
-    for route in at.find(route_path(scope)) if len(mounts) <= DEPTH else ():
-        match, child = route.matches(scope)
-        if match is Match.FULL and id(route) in at.inner:
-            place, inner = at.inner[id(route)]
-            scope.update(child)
-            return _reach(inner, scope, written + place, (*mounts, route), sure)
-        if match is Match.FULL:
-            return _at(route, written, mounts, sure)
-        if match is Match.PARTIAL and partial is None:
-            partial = _at(route, written, mounts, sure)._replace(answers=False)
-    if partial is not None or _redirects(at, scope):
-        return partial
-    frontend = at.frontend(route_path(scope)) if scope["type"] == "http" else None
-    return None if frontend is None else _at(frontend, written, mounts, sure)
-
-
-def _at(route: Any, written: str, mounts: Mounts, sure: bool) -> Reached:
-    if not hasattr(route, "path_regex") or not hasattr(route, "path_format"):
-        return Reached(route, False, written + ALL_BELOW, mounts)
-    path = getattr(route, "path", None) or route.path_format
-    return Reached(route, sure, written + path, mounts, getattr(route, "endpoint", None))
-
-
-def _redirects(at: Application, scope: Scope) -> bool:
-    """Return whether a router redirects to the path with, or without, a slash at its end."""
-    path = route_path(scope)
-    if scope["type"] != "http" or not getattr(at.router, "redirect_slashes", False) or path == "/":
-        return False
-    given: str = scope["path"]
-    other = {**scope, "path": given.rstrip("/") if path.endswith("/") else given + "/"}
-    return any(route.matches(other)[0] is not Match.NONE for route in at.find(route_path(other)))
-
-
-def _copy(scope: Scope) -> Scope:
-    """Return a copy of a scope that routes may write to."""
-    return {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
+            places.clear()
+        remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)
+        return places

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -16,11 +15,11 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
-from .keys import Key
-from .matching import PathIndex, RequestPath
+from .keys import Key, KeyFunction
+from .paths import PathIndex, RequestTexts, path_below, texts_of
 from .request import is_preflight
-from .routes import Routes
-from .rules import Limits, Rule, says_nobody
+from .routes import Application, shown
+from .rules import Limits, LimitsFunction, Rule, says_nobody
 
 if TYPE_CHECKING:
     from .default_limits import DefaultLimits
@@ -30,9 +29,6 @@ _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
 _IN_TURN: Final = "::"
 """Stands in an identity before its turn; no name has a colon."""
-_ANY_PATH: Final = re.compile("")
-_Indexed: TypeAlias = tuple[Callable[[str], object], int, str]
-"""A path of a rule: what matches it, the place of the rule, and its text."""
 
 
 class BoundRule:
@@ -147,26 +143,21 @@ class BoundRule:
         return bucket
 
 
-class Met(NamedTuple):
-    """A rule that a request meets, if its condition holds."""
+class Matched(NamedTuple):
+    """The rules that a request meets: those that limit it, and those that only look on."""
 
-    bound: BoundRule
-    ends: bool
-    """Whether it ends the list."""
-
-
-class Selection(NamedTuple):
-    """The rules that a request meets: those that limit it, whether they are all plain, those that only look on."""
-
-    limiting: tuple[BoundRule, ...]
-    plain: bool
+    limiting: tuple[BoundRule, ...] = ()
+    plain: bool = True
+    """Whether none of those that limit needs a call of a user's function, and none holds a permit."""
     shadows: tuple[BoundRule, ...] = ()
+    told: tuple[BoundRule, ...] = ()
+    """Those of the rules that limit it which call a function when a key passes them."""
     exempt: bool = False
     """Whether a rule says that nothing is counted here."""
     blocked: Rule | None = None
     """The rule that blocks the request; nothing limits it then."""
-    open: tuple[Met, ...] = ()
-    """The rules in their order, where conditions have to be asked first; then nothing else is known."""
+    conditions: tuple[tuple[BoundRule, bool], ...] = ()
+    """The rules in their order, and whether each ends the list, where conditions are asked first; the rest is empty."""
 
 
 class RuleSet:
@@ -175,14 +166,14 @@ class RuleSet:
     Args:
         rules: The rules.
         claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
-        app: The application that the middleware guards; its mounts say what they make of a path.
+        app: The application that the middleware guards.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
     Attributes:
         reserving: Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted.
         waits: Whether a rule lets requests wait.
         holds: Whether a rule has a concurrency limit.
-        always: The selection of every request, where all requests meet the same rules.
+        always: What every request meets, where all requests meet the same rules.
 
     Raises:
         ConfigurationError: Two rules would count in one bucket: they have the same name, or are alike without one.
@@ -202,113 +193,78 @@ class RuleSet:
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
-        self._slashed = any(path != "/" and path.endswith("/") for rule in rules for path in rule.paths)
-        self._index = self._made_index()
-        self._routes = Routes(app)
+        paths = [(path, place) for place, rule in enumerate(rules) for path in rule.rule_paths]
+        self._index = PathIndex(paths)
+        self._anywhere = {place for place, rule in enumerate(rules) if not rule.rule_paths}
+        self._app = app
+        self._known_app: Application | None = None
         self._throttle = Throttle()
         self._defaults = defaults
-        self._known: dict[tuple[str, str, str, str], Selection] = {}
-        self._version = 0
-        self._selections: dict[object, Selection] = {}
-        self.always: Selection | None = None
+        self._known: dict[tuple[str, str, str, str], Matched] = {}
+        self._alike: dict[object, Matched] = {}
+        self.always: Matched | None = None
         if defaults is None and all(rule.always for rule in rules):
-            self.always = self._select({"type": "http", "path": "/"})
+            self.always = self.match({"type": "http", "path": "/"})
 
-    def _made_index(self) -> PathIndex[_Indexed]:
-        index: PathIndex[_Indexed] = PathIndex()
-        for place, bound in enumerate(self._bound):
-            if not bound.rule.matchers:
-                index.add(None, (_ANY_PATH.match, place, ""))
-            for matcher in bound.rule.matchers:
-                index.add((matcher.path, matcher.convertors), (matcher.limits.match, place, matcher.path))
-        return index
-
-    def select(self, scope: Scope) -> Selection:
+    def match(self, scope: Scope) -> Matched:
         """Return the rules that a request meets, in their order.
 
-        Where that fails, for example in a router of the user's, every limit counts the request, and nothing exempts it:
-        a failure is no way past the limits.
+        Where that fails, every limit counts the request, and nothing exempts it: a failure is no way past the limits.
         """
-        if self.always is not None and not is_preflight(scope):
+        preflight = is_preflight(scope)
+        if self.always is not None and not preflight:
             return self.always
+        method = "a preflight" if preflight else scope.get("method", "GET")
+        request = scope["type"], method, scope["path"], scope.get("root_path", "")
+        matched = self._known.get(request)
+        if matched is not None:
+            return matched
         try:
-            return self._select(scope)
+            known = True
+            defaults: Sequence[BoundRule] = ()
+            app = self._known_app = self._known_app or Application.of(shown(self._app, scope))
+            met, ended = self._met(scope, texts_of(scope, app))
+            if self._defaults is not None and not ended:
+                defaults, routed = self._defaults.find(scope)
+                known = routed and app.by_path  # a route may come later
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
-                logger.exception(
-                    "the rules of a request cannot be told, so every limit counts it (suppressed=%d)", left_out
-                )
-            met, _ = self._met(range(len(self._bound)), scope, None)
-            return self._selected(met, () if self._defaults is None else self._defaults.anywhere(), scope)
+                logger.exception("every limit counts a request whose rules are unknown (suppressed=%d)", left_out)
+            met, known = self._met(scope, RequestTexts(any=True))[0], False
+            defaults = () if self._defaults is None else self._defaults.anywhere()
+        matched = self._matched(met, defaults, preflight=preflight)
+        return remember(self._known, request, matched, MAX_PATHS, PATH_BYTES) if known else matched
 
-    def _select(self, scope: Scope) -> Selection:
-        routes = self._routes
-        if routes.router is None:
-            routes = routes.seen_by(scope)
-        version = routes.current()
-        if version != self._version:
-            self._version = version
-            self._known.clear()
-        method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
-        request = scope["type"], method, scope["path"], scope.get("root_path", "")
-        selection = self._known.get(request)
-        if selection is not None:
-            return selection
-        selection = self._find(scope, routes)
-        return remember(self._known, request, selection, MAX_PATHS, PATH_BYTES) if routes.by_path else selection
-
-    def _find(self, scope: Scope, routes: Routes) -> Selection:
-        path = RequestPath(scope, routes, slashed=self._slashed)
-        places: set[int] = set()
-        if path.anything:
-            places |= {place for place, bound in enumerate(self._bound) if bound.rule.action != "track"}
-        for text, begin, end in path.texts:
-            # One comprehension first: where no text tells rules apart, most of them do not match.
-            for _, place, written in [indexed for indexed in self._index.find(text) if indexed[0](text)]:
-                if written.startswith(begin) and written.endswith(end):
-                    places.add(place)
-        met, ended = self._met(places, scope, path)
-        defaults = () if self._defaults is None or ended else self._defaults.find(scope, routes)
-        return self._selected(met, defaults, scope)
-
-    def _met(
-        self, places: Iterable[int], scope: Scope, path: RequestPath | None
-    ) -> tuple[list[tuple[int, bool]], bool]:
-        """Return which of some rules a request meets, and whether one of them surely ends the list.
-
-        Args:
-            places: The places of the rules whose paths match.
-            scope: The scope of the request.
-            path: Its path; None where that is not known, and nothing exempts the request.
-
-        Returns:
-            The place of each rule, and whether it ends the list.
-        """
+    def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
+        """Return which rules a request meets, each with whether it ends the list, and whether one surely does."""
+        places: Iterable[int] = range(len(self._bound))
+        if not texts.any:
+            found = {*self._anywhere, *self._index.find(texts.generous)}
+            places = sorted(found.union(self._index.find(texts.slashed, slashed=True)))
         kind, method = scope["type"], scope.get("method", "GET")
         met = []
-        for place in sorted(places):
+        for place in places:
             rule = self._bound[place].rule
             counts = not rule.exempt and limits_kind(rule, kind, method)
-            ends = counts if rule.blocks else rule.final and path is not None and exempts(rule, kind, method, path)
+            ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
                 met.append((place, ends))
             if ends and not rule.conditional:
                 return met, True
         return met, False
 
-    def _selected(self, rules: Iterable[tuple[int, bool]], defaults: Sequence[BoundRule], scope: Scope) -> Selection:
-        """Return the selection of some rules and the limits behind them; it is the same for all such requests."""
-        key = tuple(rules), tuple(defaults), is_preflight(scope)
-        selection = self._selections.get(key)
-        if selection is not None:
-            return selection
-        bound_rules = [(self._bound[place], ends) for place, ends in key[0]]
-        bound_rules += [(bound, False) for bound in defaults]
-        met = [Met(bound.for_preflights() if key[2] else bound, ends) for bound, ends in bound_rules]
+    def _matched(self, rules: Iterable[tuple[int, bool]], defaults: Sequence[BoundRule], *, preflight: bool) -> Matched:
+        """Return one object for all requests that meet the same rules."""
+        key = tuple(rules), tuple(defaults), preflight
+        matched = self._alike.get(key)
+        if matched is not None:
+            return matched
+        met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
+        met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
         if any(bound.rule.conditional for bound, _ in met):
-            return remember(self._selections, key, Selection((), plain=False, open=tuple(met)))
-        return remember(self._selections, key, chosen(met))
+            return remember(self._alike, key, Matched(conditions=tuple(met)))
+        return remember(self._alike, key, chosen(met))
 
     def bound(self) -> list[BoundRule]:
         """Return the rules that count, in their order, and the defaults that a request has met."""
@@ -328,19 +284,22 @@ def limits_kind(rule: Rule, kind: str, method: str) -> bool:
     return rule.connection is None or kind == rule.connection
 
 
-def exempts(rule: Rule, kind: str, method: str, path: RequestPath) -> bool:
+def _exempts(rule: Rule, kind: str, method: str, texts: RequestTexts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
     if rule.methods is not None and method not in rule.methods:
         return False
     if rule.connection is not None and kind != rule.connection:
         return False
-    if not rule.matchers:
+    if not rule.rule_paths:
         return True
-    return not path.anything and all(any(matcher.exempts(text) for matcher in rule.matchers) for text in path.strict)
+    return not texts.any and all(
+        any(below is not None and below.is_exactly(text) for below in (path_below(mounts, one) for one in rule.paths))
+        for mounts, text in texts.exact
+    )
 
 
-def chosen(met: Sequence[Met]) -> Selection:
-    """Return the selection that some rules make, in their order."""
+def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
+    """Return what some rules, in their order, are for a request; each comes with whether it ends the list."""
     counting: list[BoundRule] = []
     last: Rule | None = None
     for bound, ends in met:
@@ -353,20 +312,29 @@ def chosen(met: Sequence[Met]) -> Selection:
     limiting = tuple(bound for bound in counting if bound.rule.action == "limit") if blocked is None else ()
     shadows = tuple(bound for bound in counting if bound.rule.action != "limit")
     plain = blocked is None and all(bound.plain for bound in limiting)
-    return Selection(limiting, plain, shadows, exempt=last is not None and last.exempt, blocked=blocked)
+    told = tuple(bound for bound in limiting if bound.rule.on_exceeded is not None)
+    return Matched(limiting, plain, shadows, told, exempt=last is not None and last.exempt, blocked=blocked)
 
 
-def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints."""
+def all_rules(
+    limits: Limits | LimitsFunction | None, rules: Sequence[Rule] | None, key: Key | KeyFunction | None = None
+) -> Sequence[Rule]:
+    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints.
+
+    Args:
+        limits: The limits of all requests.
+        rules: The rules.
+        key: The key of those that have none.
+    """
     if rules is None:
-        return [] if limits is None else [Rule("*", limits)]
+        return [] if limits is None else [Rule("*", limits, key=key)]
     if limits is not None:
         raise ConfigurationError(
             'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
         )
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rules)}')
-    return tuple(rules)
+    return tuple(rules) if key is None else [rule.keyed(key) if isinstance(rule, Rule) else rule for rule in rules]
 
 
 def check_apart(rules: Iterable[Rule]) -> None:
@@ -464,8 +432,7 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: S
         identity,
         limits,
         names if names is not None else wire_names(rule.label, limits),
-        # Tracking counts everything, or a hot key would cool down while it is hot.
-        count_denied=rule.count_denied or rule.action == "track",
+        count_denied=rule.count_denied,
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
         unit=rule.unit,

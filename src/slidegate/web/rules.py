@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
+from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import Parameter, iscoroutinefunction
@@ -22,23 +23,25 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
-from .matching import PathMatcher
+from .paths import RulePath
 
-CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
+CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
-LimitsFunction: TypeAlias = Callable[[HTTPConnection], Limits | Awaitable[Limits]]
+LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
 CountIf: TypeAlias = (
     Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, HTTPConnection], object]
 )
 """Says of an answer whether it counts: of its status, also of its header fields, also of the request."""
 Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
-Action: TypeAlias = Literal["limit", "shadow", "track", "block"]
+Action: TypeAlias = Literal["limit", "shadow", "block"]
 """What a rule does with the requests that it counts or meets; one that exempts does none of it."""
-Condition: TypeAlias = Callable[[HTTPConnection], object]
+Condition: TypeAlias = Callable[[Any], object]
 """Says whether a rule applies to a request: true or false, or an awaitable of it."""
 
 DEFAULT_WAIT_MAX: Final = 16
+MAX_LABEL: Final = 64
+"""How long the label of a rule without a name may be."""
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
@@ -48,8 +51,7 @@ _COUNTING: Final = ("limits", "concurrency", "key", "wait", *_OF_LIMITS)
 EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
-    ("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
-    ("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+    ("shadow", ("concurrency", "count_if", "wait", "final"), "a shadow only looks on"),
 )
 """Which options of a rule make no sense beside which others, and why; the JSON Schema of `slidegate.toml` is made of
 this table too."""
@@ -97,8 +99,8 @@ class Rule:
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
         shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
-        on_exceeded: Makes a rule that only tracks: it counts every request, refuses none, and calls this function with
-            the key and the decision, sync or async, once each time a key passes the limit.
+        on_exceeded: Called with the key and the decision, sync or async, when a key passes the limit, and again only
+            after it has kept to it for a whole window. With `shadow` nobody is refused.
         block: Refuse every request that it meets, and end the list. Such a rule has no limits.
         status: The status of the answer to a blocked request, 400 to 599; by default 403.
 
@@ -143,7 +145,7 @@ class Rule:
         for option, flag in flags.items():
             check_flag(option, flag)
         self.paths = checked_paths(path)
-        self.matchers = tuple(PathMatcher(path) for path in self.paths if path != "*")
+        self.rule_paths = tuple(RulePath(path) for path in self.paths if path != "*")
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
@@ -159,7 +161,7 @@ class Rule:
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        self.key = bind(key, self.matchers) if isinstance(key, Key) else checked_function(key)
+        self.key = bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
         self.count_if: Callable[..., object] | None = count_if
@@ -169,8 +171,10 @@ class Rule:
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
         self.name = None if name is None else check_name(name, "rule name")
+        self.label = label_of(self.paths) if name is None else name
+        """The name of the rule, else its paths, for people to read."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
-        self.action: Action = "shadow" if shadow else "block" if block else "limit" if on_exceeded is None else "track"
+        self.action: Action = "shadow" if shadow else "block" if block else "limit"
 
     def _check_together(self, given: Set[str]) -> None:
         """Check the options of which one makes no sense beside another."""
@@ -209,14 +213,17 @@ class Rule:
         shown = filter(None, (limits, "" if action == "limit" else action))
         return f"<Rule {self.label!r} {' '.join(shown)}>"
 
+    def keyed(self, key: Key | KeyFunction) -> Rule:
+        """Return the rule, counting by a key if it has none of its own."""
+        if self.key is not None or not self.counts:
+            return self
+        rule = copy(self)
+        rule.key = bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key)
+        return rule
+
     @property
     def _call(self) -> str:
         return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
-
-    @property
-    def label(self) -> str:
-        """The name of the rule, else its paths, for people to read."""
-        return _label(self.paths) if self.name is None else self.name
 
     @property
     def identity(self) -> str:
@@ -235,7 +242,7 @@ class Rule:
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
             *([] if self.when is None else [_function_name(self.when)]),
         )
-        return f"{identity_of(_label(paths), *facts)}{suffix}"
+        return f"{identity_of(label_of(paths), *facts)}{suffix}"
 
     @property
     def counts(self) -> bool:
@@ -257,7 +264,7 @@ class Rule:
     @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
-        return not self.matchers and self.methods is None and self.connection is None and not self.conditional
+        return not self.rule_paths and self.methods is None and self.connection is None and not self.conditional
 
     @property
     def conditional(self) -> bool:
@@ -274,11 +281,11 @@ def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _label(paths: Sequence[str]) -> str:
+def label_of(paths: Sequence[str]) -> str:
     """Return paths in printable ASCII, as header fields take it, without the separators ":" and ";" of other names."""
     if paths[0] == "*":
         return "default"
-    return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+    return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
 
 
 def conflict(given: Container[str]) -> str:
@@ -294,7 +301,7 @@ def conflict(given: Container[str]) -> str:
 
 
 def checked_paths(path: Any) -> tuple[str, ...]:
-    """Return the paths of a rule, which `PathMatcher` looks at one by one."""
+    """Return the paths of a rule, which `RulePath` checks one by one."""
     if path == "*":
         return ("*",)
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)

@@ -24,7 +24,6 @@ from ..core.memo import remember
 from ..core.statistics.metrics import OVERFLOW
 from ..core.statistics.series import MAX_NOTED, Outcome, Series
 from ..limiter import Limiter
-from ..limiter.stats import UNROUTED
 from .request import RequestLimits
 from .routes import RouteIndex
 
@@ -151,10 +150,8 @@ class RequestStats:
             return known[0]
         labels = (counted.label,) if isinstance(counted, Bucket) else tuple([bucket.label for bucket in counted])
         # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
-        found = [resolved for resolved in self._routes.candidates(scope) if resolved.route.endpoint is not None]
-        resolved = self._routes.find(scope) if found else None
-        series = self._statistics.series(labels, UNROUTED if resolved is None else resolved.label)
-        if len(found) <= 1:  # else the path decides
+        series = self._statistics.series(labels, self._routes.label(scope))
+        if len(self._routes.candidates(scope)) <= 1:  # else the path decides
             # Keep the endpoint alive, or id() could be reused for another object.
             remember(self._passed, (counted, id(endpoint)), (series, router, endpoint))
         return series

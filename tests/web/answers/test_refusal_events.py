@@ -91,7 +91,7 @@ async def test_a_refusal_by_a_limit() -> None:
         details = await house.last("/shop/items/<script>")
         assert details == {
             "key": PEER, "client": PEER, "rule": "shop", "limit": "2/1m", "reason": "limited", "by": "",
-            "route": "GET /shop/items/{id}", "method": "GET", "retry_after_s": 59, "status": 429,
+            "route": "(no route)", "method": "GET", "retry_after_s": 59, "status": 429,
         }  # fmt: skip
 
 
@@ -226,7 +226,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         inner = Limiter()
         inner.observe(further_in.append, kinds=["refused"], inline=True)
         app.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=inner)
-    house = House(app, rules=rules, ignore_checks=["SG103", "SG104"], **options)
+    house = House(app, rules=rules, ignore_checks=["SG103"], **options)
     count = 0
     for _ in range(data.draw(st.integers(1, 25))):
         path = data.draw(st.sampled_from(["/", "/free", "/shut", "/limited", "/swallowing", "/none"]))

@@ -150,9 +150,9 @@ async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeyp
         assert answer.status == 200
 
 
-async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
+async def test_rules_call_what_the_code_names_when_a_key_passes(file: Path) -> None:
     heard: list[str] = []
-    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\non_exceeded = true\n'
+    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\nshadow = true\non_exceeded = true\n'
     app = from_file(file, text, on_exceeded=lambda key, decision: heard.append(key))
     assert await statuses(app, 4) == [200] * 4
     assert heard == [PEER]

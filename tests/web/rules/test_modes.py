@@ -324,7 +324,7 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
         note(key, decision)
 
     clock = FakeClock(10**15)
-    rule = Rule("*", "100/5s", on_exceeded=note if kind == "sync" else note_later)
+    rule = Rule("*", "100/5s", shadow=True, on_exceeded=note if kind == "sync" else note_later)
     app = RateLimitMiddleware(hello, rules=[rule], limiter=Limiter(MemoryStore(clock=clock)))
     assert await statuses(app, 100) == [200] * 100
     assert hot == []
@@ -340,15 +340,30 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
 
 
 @everywhere
-async def test_a_hot_key_is_told_wherever_it_is_tracked(at: str) -> None:
+async def test_a_hot_key_is_told_wherever_its_limit_stands(at: str) -> None:
     hot: list[str] = []
-    middleware = limited(at, "2/hour", on_exceeded=lambda key, decision: hot.append(key))
+    middleware = limited(at, "2/hour", shadow=True, on_exceeded=lambda key, decision: hot.append(key))
     assert await statuses(middleware, 5) == [200] * 5
     assert hot == [PEER]
 
 
+@everywhere
+async def test_a_limit_that_refuses_tells_of_a_key_too(at: str) -> None:
+    hot: list[str] = []
+    middleware = limited(at, "2/hour", on_exceeded=lambda key, decision: hot.append(key))
+    assert await statuses(middleware, 5) == [200] * 2 + [429] * 3
+    assert hot == [PEER]
+
+
+async def test_of_several_limits_those_tell_that_a_key_has_passed() -> None:
+    hot: list[str] = []
+    rules = [Rule("*", f"{n}/hour", name=f"of-{n}", on_exceeded=lambda key, _, n=n: hot.append(f"{n}")) for n in (2, 3)]
+    assert await statuses(RateLimitMiddleware(hello, rules=rules), 4) == [200] * 2 + [429] * 2
+    assert hot == ["2"]
+
+
 async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rule = Rule("*", "1/hour", on_exceeded=lambda key, decision: 1 // 0, name="hot")
+    rule = Rule("*", "1/hour", shadow=True, on_exceeded=lambda key, decision: 1 // 0, name="hot")
     app = RateLimitMiddleware(hello, rules=[rule])
     assert await statuses(app, 3) == [200] * 3
     assert "'hot'" in caplog.text
@@ -357,7 +372,7 @@ async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptu
 async def test_onlookers_may_call_functions_and_leave_requests_uncounted() -> None:
     hot: list[str] = []
     rules = [
-        Rule("*", "1/hour", key=lambda r: r.headers.get("x-k"), on_exceeded=lambda k, d: hot.append(k)),
+        Rule("*", "1/hour", key=lambda r: r.headers.get("x-k"), shadow=True, on_exceeded=lambda k, d: hot.append(k)),
         Rule("*", "99/hour"),
     ]
     app = RateLimitMiddleware(hello, rules=rules)

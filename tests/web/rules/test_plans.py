@@ -109,9 +109,9 @@ async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None
     observer, told = RecordingObserver(without=["refused", "near_limit"]), []
     rules = [
         Rule("*", lambda request: "nobody", shadow=True, name="shadow"),
-        Rule("*", lambda request: "nobody", on_exceeded=lambda key, seen: told.append(key), name="track"),
+        Rule("*", lambda request: "nobody", shadow=True, on_exceeded=lambda key, seen: told.append(key), name="hot"),
     ]
     middleware = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
     assert await statuses(middleware, 3) == [200, 200, 200]
-    assert [event.kind for event in observer.events] == ["shadow_refused"] * 3
+    assert [event.kind for event in observer.events] == ["shadow_refused"] * 6
     assert told == [PEER]

@@ -64,9 +64,7 @@ async def test_what_no_router_takes_for_the_rule_is_charged_to_the_default(path:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["all"]
 
 
-@pytest.mark.parametrize(
-    "path", ["//login", "/./login", "/a/../login", "/login;x", "/login\n", "/login/.", "/login/", "/a/..;/login"]
-)
+@pytest.mark.parametrize("path", ["//login", "/./login", "/a/../login", "/login\n", "/login/.", "/login/"])
 async def test_what_some_router_takes_for_the_rule_is_charged_to_it(path: str) -> None:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["login", "all"]
 
@@ -183,7 +181,7 @@ async def test_one_name_on_two_limiters_is_two_limits() -> None:
 
 async def test_a_named_shadow_in_two_gates_looks_once() -> None:
     seen: list[str] = []
-    rule = Rule("*", "2/hour", on_exceeded=lambda key, decision: seen.append(key), name="hot")
+    rule = Rule("*", "2/hour", shadow=True, on_exceeded=lambda key, decision: seen.append(key), name="hot")
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     app = RateLimitMiddleware(RateLimitMiddleware(hello, limiter=limiter, rules=[rule]), limiter=limiter, rules=[rule])
     assert await statuses(app, 2) == [200, 200]
@@ -273,18 +271,6 @@ def test_a_parameter_that_one_path_lacks_is_an_error(key: Any, paths: Any) -> No
 def test_paths_that_cannot_be_used_are_errors(paths: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"path: {message}"):
         Rule(paths, "1/minute")
-
-
-def test_hidden_rules_are_found_path_by_path() -> None:
-    final = Rule(["/a", "/files/{rest:path}", "/u/{name}"], "1/minute", final=True)
-    hidden = [Rule(["/a", "/files/x/{id}"], "1/s"), Rule(["/u/{other}"], "1/s"), Rule("/files/y", "1/s")]
-    hidden += [Rule(["/u/{other:int}", "/a"], "1/s")]
-    open_to = [Rule(["/a", "/b"], "1/s", key=everyone), Rule("*", "1/s")]
-    for later in hidden + open_to:
-        found = [finding.code for finding in RateLimitMiddleware(hello, rules=[final, later]).findings]
-        assert found == ["SG104"] * (later in hidden)
-    (found,) = RateLimitMiddleware(hello, rules=[Rule("*", "1/s", final=True), final]).findings
-    assert found.code == "SG104"
 
 
 # -- quotas --------------------------------------------------------------------------------------------------------
