@@ -122,9 +122,8 @@ async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) 
     """Send each record through `app` at its time. What the log answered stands in ``request.state.status``."""
     for record in records:
         clock.set(record.time_us)
-        scope = http_scope(record)
-        status, fields = await call(app, scope)
-        yield Exchange(record, status, fields, scope["slidegate"].decision if "slidegate" in scope else SWITCHED_OFF)
+        status, fields, decision = await call(app, http_scope(record))
+        yield Exchange(record, status, fields, decision)
 
 
 def http_scope(record: AccessRecord) -> Scope:
@@ -151,8 +150,8 @@ def http_scope(record: AccessRecord) -> Scope:
     }
 
 
-async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes]]:
-    """Send one request without a body; return status and header fields of the answer."""
+async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes], Decision]:
+    """Send one request without a body; return status and header fields of the answer, and the decision behind it."""
     incoming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"", "more_body": False}]
     started: dict[str, Any] = {}
 
@@ -162,9 +161,11 @@ async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes]]:
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             started.update(message)
+            if "slidegate" in scope:  # as long as the request is under way
+                started["decision"] = scope["slidegate"].decision
 
     await app(scope, receive, send)
-    return started["status"], dict(started["headers"])
+    return started["status"], dict(started["headers"]), started.get("decision", SWITCHED_OFF)
 
 
 async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:

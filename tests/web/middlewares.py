@@ -19,7 +19,8 @@ WRITTEN_NS = 1_800_000_000_000_000_000
 
 def checks(scope: Scope) -> list[Check]:
     """Return what the limits of all middlewares and endpoints asked about a request: bucket, key and cost of each."""
-    return [check for _, decision in scope["slidegate"].entries for check in decision.checks]
+    record = scope.get("slidegate") or scope["slidegate.ended"]
+    return [check for _, decision in record.entries for check in decision.checks]
 
 
 def charged(scope: Scope) -> list[str]:

@@ -38,7 +38,7 @@ async def buckets(app: Any, path: str, method: str = "GET") -> dict[str, str]:
     scope = scope_of(path, method)
     answer = await send_scope(app, scope)
     assert answer.status < 400, (path, method, answer)
-    return {state.rule: state.name for state in scope["slidegate"].decision.states} | {
+    return {state.rule: state.name for state in scope["slidegate.ended"].decision.states} | {
         bucket.rule: bucket.names[0] for bucket, _, _ in checks(scope)
     }
 

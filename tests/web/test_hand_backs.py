@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-import anyio
 import pytest
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope
+from ..asgi import PEER, call, hello
 from ..remote_stores import RemoteStore
 
 BOUND_S = 20
@@ -45,68 +40,6 @@ class Distant(RemoteStore):
 
 async def page(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hi", 500 if request.url.query else 200)
-
-
-def at_an_endpoint(limiter: Limiter) -> Any:
-    middleware = Middleware(RateLimitMiddleware, rules=[Rule("*", "9/hour", name="outer")], limiter=limiter)
-    return Starlette(routes=[Route("/", RateLimit("1/hour")(page))], middleware=[middleware])
-
-
-def in_an_inner_middleware(limiter: Limiter) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="inner")], limiter=limiter)
-    return RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="outer")], limiter=limiter)
-
-
-def in_several_rules(limiter: Limiter) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="inner")], limiter=limiter)
-    rules = [Rule("*", "9/hour", name="outer"), Rule("*", "90/hour", name="second"), Rule("*", "90/day", name="third")]
-    return RateLimitMiddleware(inner, rules=rules, limiter=limiter)
-
-
-WAYS = [at_an_endpoint, in_an_inner_middleware, in_several_rules]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("how", ["task", "twice", "anyio", "timeout"])
-async def test_what_a_refusal_hands_back_comes_back_also_when_it_is_cancelled(way: Any, how: str) -> None:
-    store = Distant()
-    limiter = Limiter(store, deadline="20s")
-    app = way(limiter)
-    assert (await call(app)).status == 200
-    store.open.clear()
-
-    async def cancelled() -> None:
-        if how == "anyio":
-            with anyio.CancelScope() as scope:
-                ours.append(scope)
-                await call(app)
-        elif how == "timeout":
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None) as timeout:
-                    limits.append(timeout)
-                    await call(app)
-        else:
-            await call(app)
-
-    ours: list[anyio.CancelScope] = []
-    limits: list[asyncio.Timeout] = []
-    async with asyncio.timeout(BOUND_S):
-        waiting = asyncio.create_task(cancelled())
-        await store.held.wait()
-        assert await left(store) == 7, "charged, and not yet handed back"
-        if how == "anyio":
-            ours[0].cancel()
-        elif how == "timeout":
-            limits[0].reschedule(asyncio.get_running_loop().time())
-        else:
-            waiting.cancel()
-            if how == "twice":
-                await asyncio.sleep(0)
-                waiting.cancel()
-        with suppress(asyncio.CancelledError):
-            await waiting  # the request does not wait for the store
-        store.open.set()
-        await until_left(store, 8)
 
 
 async def until_left(store: Distant, units: int) -> None:
@@ -137,15 +70,3 @@ async def test_what_follows_from_a_status_is_done_also_when_the_request_is_cance
             await waiting
         store.open.set()
         await until_left(store, 0 if options is STRUCK else 9)
-
-
-def test_under_trio_all_of_it_is_done_too() -> None:
-    async def main() -> tuple[int, int]:
-        limiter = Limiter(MemoryStore(clock=FakeClock()))
-        app = at_an_endpoint(limiter)
-        statuses = [(await send_scope(app, scope_of())).status for _ in range(2)]
-        assert statuses == [200, 429]
-        decision = await limiter.peek(PEER, "9/hour", 0, rule="outer")
-        return statuses[1], decision.remaining or 0
-
-    assert anyio.run(main, backend="trio") == (429, 8)

@@ -43,7 +43,7 @@ async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
     found = []
     for scope in scopes:
         await send_scope(app, scope)
-        found.append(scope["slidegate"].decision.states[0].key)
+        found.append(scope["slidegate.ended"].decision.states[0].key)
     return found
 
 
@@ -209,7 +209,7 @@ async def test_a_bare_client_ip_in_a_key_is_the_client_that_the_middleware_finds
             headers = {"X-Forwarded-For": f"203.0.113.{number}", "X-Tenant": "t"}
             scope = scope_of(client=("10.0.0.1", 1), headers=headers)
             await send_scope(app, scope)
-            found.append(scope["slidegate"].decision.states[0].key)
+            found.append(scope["slidegate.ended"].decision.states[0].key)
         assert (found[0] == found[1]) is (ends == "203.0.113.0/24")
         assert ends in (None, found[0])
 
@@ -327,7 +327,7 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     asked = {**scope_of(), **scope}
     await send_scope(app, asked)
-    found: str = asked["slidegate"].decision.states[0].key
+    found: str = asked["slidegate.ended"].decision.states[0].key
     return found
 
 
@@ -359,7 +359,7 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         app = RateLimitMiddleware(hello, limits="9/minute", limiter=limiter, client=client)
         scope = {**scope_of(), "client": (address, 1)}
         await send_scope(app, scope)
-        assert scope["slidegate"].decision.states[0].key == limiter.key_for(client.of(address))
+        assert scope["slidegate.ended"].decision.states[0].key == limiter.key_for(client.of(address))
     assert await counted_as(user, limiter, user="ann") == limiter.key_for(user.of("ann")) == "user:ann"
     assert await counted_as(everyone, limiter) == limiter.key_for(everyone.of())
     tenant = path_param("tenant")
@@ -375,7 +375,7 @@ def _middleware(limiter: Limiter, key: Any) -> RateLimitMiddleware:
 async def _send(app: RateLimitMiddleware, value: str) -> Any:
     scope = {**scope_of(), "headers": [(b"x-api-key", value.encode())]}
     await send_scope(app, scope)
-    return scope["slidegate"].decision
+    return scope["slidegate.ended"].decision
 
 
 async def test_a_customer_is_looked_at_charged_and_reset() -> None:

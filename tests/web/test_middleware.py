@@ -47,7 +47,7 @@ async def test_the_record_says_why_a_request_passed_or_not() -> None:
     for path, host in [("/", PEER), ("/", PEER), ("/health", PEER), ("/", "192.0.2.1"), ("/", "192.0.2.2")]:
         scope = scope_of(path, client=(host, 1))
         await send_scope(app, scope)
-        reasons.append(scope["slidegate"].decision.reason)
+        reasons.append(scope["slidegate.ended"].decision.reason)
     assert reasons == [Reason.OK, Reason.LIMITED, Reason.EXEMPT, Reason.ALLOWLISTED, Reason.BLOCKED]
 
 

@@ -132,7 +132,7 @@ class Play:
             await self.middleware(scope, receive, send)
         except BaseException as error:
             out.append((type(error), str(error)))
-        decision: Decision = scope["slidegate"].decision
+        decision: Decision = scope["slidegate.ended"].decision
         return [*out, decision.allowed, decision.reason, decision.states]
 
     async def state(self) -> object:

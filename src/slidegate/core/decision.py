@@ -266,7 +266,9 @@ class Decision:
         for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
             noted, taken = self.charge[at], cost
             self.charge[at] = None
-            if isinstance(noted, tuple):  # units of a window, and not a permit
+            if noted is None:  # it was split off before
+                taken = 0
+            elif isinstance(noted, tuple):  # units of a window, and not a permit
                 mark, charged = noted if len(noted) == 2 else (noted[2], cost)
                 taken = charged if units is None else min(units, charged)
                 part.charge[at - first] = mark, taken

@@ -253,7 +253,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    limits = limits_above(request.scope, "strike")
+    limits = limits_above(request.scope, "strike", ended=True)
     if limits is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.

@@ -101,8 +101,6 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     """Note that a limit at an endpoint has refused a request, and return the exception for it."""
     scope = connection.scope
     request: RequestLimits = scope[RECORD]
-    # All or nothing: units charged for this request before go back.
-    await request.refund()
     entry = request.add(decision)
     if request.answered and scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)

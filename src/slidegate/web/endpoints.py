@@ -495,7 +495,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     counted = _find(request, rule, "charge")
     if counted is None:
         return _UNCOUNTED
-    limiter, decision, place = counted
+    _, limiter, decision, place = counted
     bucket, key, _ = decision.checks[place]
     return await limiter.charge_all(((bucket, key, units),))
 
@@ -525,9 +525,8 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     counted = _find(request, rule, "settle")
     if counted is None:
         return False
-    limiter, decision, place = counted
+    record, limiter, decision, place = counted
     bucket, key, estimate = decision.checks[place]
-    record: RequestLimits = request.scope[RECORD]
     if not decision.charge or not record.is_first("settled", bucket):
         return False
     if used > estimate:
@@ -537,17 +536,18 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     return True
 
 
-def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
-    """Return the limiter, the decision and the place in it that have counted a request for a rule; None if none has.
+def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[RequestLimits, Limiter, Decision, int] | None:
+    """Return what is known of a request, and the limiter, the decision and the place in it that have counted it for a
+    rule; None if none has.
 
     Raises:
         ConfigurationError: No middleware stands above, there is no such rule, or it has to be named.
     """
-    record = limits_above(request.scope, what)
+    record = limits_above(request.scope, what, ended=True)
     if record is None:
         return None
     counted = {
-        name_of(bucket.rule): (middleware.limiter, decision, place)
+        name_of(bucket.rule): (record, middleware.limiter, decision, place)
         for middleware, decision in record.entries
         for place, (bucket, _, _) in enumerate(decision.checks)
         if not bucket.held

@@ -35,7 +35,7 @@ from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction
 from .network_files import AddressList, followed
-from .request import OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
+from .request import ENDED, OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused, Sender
 from .routes import RouteIndex, layers
 from .rule_set import BoundRule, RuleSet, all_rules, check_names
@@ -239,6 +239,17 @@ class RateLimitMiddleware(Breakable):
         else:
             request = outer
             request.middleware = self._view
+        try:
+            await self._handle(scope, receive, send, request, outermost=outer is None)
+        finally:
+            if outer is None:
+                # Whoever gets the same scope again, from a retry for example, makes another request of it.
+                scope[ENDED] = scope.pop(RECORD, request)
+
+    async def _handle(
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, *, outermost: bool
+    ) -> None:
+        """Decide about a request, and have the application answer it, or its refusal."""
         hooks = len(request.on_start)
         try:
             answer = self._decider.decide(scope, request)
@@ -252,9 +263,9 @@ class RateLimitMiddleware(Breakable):
                     receive, send = self._prepare(scope, receive, send, request)
                 await self.app(scope, receive, send)
         except BaseException as error:
-            if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
+            if not await self._fail(scope, receive, send, request, error, hooks, outermost=outermost):
                 raise
-        if outer is None and (request.unfinished or request.needed or not request.counted):
+        if outermost and (request.unfinished or request.needed or not request.counted):
             await self._end(scope, receive, send, request)
 
     async def _turn_away(
@@ -272,8 +283,6 @@ class RateLimitMiddleware(Breakable):
                 return last is not None, receive
             decision = last
         request.refuse(scope, decision)
-        if len(request.entries) > 1:
-            await request.refund()
         if (self.policies or len(request.entries) > 1) and is_limited(decision):
             decision = until_let_in(decision, await strike_refused(scope, request))
             request.entries[-1] = self._view, decision

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 RECORD: Final = "slidegate"
 """The key of a request's `RequestLimits` in its ASGI scope."""
+ENDED: Final = "slidegate.ended"
+"""The key in the scope of a request that has ended: tasks that outlive it still charge and settle."""
 OFF: Final = "slidegate.off"
 """The key in the ASGI scope by which a middleware that is switched off says that it is there."""
 STATUS: Final = {
@@ -39,6 +41,7 @@ STATUS: Final = {
     "websocket.close": 403,
 }
 """The messages that start a response, and the status of each where the message does not say."""
+_UNDECIDED: Final = Decision(True, Reason.EXEMPT)
 Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
 """Hears the status and the header fields of an answer before it goes out."""
 
@@ -250,20 +253,6 @@ class RequestLimits:
         for hook in hooks:
             await hook(scope, status, fields)
 
-    async def refund(self) -> None:
-        """Refund all units charged so far, also if the request is cancelled meanwhile.
-
-        Units stay charged where refused requests count.
-        """
-        await refund(
-            [
-                (middleware.limiter, decision.take_out(place))
-                for middleware, decision in self.entries
-                for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ())
-                if not bucket.count_denied
-            ]
-        )
-
     async def release(self) -> None:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
         await refund(
@@ -290,13 +279,20 @@ def is_preflight(scope: Scope) -> bool:
     return b"origin" in names and b"access-control-request-method" in names
 
 
-def limits_above(scope: Scope, who: str) -> RequestLimits | None:
+def limits_above(scope: Scope, who: str, *, ended: bool = False) -> RequestLimits | None:
     """Return what the middlewares above know of a request; None where they are switched off.
+
+    Args:
+        scope: The scope of the request.
+        who: Who asks.
+        ended: Whether a request that has ended will do.
 
     Raises:
         ConfigurationError: There are none.
     """
     request: RequestLimits | None = scope.get(RECORD)
+    if request is None and ended:
+        request = scope.get(ENDED)
     if request is None and OFF not in scope:
         raise ConfigurationError(
             f"{who}: no RateLimitMiddleware stands above; write app.add_middleware(RateLimitMiddleware), with rules or "
@@ -326,8 +322,8 @@ def allowlisted(entries: Iterable[Entry]) -> bool:
 
 def tightest(decisions: Iterable[Decision]) -> Decision:
     """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
-    requests fit."""
-    every = list(decisions)
+    requests fit; before anything is decided, that nothing is counted."""
+    every = list(decisions) or [_UNDECIDED]
     counted = [(decision, state) for decision in every if (state := decision.binding) is not None]
     for decision in every:
         if not decision.allowed or not counted:

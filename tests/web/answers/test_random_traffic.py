@@ -102,7 +102,7 @@ class Seen:
     @property
     def decision(self) -> Decision:
         """The decision so far. Who asks for more than the first one changes how the rest of a request is recorded."""
-        record = self.scope["slidegate"]
+        record = self.scope.get("slidegate") or self.scope["slidegate.ended"]
         first: Decision | None = getattr(record, "first", None)
         more = first is None or self.scope["path"] == "/limited"
         return record.decision if more else first

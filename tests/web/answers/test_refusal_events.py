@@ -233,7 +233,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         client = data.draw(st.sampled_from([PEER, OTHER]))
         scope = scope_of(path, client=(client, 1))
         await send_scope(house.middleware, scope)
-        decision = scope["slidegate"].decision
+        decision = scope["slidegate.ended"].decision
         count += not decision.allowed
         assert len(house.refused) + len(further_in) == count, (path, client, decision)
         if data.draw(st.integers(0, 9)) == 0:

@@ -186,12 +186,12 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
         assert (await call(app, method="OPTIONS", headers=PREFLIGHT)).status == 200
 
 
-async def test_an_inner_middleware_that_blocks_hands_back_what_the_outer_one_charged() -> None:
+async def test_what_an_inner_middleware_blocks_stays_charged_further_out() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", block=True, when=is_curl)])
     app = RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "1/hour", name="outer")])
-    assert await statuses(app, 3, headers=CURL) == [403] * 3
-    assert await statuses(app, 2) == [200, 429]
+    assert await statuses(app, 3, headers=CURL) == [403, 429, 429]
+    assert await statuses(app, 1) == [429]
 
 
 async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:

@@ -33,7 +33,7 @@ async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **mor
     """Return the names of the limits that one request was asked about."""
     scope = scope_of(path, method, **more)
     await send_scope(RateLimitMiddleware(hello, rules=rules), scope)
-    return [state.name for state in scope["slidegate"].decision.states]
+    return [state.name for state in scope["slidegate.ended"].decision.states]
 
 
 LOGIN = Rule("/login", "5/minute", methods=["POST"], name="login")
@@ -99,7 +99,7 @@ async def test_a_websocket_handshake_is_a_get() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     await RateLimitMiddleware(app, rules=rules)(scope, None, None)  # type: ignore[arg-type]
-    assert [state.name for state in scope["slidegate"].decision.states] == ["get", "ws"]
+    assert [state.name for state in scope["slidegate.ended"].decision.states] == ["get", "ws"]
 
 
 async def test_exempt_and_final_end_the_list_and_what_stands_before_them_applies() -> None:

@@ -37,7 +37,7 @@ async def test_a_key_function_that_fails_counts_the_client_address(
     assert "'tenants'" in records[0].getMessage()
     scope = scope_of()
     await send_scope(app, scope)
-    assert scope["slidegate"].decision.binding.key == PEER
+    assert scope["slidegate.ended"].decision.binding.key == PEER
 
 
 async def test_a_cost_of_nothing_charges_nothing_and_passes_while_anything_is_left() -> None:
