@@ -38,7 +38,6 @@ TABLES: Final = {
     "KeyTable": Table("Keys", 'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.'),
     "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list."),
     "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets."),
-    "LoadSheddingTable": Table("Shedding of load", "The table `[load_shedding]`, about requests before all rules."),
     "ListTable": Table("Lists", "A table in `blocklist` or `allowlist`."),
     "Environment": Table("Environment", "A table in the place of an address that holds a password."),
 }

@@ -23,7 +23,6 @@ from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFiles, Networks
 from .web.openapi import document_limits
-from .web.overload import LoadSheddingMiddleware
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 
@@ -35,7 +34,6 @@ __all__ = [
     "Decision",
     "Limit",
     "Limiter",
-    "LoadSheddingMiddleware",
     "MemoryStore",
     "MessageLimits",
     "NetworkFiles",

@@ -116,8 +116,8 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
 
 async def slow_observers(scene: Scene, tmp_path: Path) -> None:
     scene.limiter.engine.events.worker.max_queued = 0
-    scene.limiter.observe(lambda event: None, kinds=["shedding_started"])
-    scene.limiter.engine.emit(Event("shedding_started", "busy", {"shed": 1}))
+    scene.limiter.observe(lambda event: None, kinds=["pause_ignored"])
+    scene.limiter.engine.emit(Event("pause_ignored", "busy", {"key": "k", "pause_us": 1}))
     assert await asyncio.to_thread(scene.limiter.engine.events.worker.flush, 60)
 
 

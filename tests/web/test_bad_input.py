@@ -13,7 +13,6 @@ from slidegate import (
     ConfigurationError,
     Limit,
     Limiter,
-    LoadSheddingMiddleware,
     MemoryStore,
     MessageLimits,
     RateLimit,
@@ -105,7 +104,6 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
     "key": (lambda function: rule("/a", "5/minute", key=function), 1),
     "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
     "when": (lambda function: rule("/a", "5/minute", when=function), 1),
-    "priority": (lambda function: LoadSheddingMiddleware(hello, lag="50ms", priority=function), 1),
     "on_exceeded": (lambda function: rule("/a", "5/minute", on_exceeded=function), 2),
     "on_refused": (lambda function: middleware(limits="5/minute", on_refused=function), 2),
     # The same at an endpoint.
@@ -233,7 +231,6 @@ def test_an_option_by_the_name_of_another_library_is_answered_with_the_name_here
         "Limiter": Limiter,
         "BanPolicy": BanPolicy,
         "MessageLimits": partial(MessageLimits, "5/minute"),
-        "LoadSheddingMiddleware": partial(LoadSheddingMiddleware, hello, lag="50ms"),
     }
     for name, make in makes.items():
         if (name, option) == ("BanPolicy", "action"):  # which has one

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from slidegate import BanPolicy, ConfigurationError, LoadSheddingMiddleware, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 
 from ..asgi import scope_of, send_scope
 
@@ -178,7 +178,6 @@ def hiding(app: Any) -> Any:
 INSIDE = {
     "around another": lambda app: app.add_middleware(Around),
     "outside of another": lambda app: (app.add_middleware(GZipMiddleware), app.add_middleware(made, limits="bad")),
-    "load shedding": lambda app: app.add_middleware(LoadSheddingMiddleware, lag="never"),
 }
 
 
@@ -201,7 +200,6 @@ async def test_whatever_stands_in_the_stack_ends_the_start(what: str, framework:
         lambda: Route("/", ok, middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
         lambda: Mount("/", routes=[], middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
         lambda: RateLimitMiddleware.from_file(Starlette(), "nowhere.toml"),
-        lambda: LoadSheddingMiddleware(Starlette(), lag="never"),
     ],
 )
 def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None:

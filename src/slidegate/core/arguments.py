@@ -70,7 +70,6 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
         "capacity",
     ): "leave it out: such a rule keeps a window for each key; slidegate.core.HotKeys counts in fixed memory",
     ("lease",): "leave it out: requests of one key in a turn of the event loop are one question to the store",
-    ("shed",): 'write app.add_middleware(LoadSheddingMiddleware, lag="50ms")',
     ("preflight_limits",): 'write Rule("*", "600/minute", methods=["OPTIONS"]); rules count preflights apart',
     ("message_limits", "message_key"): 'write messages=MessageLimits("10/second", key="client") at RateLimitMiddleware',
     ("on_exceeded",): (

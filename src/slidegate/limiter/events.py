@@ -27,10 +27,7 @@ CLOSE_S: Final = 5.0
 LOG_EVERY_S: Final = 10.0
 """An observer that fails with every refusal of a flood writes no more than one traceback in this time."""
 
-UNLOGGED: Final = (
-    *("refused", "near_limit", "shadow_refused", "series_full"),
-    *("shedding_started", "shedding_ended", "pause_ignored", "pause_unshared"),
-)
+UNLOGGED: Final = ("refused", "near_limit", "shadow_refused", "series_full", "pause_ignored", "pause_unshared")
 """The kinds of events that the package does not also write to its log."""
 KINDS: Final = (
     *UNLOGGED,

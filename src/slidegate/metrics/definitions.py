@@ -40,7 +40,7 @@ Labels: TypeAlias = tuple[str, ...]
 PREFIX: Final = "slidegate"
 BOUNDS_S: Final = tuple(bound_us / 1_000_000 for bound_us in EXPORTED_BOUNDS_US)
 """The upper bounds of the buckets of all histograms, in seconds."""
-REFUSED_OTHERWISE: Final = ("banned", "blocked", "shed", "unavailable")
+REFUSED_OTHERWISE: Final = ("banned", "blocked", "unavailable")
 """What became of requests that were refused, and not by a limit."""
 SHADOW_REFUSED: Final = "shadow_refused"
 """The outcome under a rule that would have refused a request, but only looks on."""

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.types import ASGIApp
-
 from ..core.bans.policy import BanPolicy
 from ..core.errors import MAX_QUOTED, ConfigurationError, closest
 from ..core.logs import escaped
@@ -25,7 +23,6 @@ from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .network_files import NetworkFile, NetworkFiles, Networks
-from .overload import LoadSheddingMiddleware
 from .rules import Exceeded
 
 if TYPE_CHECKING:
@@ -254,7 +251,6 @@ class ConfigLoader:
         self.versions: dict[str, FileVersion | None] = {str(self.path): version_of(str(self.path))}
         self.file = ConfigFile(self.path)
         self.client: ClientAddress = self.code.get("client") or client_ip()
-        self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware`, those given in code among them.
@@ -274,7 +270,6 @@ class ConfigLoader:
             options["headers"] = None
         if "bans" in options:
             options["bans"] = [self._policy(name, table) for name, table in options["bans"].items()]
-        self._load_shedding = options.pop("load_shedding", None)
         if "limiter" not in self.code:
             options["limiter"] = self._limiter(found)
         else:
@@ -287,20 +282,6 @@ class ConfigLoader:
         """Return an error of the middleware, with the file where the option that it is about stands there."""
         option = str(error).partition(": ")[0]
         return self.file.blamed(error, ()) if option in self.file.data and option not in self.code else error
-
-    def entry(self, middleware: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
-        """Return where requests enter: what sheds load before the middleware, if the file has that.
-
-        Raises:
-            ConfigurationError: Its options cannot be used.
-        """
-        if self._load_shedding is None:
-            return middleware
-        given = {name: options[name] for name in ("limiter", "statistics", "enabled") if name in options}
-        try:
-            return LoadSheddingMiddleware(middleware, **given, **self._load_shedding)
-        except ConfigurationError as error:
-            raise self.file.blamed(error, ("load_shedding",)) from None
 
     def beside(self, name: str) -> str:
         """Return the path of a file that the configuration names, from its own directory."""

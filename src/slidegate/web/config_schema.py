@@ -332,23 +332,6 @@ class MessageTable(_Table):
         return MessageLimits(**self.given)
 
 
-class LoadSheddingTable(_Table):
-    """Refuses a share of the requests with 503 while the service is overloaded."""
-
-    lag: str | None = None
-    """How late the event loop may be, such as "50ms"."""
-    latency: str | None = None
-    """How long requests may take to their first byte on average, such as "2s"."""
-    exempt: Paths | None = None
-    """A path whose requests are never shed, such as "/health", or a list of paths."""
-    methods: Texts | None = None
-    """The HTTP methods that may be shed, such as ["GET"]; by default all."""
-
-    def made(self, loader: ConfigLoader) -> dict[str, Any]:
-        """Return the options of the middleware, which needs an application."""
-        return self.given
-
-
 class Configuration(_Table):
     """A configuration file of slidegate."""
 
@@ -378,8 +361,6 @@ class Configuration(_Table):
     """The header fields that tell clients their limits."""
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
-    load_shedding: Made[LoadSheddingTable] | None = None
-    """Refuse a share of the requests while the service is overloaded."""
     statistics: bool = True
     """Whether outcomes, statuses and times of requests are recorded."""
     enabled: bool = True

@@ -128,7 +128,7 @@ class ReloadingMiddleware(Breakable):
         self._loader = partial(ConfigLoader, self._path, code, self._shared.limiter_at, on_exceeded, clock, store)
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
-        self.app, self._entry = self._made_of(loader)
+        self.app = self._made_of(loader)
         self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self.app)
 
@@ -148,21 +148,20 @@ class ReloadingMiddleware(Breakable):
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan":
             self._watcher.look_when_due()
-        await self._entry(scope, receive, send)
+        await self.app(scope, receive, send)
 
-    def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
-        """Return the middleware that the file makes, and where requests enter: it, or what sheds load before it."""
+    def _made_of(self, loader: ConfigLoader) -> RateLimitMiddleware:
+        """Return the middleware that the file makes."""
         options = loader.options()
         try:
-            made = whole(self._make(self._below, self._shared, options))
+            return whole(self._make(self._below, self._shared, options))
         except ConfigurationError as error:
             raise loader.blamed(error) from None
-        return made, whole(loader.entry(made, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
         loader = self._loader({file.path for files in followed for file, count, _ in files.states if count})
-        made: tuple[RateLimitMiddleware, ASGIApp] | None = None
+        made: RateLimitMiddleware | None = None
         message = ""
         try:
             made = self._made_of(loader)
@@ -177,12 +176,12 @@ class ReloadingMiddleware(Breakable):
             if made is None:
                 self._tell(logging.ERROR, "config_rejected", message)
             else:
-                self._put_to_work(*made)
+                self._put_to_work(made)
 
         return put_to_work
 
-    def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
-        before, self.app, self._entry = self.app, made, entry
+    def _put_to_work(self, made: RateLimitMiddleware) -> None:
+        before, self.app = self.app, made
         self.limiter.engine.callers.replace(before, made)
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = _windows(made)

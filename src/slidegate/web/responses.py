@@ -283,7 +283,7 @@ def _to_client(decision: Decision) -> Rendered:
     """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
     match decision.reason:
         case Reason.UNAVAILABLE:
-            return reduced_capacity("cannot count requests now", decision.retry_after_us or 0)
+            return _later(_unavailable(), decision.retry_after_us or 0)
         case Reason.NOBODY:
             return _for_nobody(decision.by)
     if isinstance(decision, RuleRefusal):
@@ -369,11 +369,6 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": _NORMAL})
 
 
-def reduced_capacity(what: str, wait_us: int) -> Rendered:
-    """Return the answer of a 503 that says what the service does: "cannot count requests now"."""
-    return _later(_unavailable(what), wait_us)
-
-
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
     status, body, fields = rendered
     return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))]
@@ -407,8 +402,10 @@ def _phrase(status: int) -> str:
 
 
 @lru_cache
-def _unavailable(what: str) -> Rendered:
-    return _problem(_CAPACITY, 503, f"This service {what}; Retry-After says when to try again.")
+def _unavailable() -> Rendered:
+    """Return the answer where no store answers."""
+    detail = "This service cannot count requests now; Retry-After says when to try again."
+    return _problem(_CAPACITY, 503, detail)
 
 
 def _for_nobody(rule: str) -> Rendered:
