@@ -22,7 +22,6 @@ from .web.endpoints import RateLimit, charge, settle
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFiles, Networks
-from .web.openapi import document_limits
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 
@@ -51,7 +50,6 @@ __all__ = [
     "client_ip",
     "combine",
     "cookie",
-    "document_limits",
     "everyone",
     "header",
     "parse_limits",
