@@ -29,11 +29,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": (
-        {"core", "limiter", "admin", "asgi", "logs", "simulation", "stores", "web"},
-        {"anyio", "click", "rich", "starlette", "tomli_w", "uvicorn"},
+        {"core", "limiter", "admin", "logs", "simulation", "stores", "web"},
+        {"anyio", "click", "rich", "starlette", "tomli_w"},
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
-    "asgi": ({"core", "dashboard", "limiter", "web"}, {"starlette"}),
     "__main__": ({"cli"}, set()),
     "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),

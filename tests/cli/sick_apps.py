@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -56,6 +57,16 @@ healthy.add_middleware(RateLimitMiddleware, limits="600/minute")
 healthy.add_middleware(CORSMiddleware, expose_headers=["Retry-After", "RateLimit", "RateLimit-Policy"])
 
 bare = Starlette(routes=ROUTES)
+
+
+def guarded() -> object:
+    """Put an application behind the rules of a file, which stays as it is."""
+    return RateLimitMiddleware.from_file(bare, os.environ["RULES_OF_BARE"])
+
+
+def raising() -> object:
+    raise RuntimeError("a\nb\x1b[2J")
+
 
 uncovered = Starlette(routes=ROUTES)
 uncovered.add_middleware(

@@ -56,12 +56,12 @@ def test_an_application_with_mistakes_is_told_of_each(
 
 
 def test_rules_of_a_file_are_compared_with_the_routes_of_an_application(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "slidegate.toml"
     file.write_text('[[rules]]\npath = "/admin/{rest:path}"\nlimits = "5/m"\n', "utf-8")
-    findings = found(capsys, f"{APPS}:bare", "--rules", str(file))
-    assert findings == []
+    monkeypatch.setenv("RULES_OF_BARE", str(file))
+    assert found(capsys, f"{APPS}:guarded", "--factory") == []
 
 
 def test_a_store_that_could_not_be_made_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +128,8 @@ def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet
         (["no_such.toml"], "cannot be read"),
         (["."], "cannot be read"),
         ([__file__], "line 1"),
-        (["no_such.toml", "--rules", "x.toml"], "--rules"),
-        ([f"{APPS}:bare", "--rules", "no_such.toml"], "no_such.toml"),
+        ([f"{APPS}:"], "expected module:name"),
+        ([f"{APPS}:raising", "--factory"], "RuntimeError: a b\\x1b[2J"),
     ],
 )
 def test_a_target_that_cannot_be_used_is_one_sentence(

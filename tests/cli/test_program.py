@@ -116,11 +116,10 @@ OPTIONS = {
     "bans import": "by create for format quiet reason store",
     "bans list": "format match policy quiet store",
     "bans remove": "by format quiet store value",
-    "check": "app-dir factory format quiet rules",
+    "check": "app-dir factory format quiet",
     "explain": "format quiet",
     "key reset": "format quiet store value",
     "key show": "format quiet rule rules store value",
-    "run": "app-dir dashboard factory host port reload rules store workers",  # and those of uvicorn
     "simulate": "ban-after format html key limit log-fields log-format quiet rules since until",
     "suggest": "format key log-fields log-format quiet routes since touch until",
     "top": "every format once quiet store window",
@@ -132,7 +131,7 @@ def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[s
     for name, options in OPTIONS.items():
         assert main([*name.split(), "--help"]) == 0
         found = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
-        assert found == set(options.split()) or (name == "run" and found > set(options.split())), name
+        assert found == set(options.split()), name
 
 
 @pytest.mark.parametrize("name", ["", "bans", "key", *OPTIONS])
@@ -254,7 +253,6 @@ WORDS = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12).filter(lambda wor
 NAMES = [
     "explain",
     "check",
-    "run",
     "simulate",
     "suggest",
     "bans add",

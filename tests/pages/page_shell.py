@@ -31,7 +31,7 @@ TOOLS: Final = (
 )
 MODULES: Final = ("slidegate", "uvicorn", "pytest", "hypercorn", "granian")
 """Commands that are `python -m` of the same name."""
-SERVER: Final = re.compile(r"(?:\w+=\S+ +)*(?:(?:python3? -m )?uvicorn|slidegate run) ")
+SERVER: Final = re.compile(r"(?:\w+=\S+ +)*(?:python3? -m )?uvicorn ")
 PORT: Final = re.compile(r"--port[ =](\d+)")
 HOST: Final = re.compile(r"--host[ =]\S+")
 RUNNING: Final = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")

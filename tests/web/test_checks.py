@@ -114,6 +114,7 @@ def test_an_unknown_code_is_answered_with_the_nearest(ignore_checks: Any, part: 
         ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
         ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
         ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["bin/granian", "app:app", "--workers", "4"], "--workers 4 in the command line"),
         ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
         ({}, ["uvicorn", "app:app", "--workers"], ""),
         ({}, ["uvicorn", "app:app", "--limit-max-requests", "4"], ""),

@@ -9,6 +9,8 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -16,12 +18,11 @@ from urllib.parse import unquote, urlsplit
 import click
 from starlette.types import ASGIApp, Message
 
-from ..asgi import imported
-from ..core.errors import ConfigurationError, StoreUnavailable
+from ..core.errors import ConfigurationError, StoreUnavailable, quoted
+from ..core.logs import written
 from ..limiter.open_store import open_store
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
-from ..web.middleware import RateLimitMiddleware
 from .app_checks import about_application, about_directory, about_store, middlewares_in
 from .exits import FINDINGS, OK
 from .report import Report, Reporter, Result, Table, silent_log, with_report
@@ -32,11 +33,10 @@ START_TIMEOUT_S: Final = 60.0
 
 @click.command()
 @click.argument("target")
-@click.option("--rules", metavar="FILE", help="Look at the application as `slidegate run --rules FILE` serves it.")
 @click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
 @click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
 @with_report("json", "csv")
-def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir: str) -> Result:
+def check(out: Reporter, target: str, factory: bool, app_dir: str) -> Result:
     """Look for probable mistakes in TARGET, a configuration file or an application as module:app.
 
     An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, with 1 if
@@ -48,12 +48,7 @@ def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir:
     with silent_log():
         if ":" in target and not Path(target).exists():
             sys.path.insert(0, app_dir)
-            app = imported(target, factory=factory)
-            if rules is not None:
-                app = RateLimitMiddleware.from_file(app, Path(rules))
-            findings = asyncio.run(_about_app(app))
-        elif rules is not None:
-            raise ConfigurationError(f'--rules: it goes with an application such as "main:app", not with {target!r}')
+            findings = asyncio.run(_about_app(_imported(target, factory=factory)))
         else:
             findings = asyncio.run(_about_file(out, Path(target)))
     # Several middlewares may say one thing.
@@ -62,6 +57,29 @@ def check(out: Reporter, target: str, rules: str | None, factory: bool, app_dir:
     return Report(
         table, map(str, findings) if findings else ["Nothing was found."], table, FINDINGS if findings else OK
     )
+
+
+def _imported(name: str, *, factory: bool) -> ASGIApp:
+    """Import an application that is written ``module:name``.
+
+    Raises:
+        ConfigurationError: There is no such application, or its own code raises.
+    """
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise ConfigurationError(f'application: expected module:name, for example "main:app", not {quoted(name)}')
+    try:
+        found: Any = attrgetter(attribute)(import_module(module))
+        found = found() if factory else found
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {written(error, str)}"
+        raise ConfigurationError(f"application: {quoted(name)} cannot be imported: {told}") from error
+    if not callable(found):
+        raise ConfigurationError(
+            f'application: expected an ASGI application such as "main:app"; {quoted(name)} is none'
+        )
+    served: ASGIApp = found
+    return served
 
 
 async def _about_app(app: Any) -> list[Finding]:

@@ -24,7 +24,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bans": (".bans:bans", "List, make, take back, export and import bans."),
     "explain": (".explain:explain", "Show what limits let through, and when a client may come back."),
     "check": (".check:check", "Look for probable mistakes in a configuration or an application."),
-    "run": (".run:run", "Serve an ASGI application behind the middleware, none of its code changed."),
     "simulate": (".simulate:simulate", "Replay access logs through limits, and say whom they touch."),
     "suggest": (".suggest:suggest", "Work out limits and bans from access logs."),
     "key": (".key:key", "Look at one key, or forget its windows."),

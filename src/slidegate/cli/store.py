@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from ..asgi import nothing
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import logger
 from ..core.store import Event, Store
@@ -155,7 +154,11 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
         ConfigurationError: The file cannot be used.
         StoreError: Its store cannot be opened.
     """
-    return RateLimitMiddleware.from_file(nothing, path, store=store, on_exceeded=_ignore).app
+    return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
+
+
+async def _no_app(*_: Any) -> None:
+    """Stand where an application would."""
 
 
 def _ignore(*_: Any) -> None:

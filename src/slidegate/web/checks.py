@@ -44,7 +44,7 @@ CODES: Final = {
 WATCHED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
-_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
+_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _HOST: Final = re.compile("//[^/]*")
