@@ -292,23 +292,6 @@ def test_real_servers_close_it_and_tell_the_application(serve: Serve, monkeypatc
         assert time.monotonic() - began_s < BOUND_S
 
 
-@pytest.mark.parametrize("key", ["connection", "client"])
-async def test_a_websocket_whose_message_waits_for_its_place_is_closed_before_that(key: Any) -> None:
-    limiter = Limiter()
-    middleware = RateLimitMiddleware(
-        listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
-    )
-    idle = Connection()
-    async with asyncio.timeout(BOUND_S):
-        (ends,) = await opened(middleware, idle)
-        for _ in range(3):
-            idle.coming.put_nowait({"type": "websocket.receive", "text": "hi"})
-        await until(lambda: idle.coming.qsize() == 0)  # one counted, one waits an hour, one was read ahead
-        await limiter.ban("203.0.113.9", "1h")
-        await ends
-    assert (idle.codes, idle.scope["state"]["ended"]) == ([1008], 1008)
-
-
 @pytest.mark.parametrize("around", ["timeout", "wait_for", "task", "anyio", "task group", "two middlewares"])
 async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not_cancelled(around: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -324,7 +324,7 @@ class MessageTable(_Table):
     """Limits such as "10/second"."""
     key: MessageKey = "connection"
     """The key by which messages are counted."""
-    beyond: Literal["close", "drop", "wait"] = "close"
+    beyond: Literal["close", "drop"] = "close"
     """The action on a message beyond the limit."""
 
     def made(self, loader: ConfigLoader) -> MessageLimits:

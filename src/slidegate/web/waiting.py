@@ -98,7 +98,7 @@ async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
 
 async def unless_left(
     while_there: Callable[[Callable[[], Awaitable[None]]], Awaitable[bool]],
-    limiter: Limiter | None,
+    limiter: Limiter,
     ask: Callable[[], Awaitable[Decision]],
 ) -> Decision | None:
     """Return a decision that takes its time; None if the client left meanwhile.
@@ -107,7 +107,7 @@ async def unless_left(
 
     Args:
         while_there: Does some waiting, and tells whether the client is still there: `Ahead.while_there`.
-        limiter: Where units are refunded; None for counts that end with their client.
+        limiter: Where units are refunded.
         ask: Waits, and decides.
     """
     decision: Decision | None = None
@@ -120,7 +120,7 @@ async def unless_left(
     try:
         there = await while_there(wait)
     finally:
-        if not there and decision is not None and limiter is not None:
+        if not there and decision is not None:
             await refund([(limiter, decision)])
     return decision if there else None
 

@@ -1,8 +1,7 @@
 """Accepted websockets: limits on their messages, and their end when the client is banned.
 
 Only ``websocket.receive`` counts. The order and the content of the messages that pass are the client's; a message
-beyond the limit ends the connection, is dropped, or waits for its place, and nothing behind it is read meanwhile, so a
-client that goes on sending is held back by the flow control of its own connection.
+beyond the limit ends the connection or is dropped.
 
 The websocket of a banned client ends at its next message in either direction, or before. A connection that says
 nothing asks nothing, so one task for each event loop looks, as long as websockets are open there: it asks for the bans
@@ -16,10 +15,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 from weakref import WeakSet
 
-import anyio
 from starlette.types import Message, Scope, Send
 
 from ..core.arguments import names_checked
@@ -27,25 +25,20 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.decide import Place, decide, enter_periods
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, Limit, parse_limits
+from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
 from ..core.store import Clock
 from ..limiter import Limiter
-from ..limiter.waiting import may_wait
 from .client_ip import ClientAddress
 from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
 from .keys import Key, PathParam, parts_of
 from .responses import POLICY_VIOLATION, close_websocket
-from .waiting import Ahead, unless_left
+from .waiting import Ahead
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
-Beyond: TypeAlias = Literal["close", "drop", "wait"]
+Beyond: TypeAlias = Literal["close", "drop"]
 Count: TypeAlias = Callable[[], Decision | Awaitable[Decision]]
-T = TypeVar("T")
 
-FOR_EVER_US: Final = 10**15
-MAX_WAITING: Final = 2**31
-_BANNED: Final = Decision(False, Reason.BANNED)
 EVERY_S: Final = 5.0
 """How long after the end of a look the next one begins: with the deadline of a store a ban is seen within 10 s."""
 AT_ONCE: Final = 256
@@ -60,7 +53,7 @@ class MessageLimits:
         key: ``"connection"`` counts the messages of each websocket by itself, in this process; ``"client"`` those of
             all websockets of a client together, in the limiter; or a key such as `header`, also in the limiter.
         beyond: The action on a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
-            leaves the message out, ``"wait"`` holds it, and all behind it, until there is room.
+            leaves the message out.
 
     Attributes:
         limits: The limits.
@@ -88,13 +81,9 @@ class MessageLimits:
                 f"MessageLimits: key: {key!r} is not known here, where no route was found yet; write another key, or "
                 "RateLimit(..., key=path_param(...)) at the endpoint"
             )
-        if beyond not in ("close", "drop", "wait"):
-            raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {quoted(beyond)}')
+        if beyond not in ("close", "drop"):
+            raise ConfigurationError(f'MessageLimits: beyond: expected "close" or "drop", not {quoted(beyond)}')
         self.limits = parse_limits(limits)
-        if beyond == "wait" and not all(isinstance(limit, Limit) for limit in self.limits):
-            raise ConfigurationError(
-                'MessageLimits: beyond: nobody waits until a quota starts anew; write "close" or "drop" beside a quota'
-            )
         self.key = key
         self.beyond = beyond
 
@@ -113,14 +102,11 @@ class MessageCounter:
 
     Attributes:
         beyond: The action on a message beyond a limit.
-        shared: The limiter in whose lines messages wait; None where none comes before another, as in one connection.
+        shared: The limiter that counts; None where each connection counts by itself.
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
-        waits = messages.beyond == "wait"
-        self._bucket = Bucket(
-            claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MAX_WAITING if waits else 0
-        )
+        self._bucket = Bucket(claimed, messages.limits)
         self._key = messages.key
         self._engine = limiter.engine
         self._client = client
@@ -155,7 +141,7 @@ class GuardedWebSocket:
 
     Args:
         scope: Its scope.
-        receive: The server's channel, which is read ahead while a message waits.
+        receive: The server's channel, which is read ahead while the handshake waits.
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
         sockets: Finds the bans that end it, and looks after it when the application has accepted it.
@@ -216,11 +202,6 @@ class GuardedWebSocket:
     async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
         """Count a message, and return it if it has room; else a disconnect, or None where it is dropped."""
         decision = await self._hit()
-        while messages.beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
-            later = await unless_left(self.while_there, messages.shared, partial(self._wait, messages.shared, decision))
-            if later is None:
-                return await self._next()
-            decision = later
         if decision.allowed:
             return message
         if decision.reason is Reason.BANNED:
@@ -228,13 +209,6 @@ class GuardedWebSocket:
         if decision.reason is Reason.LIMITED:
             await self._struck()
         return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
-
-    async def _wait(self, shared: Limiter | None, refused: Decision) -> Decision:
-        """Wait for room, and return what the counts say then."""
-        if shared is not None and may_wait(refused):
-            return await shared.engine.lines.wait(refused, self.subjects)
-        await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
-        return _BANNED if await self._banned() else await self._hit()
 
     async def _banned(self) -> bool:
         return await self._sockets.find(self.subjects) is not None
@@ -287,8 +261,8 @@ class GuardedWebSocket:
         else:
             await self._shut_out()
 
-    async def _unless_interrupted(self, waiting: Awaitable[T]) -> T | None:
-        """Wait for something, and return None where the connection is to be closed meanwhile."""
+    async def _unless_interrupted(self, waiting: Awaitable[Message]) -> Message | None:
+        """Wait for a message, and return None where the connection is to be closed meanwhile."""
         if not self._looked_after:
             return await waiting
         task = self._waiting = asyncio.current_task()
@@ -300,10 +274,6 @@ class GuardedWebSocket:
             return None
         finally:
             self._waiting = None
-
-    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
-        """Do some waiting, and tell whether the client is still there."""
-        return await self._unless_interrupted(self._receive.while_there(wait)) is True
 
 
 class OpenWebSockets:

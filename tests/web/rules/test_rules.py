@@ -312,8 +312,6 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
 
 
 def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:
-    with pytest.raises(ConfigurationError, match="nobody waits until a quota starts anew"):
-        MessageLimits(["1/second", Quota("5/day")], beyond="wait")
     with pytest.raises(ConfigurationError, match="cost: 6 is more than '5/day from 00:00 in UTC' allows"):
         Rule("*", Quota("5/day"), cost=6)
     assert MessageLimits(Quota("5/day"), key="client").limits == (Quota("5/day"),)
