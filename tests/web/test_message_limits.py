@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import tracemalloc
 from collections.abc import Iterable
 from typing import Any
@@ -220,21 +219,6 @@ def test_a_value_that_cannot_work_is_said_at_construction(options: Any, message:
 def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r'messages: expected MessageLimits, for example MessageLimits\("10/'):
         RateLimitMiddleware(Listener(), rules=[], messages=wrong)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("message_limits", 'messages=MessageLimits("10/second", key="client") at RateLimitMiddleware'),
-        ("message_key", 'messages=MessageLimits("10/second", key="client")'),
-        ("on_exceeded", "on_exceeded=function at a Rule or a RateLimit; for messages of websockets, messages="),
-    ],
-)
-def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: str, new: str) -> None:
-    options: Any = {old: "close"}
-    message = f"RateLimitMiddleware: unknown option {old!r}; write {new}"
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        RateLimitMiddleware(Listener(), rules=[], **options)
 
 
 async def test_a_store_that_fails_is_not_held_against_the_client() -> None:

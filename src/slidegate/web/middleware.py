@@ -121,7 +121,7 @@ class RateLimitMiddleware(Breakable):
         ignore_checks: Iterable[str] = (),
     ) -> None:
         self.app = app
-        self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
+        self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
