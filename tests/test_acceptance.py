@@ -23,13 +23,12 @@ from slidegate import (
     Networks,
     RateLimit,
     RateLimitMiddleware,
-    Reason,
     Rule,
     client_ip,
     everyone,
     header,
 )
-from slidegate.core import CounterWindow, Limit, parse_limits
+from slidegate.core import CounterWindow, Limit, Reason, parse_limits
 from slidegate.testing import FakeClock
 
 from .asgi import call, page

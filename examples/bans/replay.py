@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from examples.demo.replay import play
 from examples.login.protection import subjects
-from slidegate import Limiter, MemoryStore, Networks, Reason
-from slidegate.core import Ban
+from slidegate import Limiter, MemoryStore, Networks
+from slidegate.core import Ban, Reason
 from slidegate.core.addresses import canonical_key
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock

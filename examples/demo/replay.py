@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from slidegate import Decision, Limiter, Reason
-from slidegate.core import Ban
+from slidegate import Decision, Limiter
+from slidegate.core import Ban, Reason
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 

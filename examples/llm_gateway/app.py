@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 
-from slidegate import Decision, Limit, Limiter, Quota, RateLimit, RateLimitMiddleware, Reason, Rule, client_ip
+from slidegate import Decision, Limit, Limiter, Quota, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate.core import Reason
 
 from .relay import RULE, Relay
 from .upstream import ModelError, Upstream

@@ -8,7 +8,8 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 
-from slidegate import BanPolicy, Decision, Limit, Limiter, Quota, RateLimitMiddleware, Reason, Rule, client_ip
+from slidegate import BanPolicy, Decision, Limit, Limiter, Quota, RateLimitMiddleware, Rule, client_ip
+from slidegate.core import Reason
 
 from .calls import Render, calls, render_report
 from .customers import Customer, Customers

@@ -9,7 +9,7 @@ exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limit
 from __future__ import annotations
 
 from .core.bans.policy import BanPolicy
-from .core.decision import Decision, Reason
+from .core.decision import Decision
 from .core.errors import ConfigurationError, RateLimitExceeded, SlidegateError, StoreError
 from .core.limits import Limit, parse_limits
 from .core.quotas import Quota
@@ -41,7 +41,6 @@ __all__ = [
     "RateLimit",
     "RateLimitExceeded",
     "RateLimitMiddleware",
-    "Reason",
     "Rule",
     "SlidegateError",
     "StoreError",

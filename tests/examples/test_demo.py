@@ -23,7 +23,8 @@ from starlette.types import Message, Receive, Scope, Send
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.replay import Answer, Report, replay
-from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
+from slidegate import Decision, Limiter, MemoryStore, Networks
+from slidegate.core import Reason
 from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.testing import FakeClock
 

@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from slidegate import Limiter, Reason
+from slidegate import Limiter
+from slidegate.core import Reason
 
 TASKS: Final = 16
 DEADLINE: Final = "50ms"

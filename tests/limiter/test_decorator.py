@@ -17,14 +17,8 @@ import anyio
 import pytest
 from starlette.exceptions import HTTPException
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimitExceeded,
-    Reason,
-    SlidegateError,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded, SlidegateError
+from slidegate.core import Reason
 from slidegate.testing import FakeClock
 
 from ..remote_stores import SickStore, SlowStore

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
+from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Rule
+from slidegate.core import Reason
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable

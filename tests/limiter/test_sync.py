@@ -15,8 +15,8 @@ import anyio.to_thread
 import pytest
 import trio
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Reason
-from slidegate.core import StoreTimeout, StoreUnavailable
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
+from slidegate.core import Reason, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import slidegate
 import slidegate.core
 import slidegate.httpx
-from slidegate import Reason, Rule
+from slidegate import Rule
 from slidegate.cli import exits
 from slidegate.cli.app_checks import CODES as SUBJECTS
+from slidegate.core import Reason
 from slidegate.web.checks import CODES
 
 from .anchors import ROOT, leads_somewhere

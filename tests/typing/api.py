@@ -24,7 +24,6 @@ from slidegate import (
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
-    Reason,
     Rule,
     SlidegateError,
     SyncLimiter,
@@ -34,7 +33,7 @@ from slidegate import (
     parse_limits,
     strike,
 )
-from slidegate.core import AnyLimit, Ban, BanChange, CounterWindow, LimitState, Store
+from slidegate.core import AnyLimit, Ban, BanChange, CounterWindow, LimitState, Reason, Store
 from slidegate.events import Event, Observer
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.stats import MemoryStats, Stats, Traffic

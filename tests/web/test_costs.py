@@ -28,12 +28,12 @@ from slidegate import (
     Quota,
     RateLimit,
     RateLimitMiddleware,
-    Reason,
     Rule,
     charge,
     everyone,
     settle,
 )
+from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

@@ -16,17 +16,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimitMiddleware,
-    Reason,
-    Rule,
-    client_ip,
-    everyone,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
+from slidegate.core import Reason
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses

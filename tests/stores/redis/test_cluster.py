@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from slidegate import Limiter, Reason
+from slidegate import Limiter
+from slidegate.core import Reason
 
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
 from .test_processes import most_in_any

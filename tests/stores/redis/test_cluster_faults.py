@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 from redis.crc import key_slot
 
-from slidegate import BanPolicy, Limiter, Reason
-from slidegate.core import StoreUnavailable
+from slidegate import BanPolicy, Limiter
+from slidegate.core import Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Reason, Rule
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule
+from slidegate.core import Reason
 from slidegate.core.decision import Bucket, Check
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from slidegate import Limiter, Reason
+from slidegate import Limiter
+from slidegate.core import Reason
 from slidegate.core.errors import StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver

@@ -9,17 +9,8 @@ import http_sf
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from slidegate import (
-    ConfigurationError,
-    Decision,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimitMiddleware,
-    Reason,
-    Rule,
-    everyone,
-)
+from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone
+from slidegate.core import Reason
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, statuses
