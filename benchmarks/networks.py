@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from slidegate import NetworkFiles, Networks
+from slidegate import Networks
 
 from .report.tables import Table
 
@@ -73,6 +73,6 @@ def tables(options: Namespace) -> Iterator[Table]:
         path.write_text("\n".join(entries(options.count, chance)))
         addresses = probes(100_000, chance)
         took_s = median(read_s(path) for _ in range(options.rounds))
-        took_us = lookup_us(NetworkFiles([path]).find, addresses, options.rounds)
+        took_us = lookup_us(Networks.from_file(path).find, addresses, options.rounds)
     rows = [[f"s to read {options.count:,} networks", took_s, "≤2"], ["us to look up an address", took_us, "≤1.5"]]
     yield Table("", {"what": "", "measured": ".2f", "asked": ""}, [[*row] for row in rows])

@@ -59,7 +59,7 @@ from slidegate.logs.formats import Parse
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
-from slidegate.web.network_files import read_entries
+from slidegate.web.lists import read_entries
 
 from .asgi import call, hello, page
 
@@ -95,15 +95,11 @@ def reads(parse: Parse) -> Reader:
     return lambda text: parse_line(text.encode(), parse)
 
 
-def entries(column: str | None) -> Reader:
-    """Return what reads a list of networks."""
-
-    def read(text: str) -> None:
-        for _, entry in read_entries(text.splitlines(keepends=True), column):
-            with suppress(ConfigurationError):
-                parse_network(entry)
-
-    return read
+def entries(text: str) -> None:
+    """Read a list of networks."""
+    for _, entry in read_entries(text.splitlines(keepends=True)):
+        with suppress(ConfigurationError):
+            parse_network(entry)
 
 
 def document(text: str) -> None:
@@ -157,8 +153,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     ),
     "format of an access log": (parse_by_format, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
 }
-READERS["list"] = entries(None), ("", "192.0.2.7 ", "192.0.2.7 1 ", '{"cidr":"', "192.0.2.0 -")
-READERS["list, CSV"] = entries("ip"), ("", "ip,", "ip\n192.0.2.7,")
+READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 
 
 QUOTES = "'" * 3

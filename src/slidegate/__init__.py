@@ -20,8 +20,8 @@ from .web.bans import strike
 from .web.client_ip import client_ip
 from .web.endpoints import RateLimit, charge, settle
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
+from .web.lists import Networks
 from .web.middleware import RateLimitMiddleware
-from .web.network_files import NetworkFiles, Networks
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 
@@ -35,7 +35,6 @@ __all__ = [
     "Limiter",
     "MemoryStore",
     "MessageLimits",
-    "NetworkFiles",
     "Networks",
     "Quota",
     "RateLimit",

@@ -19,7 +19,6 @@ from slidegate import (
     BanPolicy,
     Limiter,
     MemoryStore,
-    NetworkFiles,
     Networks,
     Quota,
     RateLimit,
@@ -106,8 +105,7 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     for path in (good, bad):
         path.write_text("203.0.113.128/25\n198.51.100.0/24\n")
         os.utime(path, (1_700_000_000, 1_700_000_000))
-    files = NetworkFiles([good, bad], clock=lambda: now_s)
-    admin = AdminClient(middleware={"blocklist": files})
+    admin = AdminClient(middleware={"blocklist": Networks.from_file(good, bad, clock=lambda: now_s)})
     operator = admin.operator()
     await admin.visit()
     before = (await operator.get("lists"))["lists"]
@@ -121,7 +119,7 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
         new.rename(path)
     for _ in range(2):
         now_s += 1
-        files.look_when_due()
+        await admin.visit()
         end_of_looks()
     admin.hear()
     after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}

@@ -212,7 +212,7 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
     assert found != ["192.0.2.0/24"]
     assert repr(Networks(["192.0.2.0/24", "2001:db8::/32"])) == "<Networks: 1 IPv4 and 1 IPv6 ranges>"
     with pytest.raises(AttributeError, match="make another set"):
-        found._starts = {}
+        found._ranges = {}
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, NetworkFiles, RateLimitMiddleware, Rule, StoreError
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, StoreError
 from slidegate.events import Event
 from slidegate.limiter import stats
 from slidegate.limiter.events import KINDS, UNLOGGED
@@ -94,7 +94,7 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
     now_s = [0.0]
     (tmp_path / "a.txt").write_text("192.0.2.0/24\n", "utf-8")
     middleware = scene.middleware(
-        limits="999/hour", blocklist=NetworkFiles([tmp_path / "a.txt"], clock=lambda: now_s[0])
+        limits="999/hour", blocklist=Networks.from_file(tmp_path / "a.txt", clock=lambda: now_s[0])
     )
 
     async def change(text: str, *, in_place: bool = False) -> None:

@@ -23,7 +23,6 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
-    NetworkFiles,
     Networks,
     RateLimitMiddleware,
     Rule,
@@ -148,7 +147,7 @@ async def test_bans_and_lists_are_outcomes_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "drop.netset").write_text("192.0.2.0/24\n203.0.113.7\n")
     site = Site(
         [Rule("*", "1/hour", name="service")],
-        blocklist=NetworkFiles([tmp_path / "drop.netset"]),
+        blocklist=Networks.from_file(tmp_path / "drop.netset"),
         allowlist=Networks(["198.51.100.0/24"]),
         bans=BanPolicy(after="2/10m", duration="1h", ban_private=True),
     )

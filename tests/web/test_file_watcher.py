@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate import ConfigurationError, NetworkFiles, Networks, RateLimitMiddleware
+from slidegate import ConfigurationError, Networks, RateLimitMiddleware
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
 
@@ -59,10 +59,6 @@ def read_list(path: Path) -> object:
     return Networks.from_file(path)
 
 
-def follow_list(path: Path) -> object:
-    return NetworkFiles([path])
-
-
 def read_configuration(path: Path) -> object:
     return RateLimitMiddleware.from_file(lambda scope, receive, send: None, path)  # type: ignore[arg-type,return-value]
 
@@ -73,7 +69,7 @@ def read_configuration_with_list(path: Path) -> object:
     return read_configuration(made)
 
 
-READERS = (read_list, follow_list, read_configuration, read_configuration_with_list)
+READERS = (read_list, read_configuration, read_configuration_with_list)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
@@ -88,7 +84,7 @@ def test_whatever_a_name_leads_to_is_an_error_at_once(
         read(path)
 
 
-@pytest.mark.parametrize("read", READERS[:3])
+@pytest.mark.parametrize("read", READERS[:2])
 def test_a_name_with_a_nul_is_an_error_like_any_other(read: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="null"):
         read(tmp_path / "a\0b")

@@ -1,4 +1,4 @@
-"""Networks that are read from a file: lines, lines of JSON, CSV, long lists, and real ones."""
+"""Networks that are read from a file: lines, long lists, and real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Networks
-from slidegate.web.network_files import read_entries
+from slidegate.web.lists import read_entries
 
 from ..core.test_networks import Network, ranges
 
@@ -38,23 +38,10 @@ PLAIN = """\
 2001:db8::/32 # office
 
 """
-JSONL = """\
-{"cidr":"192.0.2.0/24","sblid":"SBL1","rir":"arin"}
-{"cidr":"2001:db8::/32","sblid":"SBL2","rir":"ripencc"}
-
-{"type":"metadata","timestamp":1800000000,"size":99,"records":2,"copyright":"c","terms":"t"}
-"""
-CSV = """\
-# made by hand
-"first seen",ip,reason
-2026-01-31,192.0.2.7,"a, ""b"" c"
-2026-01-31,2001:db8::1,c
-"""
-SAMPLES = {"plain": (PLAIN, None), "jsonl": (JSONL, None), "csv": (CSV, "ip")}
 
 
-def entries(text: str, column: str | None = None) -> list[tuple[int, str]]:
-    return list(read_entries(text.splitlines(keepends=True), column))
+def entries(text: str) -> list[tuple[int, str]]:
+    return list(read_entries(text.splitlines(keepends=True)))
 
 
 def test_a_line_has_an_address_a_network_or_a_range_and_maybe_a_score_or_a_comment() -> None:
@@ -67,26 +54,16 @@ def test_a_line_has_an_address_a_network_or_a_range_and_maybe_a_score_or_a_comme
     ]
 
 
-def test_spamhaus_drop_comes_as_lines_of_json() -> None:
-    assert entries(JSONL) == [(1, "192.0.2.0/24"), (2, "2001:db8::/32")]
-
-
-def test_csv_has_a_column_by_its_name() -> None:
-    assert entries(CSV, "ip") == [(3, "192.0.2.7"), (4, "2001:db8::1")]
-
-
 @pytest.mark.parametrize("text", ["", "\n\n", "# only\n; comments\n"])
 def test_a_list_of_nothing_is_one(text: str, tmp_path: Path) -> None:
     assert entries(text) == []
     assert len(Networks.from_file(written(tmp_path, text))) == 0
 
 
-@pytest.mark.parametrize("sample", SAMPLES)
-def test_windows_lines_and_a_byte_order_mark_are_read_alike(sample: str, tmp_path: Path) -> None:
-    text, column = SAMPLES[sample]
-    unix = Networks.from_file(written(tmp_path, text), column=column)
-    windows = written(tmp_path, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
-    assert unix == Networks.from_file(windows, column=column) != Networks()
+def test_windows_lines_and_a_byte_order_mark_are_read_alike(tmp_path: Path) -> None:
+    unix = Networks.from_file(written(tmp_path, PLAIN))
+    windows = written(tmp_path, b"\xef\xbb\xbf" + PLAIN.replace("\n", "\r\n").encode())
+    assert unix == Networks.from_file(windows) != Networks()
 
 
 @pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 - 1.0.0.255 # a comment", "1.0.0.0 - 1.0.0.255 7"])
@@ -112,6 +89,8 @@ MEANT = (
     "1.0.0.*",
     "16777216,16777471,AU",
     "deny 1.0.0.0/24;",
+    '{"cidr": "1.0.0.0/24"}',
+    "ip,reason",
 )
 
 
@@ -123,60 +102,22 @@ def test_what_means_more_than_an_address_never_becomes_one(text: str, before: st
         Networks.from_file(written(tmp_path, f"{before}{text}\n"))
 
 
-@pytest.mark.parametrize(
-    ("text", "column", "message"),
-    [
-        ('{"cidr":"192.0.2.0/24"}\n{"cidr":"198', None, "line 2: not JSON"),
-        ('{"cidr":5}', None, 'line 1: expected an object with a cidr, for example {"cidr": "192.0'),
-        ('{"asn":64500}', None, "line 1: expected an object with a cidr"),
-        ('{"cidr":' * 100_000, None, "line 1: not JSON"),
-        (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', None, "line 1: not JSON"),
-        ("a,ip\n1\n", "ip", "line 2: ends before its column 'ip'"),
-        ("a,b\n1,2\n", "ip", "line 1: expected a column named 'ip', not one of a, b"),
-        ('ip\n"192.0.2.7"x\n', "ip", "line 2: not CSV: "),
-    ],
-)
-def test_a_bad_line_is_named_with_what_was_expected(text: str, column: str | None, message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        entries(text, column)
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value)) < 300
-
-
 INVALID = ["010.8.8.8", "\u0661.\u0662.\u0663.\u0664", "10/8", "192.0.2.1/24"]
-HOLDERS = {
-    "plain": ("192.0.2.1\n{}\n", None),
-    "jsonl": ('{{"cidr":"192.0.2.1"}}\n{{"cidr":"{}"}}\n', None),
-    "csv": ("ip,reason\n{},b\n", "ip"),
-}
 
 
 @pytest.mark.parametrize("text", INVALID)
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_what_is_no_network_is_none_in_any_format(holder: str, text: str, tmp_path: Path) -> None:
-    form, column = HOLDERS[holder]
-    path = written(tmp_path, form.format(text))
+def test_what_is_no_network_is_named_with_its_line(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"192.0.2.1\n{text}\n")
     with pytest.raises(ConfigurationError) as caught:
-        Networks.from_file(path, column=column)
+        Networks.from_file(path)
     assert f"{path}, line 2: network: {text!r} " in str(caught.value)
 
 
-@given(st.sampled_from(sorted(SAMPLES)), st.data())
-def test_a_file_that_was_cut_off_is_never_read_as_something_else(sample: str, data: st.DataObject) -> None:
-    text, column = SAMPLES[sample]
-    whole = entries(text, column)
-    try:
-        found = entries(text[: data.draw(st.integers(0, len(text)))], column)
-    except ConfigurationError:
-        return
+@given(st.integers(0, len(PLAIN)))
+def test_a_file_that_was_cut_off_is_never_read_as_something_else(length: int) -> None:
+    found = entries(PLAIN[:length])
     # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
-    assert found[:-1] == whole[: max(len(found) - 1, 0)]
-
-
-@pytest.mark.parametrize("column", [0, 1, "", True])
-def test_a_column_has_a_name(column: object) -> None:
-    with pytest.raises(ConfigurationError, match="column: expected the name of a column"):
-        Networks.from_file("any", column=column)  # type: ignore[arg-type]
+    assert found[:-1] == entries(PLAIN)[: max(len(found) - 1, 0)]
 
 
 def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:

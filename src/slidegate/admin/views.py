@@ -20,15 +20,14 @@ from ..core.bans.ban import MAX_REASON
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Decision, LimitState
 from ..core.logs import escaped
-from ..core.networks import Networks
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
 from ..limiter import Limiter
 from ..limiter.inspect import KeyStrikes, KeyView
 from ..limiter.stats import Chart
 from ..web import keys, rules
+from ..web.lists import ListState, files_of
 from ..web.middleware import RateLimitMiddleware
-from ..web.network_files import NetworkFile
 from .activity import LoggedEvent, Refusal, only_looks
 from .messages import AnyText, View
 
@@ -280,24 +279,22 @@ class List(View):
         views: list[Self] = []
         for kind in _LIST_KINDS:
             listed = middleware.lists[kind]
-            if isinstance(listed, Networks):
-                views.append(cls(kind=kind, middleware=name, name=kind, entries=len(listed), status="fixed"))
+            files = files_of(listed)
+            if files is not None:
+                views += [cls._of_file(kind, name, state, last.get(state.name)) for state in files.states]
             elif listed is not None:
-                views += [cls._of_file(kind, name, state, last.get(state[0].name)) for state in listed.states]
+                views.append(cls(kind=kind, middleware=name, name=kind, entries=len(listed), status="fixed"))
         return views
 
     @classmethod
-    def _of_file(
-        cls, kind: ListKind, middleware: str, state: tuple[NetworkFile, int, int | None], event: LoggedEvent | None
-    ) -> Self:
-        file, entries, written_ns = state
+    def _of_file(cls, kind: ListKind, middleware: str, state: ListState, event: LoggedEvent | None) -> Self:
         return cls(
             kind=kind,
             middleware=middleware,
-            name=file.name,
-            path=str(file.path),
-            entries=entries,
-            changed_at=None if written_ns is None else written_ns / 1_000_000_000,
+            name=state.name,
+            path=state.path,
+            entries=state.entries,
+            changed_at=None if state.written_ns is None else state.written_ns / 1_000_000_000,
             status="rejected" if event is not None and event.kind == "list_rejected" else "loaded",
             message="" if event is None else event.message,
         )

@@ -1,7 +1,7 @@
 """Reading bans from a file into a store, a thousand at a time.
 
 The file is an export of slidegate's own, which is read line by line however long it is, or a list of networks as
-`NetworkFile` takes it.
+`Networks.from_file` takes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, parse_duration_us
 from ..limiter import Limiter
 from ..limiter.limiter import PERMANENT
-from ..web.network_files import read_entries
+from ..web.lists import read_entries
 
 BATCH: Final = 1_000
 MAX_LINE: Final = 65_536

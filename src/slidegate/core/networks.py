@@ -35,10 +35,10 @@ class Networks:
         ConfigurationError: An entry cannot be read.
     """
 
-    __slots__ = ("_ends", "_starts")
+    __slots__ = ("_ranges",)
 
-    _starts: dict[int, list[int]]
-    _ends: dict[int, list[int]]
+    _ranges: dict[int, tuple[list[int], list[int]]]
+    """The first and the last addresses of the ranges, by 4 and 6; it is read once for a lookup."""
 
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
         if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
@@ -58,8 +58,9 @@ class Networks:
 
     def covers(self, version: int, value: int) -> bool:
         """Tell whether an address that was read before lies in one of the networks."""
-        place = bisect_right(self._starts[version], value) - 1
-        return place >= 0 and value <= self._ends[version][place]
+        starts, ends = self._ranges[version]
+        at = bisect_right(starts, value) - 1
+        return at >= 0 and value <= ends[at]
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list that holds an address: empty, since a set has none; None if it is not held."""
@@ -67,8 +68,9 @@ class Networks:
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
         """Tell whether one of the networks has an address in common with the range from `first` to `last`."""
-        place = bisect_right(self._starts[version], last) - 1
-        return place >= 0 and first <= self._ends[version][place]
+        starts, ends = self._ranges[version]
+        at = bisect_right(starts, last) - 1
+        return at >= 0 and first <= ends[at]
 
     def covers_most_of(self) -> str | None:
         """Return the version, ``"IPv4"`` or ``"IPv6"``, of which half or more lies in the networks; None if none does.
@@ -76,7 +78,7 @@ class Networks:
         Of IPv6 only 2000::/3 counts, all that is given out: lists of addresses that nobody has hold the rest.
         """
         for version, (low, high) in _EVERYBODY.items():
-            ranges = zip(self._starts[version], self._ends[version], strict=True)
+            ranges = zip(*self._ranges[version], strict=True)
             covered = sum(max(min(last, high) - max(first, low) + 1, 0) for first, last in ranges)
             if 2 * covered > high - low:
                 return f"IPv{version}"
@@ -90,37 +92,40 @@ class Networks:
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""
-        return len(self._starts[4]) + len(self._starts[6])
+        return sum(len(starts) for starts, _ in self._ranges.values())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Networks) and (self._starts, self._ends) == (other._starts, other._ends)
+        return isinstance(other, Networks) and self._ranges == other._ranges
 
     def __hash__(self) -> int:
-        return hash((*self._starts[4], *self._ends[4], *self._starts[6], *self._ends[6]))
+        return hash(tuple(self.ranges()))
 
     def __repr__(self) -> str:
-        return f"<Networks: {len(self._starts[4])} IPv4 and {len(self._starts[6])} IPv6 ranges>"
+        ipv4, ipv6 = (len(starts) for starts, _ in self._ranges.values())
+        return f"<Networks: {ipv4} IPv4 and {ipv6} IPv6 ranges>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self).of_ranges, (list(self.ranges()),)
 
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError("Networks are immutable; make another set instead")
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield the ranges after merging, in their order, each as `of_ranges` takes it."""
-        for version, starts in self._starts.items():
-            for first, last in zip(starts, self._ends[version], strict=True):
+        for version, (starts, ends) in self._ranges.items():
+            for first, last in zip(starts, ends, strict=True):
                 yield version, first, last
 
     def _merge(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        starts: dict[int, list[int]] = {4: [], 6: []}
-        ends: dict[int, list[int]] = {4: [], 6: []}
+        merged: dict[int, tuple[list[int], list[int]]] = {4: ([], []), 6: ([], [])}
         for version, first, last in _in_order(ranges):
-            if ends[version] and first <= ends[version][-1] + 1:
-                ends[version][-1] = max(last, ends[version][-1])
+            starts, ends = merged[version]
+            if ends and first <= ends[-1] + 1:
+                ends[-1] = max(last, ends[-1])
             else:
-                starts[version].append(first)
-                ends[version].append(last)
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_ends", ends)
+                starts.append(first)
+                ends.append(last)
+        object.__setattr__(self, "_ranges", merged)
 
 
 def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:

@@ -21,7 +21,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from .. import core
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, StoreError
-from ..core.networks import Networks
 from ..core.statistics.histogram import EXPORTED_BOUNDS_US, ResponseTimes
 from ..core.statistics.series import Series
 from ..core.statistics.slices import Slice
@@ -30,8 +29,8 @@ from ..limiter import Limiter
 from ..limiter.events import KINDS
 from ..limiter.stats import NO_ROUTE_AT_ALL
 from ..stores.memory.store import MemoryStore
+from ..web.lists import files_of
 from ..web.middleware import RateLimitMiddleware
-from ..web.network_files import NetworkFiles
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
@@ -258,9 +257,10 @@ class LimiterMetrics:
         for caller in self._engine.callers.listed():
             lists = caller.lists if isinstance(caller, RateLimitMiddleware) else {}
             for kind, given in lists.items():
-                if isinstance(given, NetworkFiles):
-                    entries |= {(name, kind): count for name, count in given.counts.items()}
-                elif isinstance(given, Networks):
+                files = files_of(given)
+                if files is not None:
+                    entries |= {(state.name, kind): state.entries for state in files.states}
+                elif given is not None:
                     entries[kind, kind] = len(given)
         return entries
 

@@ -21,12 +21,12 @@ from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, ban_target
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
+from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .keys import Combined, Key, PathParam, everyone, parts_of
-from .network_files import AddressList
 from .paths import PathIndex, RulePath, is_astray, normal, route_path
 from .request import limits_above
 
@@ -42,7 +42,7 @@ class Signal(NamedTuple):
 class _Protected:
     """Networks that no policy bans: those of trusted proxies and of the allowlist."""
 
-    def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
+    def __init__(self, client: ClientAddress, allowlist: Networks | None) -> None:
         self._lists = [networks for networks in (client.networks, allowlist) if networks is not None]
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
@@ -76,7 +76,7 @@ class BanSignals:
         policies: BanPolicy | Iterable[BanPolicy] | None,
         limiter: Limiter,
         client: ClientAddress,
-        allowlist: AddressList | None,
+        allowlist: Networks | None,
         calls: UserCallbacks,
     ) -> None:
         self.policies = _by_name(policies)

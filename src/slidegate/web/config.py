@@ -22,7 +22,7 @@ from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
-from .network_files import NetworkFile, NetworkFiles, Networks
+from .lists import ListFile, Networks
 from .rules import Exceeded
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class ConfigLoader:
             raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
         return Networks.from_file(path)
 
-    def follow(self, files: Sequence[NetworkFile]) -> NetworkFiles:
+    def follow(self, files: Sequence[ListFile]) -> Networks:
         """Read the files of a list, which then follow their files by themselves."""
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
@@ -304,7 +304,7 @@ class ConfigLoader:
         for path, version in versions.items():
             if path in self.filled and version is not None and not version.size:
                 raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
-        made = NetworkFiles(files, clock=self.clock)
+        made = Networks.of_files(files, self.clock)
         self.versions = read
         return made
 

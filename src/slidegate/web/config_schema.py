@@ -19,7 +19,7 @@ from ..core.quotas import Quota
 from . import keys
 from .client_ip import client_ip
 from .keys import path_param, user
-from .network_files import AddressList, NetworkFile, Networks
+from .lists import ListFile, Networks
 from .rules import EXCLUSIONS, NEEDS, Rule
 from .websockets import MessageLimits
 
@@ -121,24 +121,22 @@ class ListTable(_Table):
     """The file, relative to the directory of this one, such as "blocked.netset"."""
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
-    column: str | None = None
-    """The name of the column, where it is a CSV file."""
     strict: bool = True
     """Whether host bits behind a prefix are an error."""
 
-    def made(self, loader: ConfigLoader) -> NetworkFile:
+    def made(self, loader: ConfigLoader) -> ListFile:
         """See `_Table.made`."""
-        return NetworkFile(**{**self.given, "path": loader.beside(self.path)})
+        return ListFile(**{**self.given, "path": loader.beside(self.path)})
 
 
-def _listed(found: str | NetworkFile | list[str | NetworkFile], info: Any) -> AddressList:
+def _listed(found: str | ListFile | list[str | ListFile], info: Any) -> Networks:
     """Make a blocklist or an allowlist: a list of texts names networks, a text alone a file of them."""
     loader: ConfigLoader = info.context
     entries = (
-        found if isinstance(found, list) else [NetworkFile(loader.beside(found)) if isinstance(found, str) else found]
+        found if isinstance(found, list) else [ListFile(loader.beside(found)) if isinstance(found, str) else found]
     )
     networks = [entry for entry in entries if isinstance(entry, str)]
-    files = [entry for entry in entries if isinstance(entry, NetworkFile)]
+    files = [entry for entry in entries if isinstance(entry, ListFile)]
     if networks and files:
         raise ConfigurationError("expected networks or tables, not both")
     return loader.follow(files) if files else Networks(networks)

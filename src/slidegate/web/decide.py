@@ -17,6 +17,7 @@ from ..core.bans.ban import Ban, BanSubject, longest
 from ..core.decision import BanRefusal, Check, Decision, Reason, RuleRefusal
 from ..core.errors import StoreError
 from ..core.memo import remember
+from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
@@ -24,7 +25,7 @@ from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import turn_at_endpoint
 from .headers import field_value
-from .network_files import AddressList, NetworkFiles
+from .lists import files_of
 from .request import Entry, RequestLimits, allowlisted, asked_checks, is_asked, is_preflight
 from .rule_set import BoundRule, Matched, RuleSet
 
@@ -75,8 +76,8 @@ class Decider:
         client: ClientAddress,
         rules: RuleSet,
         *,
-        blocklist: AddressList | None,
-        allowlist: AddressList | None,
+        blocklist: Networks | None,
+        allowlist: Networks | None,
         calls: UserCallbacks,
         signals: BanSignals,
         stats: bool = True,
@@ -90,7 +91,7 @@ class Decider:
         self._header = client.header if client.trusted else None
         self._allowlist = allowlist
         self._blocklist = blocklist
-        self._files = [given for given in (allowlist, blocklist) if isinstance(given, NetworkFiles)]
+        self._files = [files for given in (allowlist, blocklist) if (files := files_of(given)) is not None]
         self._clients: dict[object, Client] = {}
         self._read = 0
         self._calls = calls

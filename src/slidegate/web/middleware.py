@@ -20,6 +20,7 @@ from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
+from ..core.networks import Networks
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
@@ -34,7 +35,7 @@ from .endpoint_refusals import answer_unanswered, is_limited, strike_refused, un
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction
-from .network_files import AddressList, followed
+from .lists import followed
 from .request import ENDED, OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
 from .responses import RefusalEvents, RefusalResponses, Refused, Sender
 from .routes import RouteIndex, layers
@@ -66,7 +67,7 @@ class RateLimitMiddleware(Breakable):
             default the `client`.
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
-        blocklist: `Networks` or `NetworkFiles` whose requests are answered with 403 before anything is counted.
+        blocklist: `Networks` whose requests are answered with 403 before anything is counted.
         allowlist: The same; its clients are never refused nor counted. It comes before the blocklist.
         bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
@@ -110,8 +111,8 @@ class RateLimitMiddleware(Breakable):
         key: Key | KeyFunction | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
-        blocklist: AddressList | None = None,
-        allowlist: AddressList | None = None,
+        blocklist: Networks | None = None,
+        allowlist: Networks | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",

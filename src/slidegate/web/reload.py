@@ -29,7 +29,7 @@ from .broken import Breakable, end_start, whole
 from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
-from .network_files import NetworkFiles
+from .lists import files_of
 from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
@@ -159,8 +159,8 @@ class ReloadingMiddleware(Breakable):
             raise loader.blamed(error) from None
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
-        followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
-        loader = self._loader({file.path for files in followed for file, count, _ in files.states if count})
+        followed = [files for given in self.app.lists.values() if (files := files_of(given)) is not None]
+        loader = self._loader({state.path for files in followed for state in files.states if state.entries})
         made: RateLimitMiddleware | None = None
         message = ""
         try:

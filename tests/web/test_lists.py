@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import pickle
 import random
 import sys
 import threading
@@ -13,11 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, NetworkFiles, Networks, RateLimitMiddleware, client_ip
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
-from slidegate.stats import NetworkFile
 from slidegate.testing import RecordingObserver
-from slidegate.web.network_files import NetworkList
+from slidegate.web.lists import ListFile, NetworkList
 
 from ..asgi import PEER, hello, statuses
 from .middlewares import FollowedFiles, end_of_looks
@@ -26,17 +27,19 @@ from .middlewares import FollowedFiles, end_of_looks
 class Desk(FollowedFiles):
     """Lists of networks in files."""
 
-    def lists(self, *files: NetworkFile | Path) -> NetworkFiles:
-        made = NetworkFiles(files, clock=self.seconds)
-        made.observe(self.heard)
+    def lists(self, *paths: Path, **options: Any) -> Networks:
+        made = Networks.from_file(*paths, clock=self.seconds, **options)
+        assert made.files is not None
+        made.files.observe(self.heard)
         return made
 
-    def look(self, lists: NetworkFiles) -> None:
+    def look(self, lists: Networks) -> None:
         self.clock.advance("1s")
-        lists.look_when_due()
+        assert lists.files is not None
+        lists.files.look_when_due()
         end_of_looks()
 
-    def pause(self, lists: NetworkFiles) -> None:
+    def pause(self, lists: Networks) -> None:
         """Let a change be seen at two looks."""
         self.look(lists)
         self.look(lists)
@@ -47,7 +50,13 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def found(lists: NetworkFiles, text: str) -> str | None:
+def entries(lists: Networks) -> dict[str, int]:
+    """Return the number of entries of each file at work."""
+    assert lists.files is not None
+    return {state.name: state.entries for state in lists.files.states}
+
+
+def found(lists: Networks, text: str) -> str | None:
     address = parse_address(text)
     assert address is not None
     name = lists.find(*address)
@@ -68,13 +77,9 @@ def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> No
         pieces = [f"{n}.0.0.0/8" if version == 4 else f"{n << 5:x}::/11" for n in range(1 << bits)]
         dice.shuffle(pieces)
         chosen = pieces[len(pieces) // 4 :]
-        texts = {None: "\n".join(chosen), "network": "network\n" + "\n".join(chosen)}
-        for column, text in texts.items():
-            path = desk.write(f"{column}.netset", text)
-            with pytest.raises(ConfigurationError, match=rf"netset: covers half of all IPv{version} addresses or more"):
-                desk.lists(NetworkFile(path, column=column))
-            with pytest.raises(ConfigurationError, match="covers half"):
-                Networks.from_file(path, column=column)
+        path = desk.write("all.netset", "\n".join(chosen))
+        with pytest.raises(ConfigurationError, match=rf"netset: covers half of all IPv{version} addresses or more"):
+            desk.lists(path)
         for what in ("blocklist", "allowlist"):
             with pytest.raises(ConfigurationError, match=f"{what}: covers half"):
                 RateLimitMiddleware(hello, limits="1/s", **{what: Networks(chosen)})
@@ -84,7 +89,7 @@ def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> No
         with pytest.raises(ConfigurationError, match="files: covers half"):
             desk.lists(*halves)
         for half in halves:
-            assert desk.lists(half).counts
+            assert len(desk.lists(half))
 
 
 def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> None:
@@ -106,30 +111,53 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> N
 def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
     lists = desk.lists(
         desk.write("first.netset", "192.0.2.0/25\n"),
-        NetworkFile(desk.write("drop.json", '{"cidr":"192.0.2.0/24"}\n{"cidr":"2001:db8::/32"}\n'), name="spamhaus"),
-        NetworkFile(desk.write("abuse.csv", "seen,ip\nx,198.51.100.7\n"), column="ip"),
+        desk.write("spamhaus.txt", "192.0.2.0/24 ; SBL1\n2001:db8::/32\n"),
+        desk.write("abuse", "198.51.100.7 5\n"),
     )
     assert found(lists, "192.0.2.7") == found(lists, "::ffff:192.0.2.7") == "first"
     assert found(lists, "192.0.2.200") == found(lists, "2001:db8::1") == "spamhaus"
     assert found(lists, "198.51.100.7") == "abuse"
     assert found(lists, "198.51.100.8") is None
-    assert lists.counts == {"first": 1, "spamhaus": 2, "abuse": 1}
-    assert repr(lists) == "<NetworkFiles: first (1), spamhaus (2), abuse (1)>"
+    assert entries(lists) == {"first": 1, "spamhaus": 2, "abuse": 1}
+    assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
+
+
+def test_a_file_is_called_as_it_is_told_and_a_set_without_files_has_no_name(desk: Desk) -> None:
+    path = desk.write("drop_v4.txt", "192.0.2.0/24\n")
+    assert found(desk.lists(path, name="spamhaus"), "192.0.2.7") == "spamhaus"
+    assert found(desk.lists(path), "192.0.2.7") == "drop_v4"
+    assert found(Networks(["192.0.2.0/24"]), "192.0.2.7") == ""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [copy.copy, copy.deepcopy, lambda lists: pickle.loads(pickle.dumps(lists)), lambda lists: lists | Networks()],
+)
+def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, made: Any) -> None:
+    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"), desk.write("b.netset", "2001:db8::/32\n"))
+    kept = made(lists)
+    desk.write("a.netset", "198.51.100.0/24\n")
+    desk.pause(lists)
+    assert (type(kept), kept) == (Networks, Networks(["192.0.2.0/24", "2001:db8::/32"]))
+    assert lists == Networks(["198.51.100.0/24", "2001:db8::/32"])
+    assert ("198.51.100.7" in lists, "198.51.100.7" in kept) == (True, False)
+    assert lists.overlaps(4, 0, 2**32 - 1)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NetworkFile(5), 'path: expected a file, for example "drop.netset", not 5'),
-        (lambda: NetworkFile("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
-        (lambda: NetworkFile("a", strict="no"), "strict: expected True or False, not 'no'"),
-        (lambda: NetworkFile("a", column=1), "column: expected the name of a column"),
-        (lambda: NetworkFiles("a"), r"files: expected a list, for example \[\"drop.netset\"\], not 'a'"),
-        (lambda: NetworkFiles([5]), "path: expected a file"),
-        (lambda: NetworkFiles(["x/a.netset", "y/a.csv"]), "files: two lists are called 'a'; give one of them another"),
-        (lambda: NetworkFiles(["no such.netset"]), "cannot read no such.netset: No such file or directory"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", blocklist="a"), "blocklist: expected Networks or Netw"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", allowlist=["a"]), "allowlist: expected Networks or Netwo"),
+        (lambda: Networks.from_file(), 'from_file: expected the path of a file, for example "blocked.netset"'),
+        (lambda: Networks.from_file(5), 'path: expected a file, for example "drop.netset", not 5'),
+        (lambda: Networks.from_file(["a", "b"]), r"path: expected a file, .* not \['a', 'b'\]"),
+        (lambda: Networks.from_file("a/"), "path: expected a file"),
+        (lambda: Networks.from_file("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
+        (lambda: Networks.from_file("a", "b", name="c"), "name: 'c' names one file; several have the names of their"),
+        (lambda: Networks.from_file("a", strict="no"), "strict: expected True or False, not 'no'"),
+        (lambda: Networks.from_file("x/a.netset", "y/a.txt"), "files: two lists are called 'a'; give one of them "),
+        (lambda: Networks.from_file("no such.netset"), "cannot read no such.netset: No such file or directory"),
+        (lambda: RateLimitMiddleware(hello, limits="1/s", blocklist="a"), r"blocklist: expected Networks, .*from_file"),
+        (lambda: RateLimitMiddleware(hello, limits="1/s", allowlist=["a"]), "allowlist: expected Networks, for exampl"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_list_is_an_error_at_once(make: Any, message: str) -> None:
@@ -141,7 +169,7 @@ def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_stric
     path = desk.write("a.netset", "192.0.2.0/24\n192.0.2.1/24\n")
     with pytest.raises(ConfigurationError, match=r"a\.netset, line 2: network: '192\.0\.2\.1/24' has host bits set"):
         desk.lists(path)
-    assert found(desk.lists(NetworkFile(path, strict=False)), "192.0.2.7") == "a"
+    assert found(desk.lists(path, strict=False), "192.0.2.7") == "a"
 
 
 # -- following -------------------------------------------------------------------------------------------------------
@@ -166,7 +194,7 @@ def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.L
     ("text", "message"),
     [
         ("192.0.2.0/24\n192.0.2.1/24\n", "line 2: network: '192.0.2.1/24' has host bits set"),
-        ('{"cidr":"192.0.2.0/24"}\n{"asn":2}', "line 2: expected an object with a cidr"),
+        ('192.0.2.0/24\n{"cidr":"198.51.100.0/24"}', 'line 2: network: \'{"cidr":'),
         ("<html>not found</html>\n", "line 1: network: '<html>not found</html>' is not an address or network"),
         ("0.0.0.0/0\n", "covers half of all IPv4 addresses"),
         ("1" * 5_000_000, f"line 1: network: '{'1' * 78}\u2026 is not an address or network, for example"),
@@ -208,7 +236,7 @@ def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     assert desk.heard.kinds == ["list_reloaded"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert found(lists, "192.0.2.7") is None
-    assert lists.counts == {"a": 0}
+    assert entries(lists) == {"a": 0}
 
 
 def test_what_no_one_foresaw_keeps_the_list_as_well(
@@ -216,10 +244,10 @@ def test_what_no_one_foresaw_keeps_the_list_as_well(
 ) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
 
-    def fails(file: NetworkFile) -> None:
+    def fails(file: ListFile) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(NetworkFile, "read", fails)
+    monkeypatch.setattr(ListFile, "read", fails)
     desk.write("a.netset", "198.51.100.0/24\n")
     desk.pause(lists)
     assert found(lists, "192.0.2.7") == "a"
@@ -230,17 +258,17 @@ def test_what_no_one_foresaw_keeps_the_list_as_well(
 async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
     begun, go_on = threading.Event(), threading.Event()
-    reading = NetworkFile.read
+    reading = ListFile.read
     read = 0
 
-    def slow(file: NetworkFile) -> NetworkList:
+    def slow(file: ListFile) -> NetworkList:
         nonlocal read
         read += 1
         begun.set()
         assert go_on.wait(60)
         return reading(file)
 
-    monkeypatch.setattr(NetworkFile, "read", slow)
+    monkeypatch.setattr(ListFile, "read", slow)
     app = RateLimitMiddleware(hello, limits="9/hour", blocklist=lists)
     desk.write("a.netset", "198.51.100.0/24\n")
     desk.look(lists)
@@ -274,9 +302,9 @@ def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk
             if renamed:
                 (desk.directory / "fresh").replace(path)
             desk.look(lists)
-            assert lists.counts == {"a": before}
+            assert entries(lists) == {"a": before}
         desk.look(lists)
-        assert lists.counts == {"a": count}
+        assert entries(lists) == {"a": count}
     assert desk.heard.kinds == ["list_reloaded"] * 3
 
 
@@ -286,25 +314,25 @@ def test_a_file_that_is_still_written_holds_up_no_other(desk: Desk) -> None:
     for count in (6, 7, 8):
         desk.write("a.netset", rows(count))
         desk.look(lists)
-    assert lists.counts == {"a": 5, "b": 2}
+    assert entries(lists) == {"a": 5, "b": 2}
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", rows(5)))
-    reading = NetworkFile.read
+    reading = ListFile.read
 
-    def overtaken(file: NetworkFile) -> NetworkList:
-        monkeypatch.setattr(NetworkFile, "read", reading)
+    def overtaken(file: ListFile) -> NetworkList:
+        monkeypatch.setattr(ListFile, "read", reading)
         found = reading(file)
         desk.write("a.netset", rows(9))
         return found
 
-    monkeypatch.setattr(NetworkFile, "read", overtaken)
+    monkeypatch.setattr(ListFile, "read", overtaken)
     desk.write("a.netset", rows(7))
     desk.pause(lists)
-    assert lists.counts == {"a": 5}
+    assert entries(lists) == {"a": 5}
     desk.pause(lists)
-    assert lists.counts == {"a": 9}
+    assert entries(lists) == {"a": 9}
     assert desk.heard.kinds == ["list_reloaded"]
 
 
@@ -406,13 +434,14 @@ def configured(desk: Desk, text: str, **code: Any) -> RateLimitMiddleware:
     [
         'blocklist = "drop.netset"',
         'blocklist = { path = "drop.netset" }',
-        'blocklist = [{ path = "other.netset" }, { path = "drop.csv", name = "drop", column = "ip" }]',
-        '[[blocklist]]\npath = "drop.csv"\ncolumn = "ip"\nstrict = false',
+        'blocklist = [{ path = "other.netset" }, { path = "other.txt", name = "drop" }]',
+        '[[blocklist]]\npath = "loose.txt"\nstrict = false',
         'blocklist = ["198.51.100.0/24"]',
     ],
 )
 async def test_a_configuration_names_lists_in_each_of_its_ways(desk: Desk, text: str) -> None:
-    desk.write("drop.csv", "ip,score\n198.51.100.0/24,5\n")
+    desk.write("other.txt", "198.51.100.0/24 5\n")
+    desk.write("loose.txt", "198.51.100.7/24\n")
     desk.write("drop.netset", "198.51.100.0/24\n")
     desk.write("other.netset", "192.0.2.0/24\n")
     app = configured(desk, text)
