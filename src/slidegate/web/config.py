@@ -11,13 +11,13 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.bans.policy import BanPolicy
-from ..core.errors import MAX_QUOTED, ConfigurationError, closest
+from ..core.errors import MAX_QUOTED, ConfigurationError, closest, quoted
 from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from .client_ip import ClientAddress, client_ip
@@ -39,18 +39,6 @@ MAX_ERRORS: Final = 20
 """How many mistakes are said at once."""
 MAX_DEPTH: Final = 32
 """The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
-_KINDS: Final = {
-    "literal_error": "text",
-    "string_type": "text",
-    "int_type": "a whole number",
-    "bool_type": "true or false",
-    "float_type": "a number",
-    "dict_type": "a table",
-    "list_type": "a list",
-    "model_type": "a table",
-    "too_short": "more entries",
-    "string_too_short": "text that is not empty",
-}
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _OF_LIMITER: Final = frozenset({"store", "deadline", "on_error"})
@@ -128,27 +116,17 @@ class ConfigFile:
         return ConfigurationError("\n".join(found + more))
 
     def _mistake(self, path: tuple[str | int, ...], facts: Sequence[Mapping[str, Any]]) -> ConfigurationError:
-        _, value = self._place(path)
-        within = [fact for fact in facts if not _is_of_another_form(fact, value)]
-        if len(facts) > 1 and not within:
-            *others, last = dict.fromkeys(_KINDS.get(fact["type"], "another value") for fact in facts)
-            return self.error(path, f"expected {', '.join(others)} or {last}, not {_shown(value)}{_meaning(path)}")
-        fact = (within or facts)[0]
-        kind, context = fact["type"], fact.get("ctx", {})
-        if kind == "extra_forbidden":
-            tables, _ = _schemas(path[:-1])
-            known = [name for table in tables for name in table.get("properties", ())]
-            return self.error(path, f"unknown key{closest(str(path[-1]), known)}")
-        if kind == "missing":
-            return self.error(path, f"missing{_meaning(path)}")
-        if isinstance(context.get("error"), ConfigurationError):
-            return self.blamed(context["error"], path)
-        shown = _shown(value)
-        if kind == "literal_error":
-            near = closest(str(value), re.findall("'([^']*)'", context["expected"]))
-            return self.error(path, f"expected {context['expected']}, not {shown}{near}")
-        expected = _KINDS.get(kind) or fact["msg"].removeprefix("Input should be ")
-        return self.error(path, f"expected {expected}, not {shown}{_meaning(path)}")
+        """Make the error about one value: in the words of what it was to make, else in those of the validation."""
+        causes = [fact.get("ctx", {}).get("error") for fact in facts]
+        ours = next((cause for cause in causes if isinstance(cause, ConfigurationError)), None)
+        if ours is not None:
+            return self.blamed(ours, path)
+        said = "; ".join(dict.fromkeys(fact["msg"] for fact in facts))
+        if facts[0]["type"] == "extra_forbidden":
+            return self.error(path, said + closest(str(path[-1]), _known_keys()))
+        if all(fact["msg"].startswith("Input should") for fact in facts):
+            said = f"{said}, not {quoted(facts[0]['input'])}"
+        return self.error(path, said)
 
     def _place(self, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
         """Return the path of a value, and the value; steps that only the validator knows are left out."""
@@ -159,12 +137,6 @@ class ConfigFile:
                 data = data[part]
                 path.append(part)
         return tuple(path), data
-
-
-def _is_of_another_form(fact: Mapping[str, Any], value: object) -> bool:
-    """Tell whether an error says that a value should be text, a number or a table, and not what is wrong within it."""
-    kind: str = fact["type"]
-    return kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
 
 
 def _path_text(path: Sequence[str | int]) -> str:
@@ -178,45 +150,12 @@ def _key_text(key: str) -> str:
     return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 
-def _shown(value: object) -> str:
-    try:
-        written = json.dumps(value, default=str)
-    except ValueError:
-        written = "a number with too many digits"
-    return written if len(written) <= 60 else f"{written[:57]}..."
-
-
-def _meaning(path: Sequence[str | int]) -> str:
-    """Return how an error about a key goes on: with its description in the schema, which has an example."""
-    _, said = _schemas(path)
-    return f". {said}" if said else ""
-
-
-def _schemas(path: Sequence[str | int]) -> tuple[Sequence[dict[str, Any]], str]:
-    """Return what the value at a path may be by the schema, each as a schema, and its description there."""
+def _known_keys() -> set[str]:
+    """Return the keys of all tables."""
     from .config_schema import json_schema
 
-    tables = json_schema()
-    found, said = [tables], ""
-    for part in path:
-        inner = [
-            step
-            for one in found
-            for step in (one.get("properties", {}).get(part), one.get("items"), one.get("additionalProperties"))
-            if isinstance(step, dict)
-        ]
-        said = next((one["description"] for one in inner if "description" in one), said)
-        found = [one for step in inner for one in _alternatives(step, tables["$defs"])]
-    return found, said
-
-
-def _alternatives(schema: dict[str, Any], tables: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a value may be by a schema, each as a schema of its own."""
-    yield schema
-    if "$ref" in schema:
-        yield tables[schema["$ref"].rpartition("/")[2]]
-    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _alternatives(one, tables)
+    schema = json_schema()
+    return {key for table in (schema, *schema["$defs"].values()) for key in table["properties"]}
 
 
 @dataclass

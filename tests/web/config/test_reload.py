@@ -65,7 +65,7 @@ async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
         await desk.visit(app)
     assert await statuses(app, 2) == [200, 429]
     assert desk.heard.kinds == ["config_rejected"]
-    assert "rules[0].limts: unknown key; did you mean 'limits'?" in desk.heard.events[0].message
+    assert "rules[0].limts: Extra inputs are not permitted; did you mean 'limits'?" in desk.heard.events[0].message
     assert [record.levelname for record in caplog.records if "config_rejected" in record.message] == ["ERROR"]
 
 
