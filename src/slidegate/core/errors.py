@@ -117,22 +117,8 @@ def closest(word: str, choices: Iterable[str]) -> str:
 
 def quoted(value: object) -> str:
     """Return a given value as messages show it: as in Python, and at most 80 characters of it."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        text = "a number with too many digits"
-    except Exception:
-        text = written(value)
+    text = written(value)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
-
-
-def is_utf8(text: str) -> bool:
-    """Tell whether a text can be written, as in JSON: half of a character, a lone surrogate, cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_positive(value: object, what: str, example: str = "10") -> int:

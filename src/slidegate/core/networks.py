@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from .addresses import parse_address, parse_network
 from .errors import ConfigurationError, quoted
+from .logs import written
 
 _RUN: Final = 4_096
 _EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
@@ -43,7 +44,7 @@ class Networks:
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
         if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
             raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {quoted(networks)}')
-        self._merge(parse_network(_text(network), strict=strict) for network in networks)
+        self._merge(parse_network(written(network, str), strict=strict) for network in networks)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:
@@ -133,8 +134,3 @@ def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int
     rest = iter(ranges)
     runs = list(iter(lambda: sorted(islice(rest, _RUN)), []))
     return merge(*runs)
-
-
-def _text(network: object) -> str:
-    """Return a network as text; Python does not write a number of thousands of digits."""
-    return quoted(network) if isinstance(network, int) else str(network)

@@ -2,9 +2,9 @@
 
 Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
 address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
-keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold. A digest is 16 bytes of
-BLAKE2b, keyed with the secret of the limiter where it was given one. Every worker makes the same digest of a value from
-its first request on, and asks no store.
+keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold: no store meets one. A
+digest is 16 bytes of BLAKE2b, keyed with the secret of the limiter where it was given one. Every worker makes the same
+digest of a value from its first request on, and asks no store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from ..core.addresses import canonical_key, parse_address, parse_network
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.decision import Check
-from ..core.errors import ConfigurationError, InvalidKey, is_utf8, quoted
+from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 
@@ -91,7 +91,7 @@ class Keys:
         if (found := self.known.get(key)) is not None:
             return found
         text = canonical_key(key)
-        if not is_utf8(text) or len(text.encode()) > MAX_KEY_BYTES:
+        if not _fits(text):
             text = self.digest("long", text.encode(errors="surrogatepass"))
         known = text, _guards(key)
         remember(self.known, key, known)
@@ -106,6 +106,14 @@ class Keys:
             text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
             remember(self._digests, (kind, value), text)
         return text
+
+
+def _fits(text: str) -> bool:
+    """Return whether a store can hold a key as it is."""
+    try:
+        return len(text.encode()) <= MAX_KEY_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _keyed(secret: object) -> blake2b:

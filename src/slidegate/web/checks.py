@@ -182,7 +182,7 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
             "client_ip(trusted=1)",
         )
     # A server that reads the header itself has put the address from it in the peer's place.
-    own = host.encode(errors="surrogatepass")
+    own = host.encode(errors="replace")
     fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
     if fields and not client.trusted:
         yield Finding(

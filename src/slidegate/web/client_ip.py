@@ -33,7 +33,7 @@ from ..core.addresses import (
     parse_network,
     prefix_length,
 )
-from ..core.errors import ConfigurationError, InvalidKey, is_utf8, quoted
+from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import check_whole
 from ..core.memo import remember
 from ..core.networks import Networks
@@ -119,10 +119,10 @@ class ClientAddress:
         elif self.networks.covers(*peer) if peer is not None else self._unix:
             address = walk(self._split(value), self.networks, peer)
         if address is None and host:
-            key = f"peer:{host}"
-            if not is_utf8(key) or len(key.encode()) > MAX_KEY_BYTES:  # stores hold no half of a character
-                key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
-            return key, None
+            key = f"peer:{host}".encode(errors="backslashreplace")
+            if len(key) > MAX_KEY_BYTES:
+                return f"peer#{blake2b(key, digest_size=16).hexdigest()}", None
+            return key.decode(), None
         if address is None or is_unspecified(address):
             return UNKNOWN_PEER, None
         return address_key(*address, self.prefixes[4], self.prefixes[6]), address

@@ -16,7 +16,7 @@ from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError, InvalidKey, closest, is_utf8, quoted
+from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
@@ -234,7 +234,7 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
         fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
+        ConfigurationError: The name is empty or cannot be printed, or the fallback is no key.
     """
     check_parameter_name("query", name)
     return Value(f"query:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).query_params.get(name, "")))
@@ -269,7 +269,7 @@ def check_token(what: str, name: object, example: str) -> str:
 
 
 def check_parameter_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name or not is_utf8(name):
+    if not isinstance(name, str) or not name.isprintable() or not name:
         raise ConfigurationError(
             f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
         )
@@ -324,7 +324,7 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
         fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or has half of a character, or the fallback is no key.
+        ConfigurationError: The name is empty or cannot be printed, or the fallback is no key.
     """
     return PathParam(name, fallback)
 

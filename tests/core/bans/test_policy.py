@@ -55,7 +55,6 @@ def test_jitter_spreads_keys_levels_and_policies() -> None:
     assert max(keys_us) - min(keys_us) > 1_400 * SECOND_US
     assert policy.length_us(1, "ann") != policy.length_us(2, "ann")
     assert policy.length_us(1, "ann") != BanPolicy(duration="1h", factor=1, jitter=0.5, name="b").length_us(1, "ann")
-    assert policy.length_us(1, "\ud800") >= 3_600 * SECOND_US
 
 
 def test_a_policy_without_words_is_the_documented_one() -> None:

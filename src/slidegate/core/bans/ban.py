@@ -9,7 +9,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..addresses import BITS, Address, canonical_key, parse_network, prefix_length
-from ..errors import ConfigurationError, InvalidKey, is_utf8, quoted
+from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
 
 BanSubject: TypeAlias = str | Address
@@ -129,12 +129,11 @@ def ban_key(key: object) -> str:
     """Return the one spelling of the key of a ban: an address or network, or any other key.
 
     Raises:
-        InvalidKey: It is empty or no text, or has half of a character, which JSON cannot hold; it looks like an address
-            and is none; or it is every address there is.
+        InvalidKey: It is empty or no text; it looks like an address and is none; or it is every address there is.
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     expected = f"an address, a network or a key, {example}"
-    if not isinstance(key, str) or not key or not is_utf8(key):
+    if not isinstance(key, str) or not key:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     spelled = canonical_key(key)
     place = network_place(spelled)

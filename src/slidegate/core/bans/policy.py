@@ -142,7 +142,7 @@ class BanPolicy:
         length_us = self.ladder_us[min(level, len(self.ladder_us)) - 1]
         if not self.jitter:
             return length_us
-        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{level}".encode(errors="surrogatepass")).digest()[:2], "big")
+        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{level}".encode()).digest()[:2], "big")
         return min(length_us + int(length_us * self.jitter) // 65_536 * share, self.longest_us)
 
     def _set_ladder(self, duration: Any, factor: Any, longest: Any, jitter: Any) -> None:

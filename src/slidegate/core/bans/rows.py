@@ -146,6 +146,6 @@ def _source(value: object) -> str:
 
 
 def _short(text: str) -> str:
-    if len(text.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+    if len(text.encode()) > MAX_KEY_BYTES:
         raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(text)}")
     return text

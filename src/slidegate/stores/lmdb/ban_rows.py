@@ -188,7 +188,7 @@ class StrikeQueueRows:
     def put(self, key: str, record: StrikeRecord) -> None:
         """Record the strike record of a key that has none, at the end of the queue."""
         place = _NUMBER.pack(_next_number(self._txn, self._dbs))
-        self._txn.put(self._queue + place, key.encode("utf-8", "surrogatepass"), db=self._dbs.struck)
+        self._txn.put(self._queue + place, key.encode(), db=self._dbs.struck)
         self._txn.put(row_of(self._policy, key), place + _pack_record(record), db=self._dbs.standings)
         self._count += 1
 
@@ -350,16 +350,12 @@ def policy_of(row: bytes) -> str:
 
 def row_of(*names: str) -> bytes:
     """Return the key of a row: some names with NUL between them."""
-    text = "\0".join(names)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # every hit comes here, and to ask for "surrogatepass" takes longer
-        return text.encode("utf-8", "surrogatepass")
+    return "\0".join(names).encode()
 
 
 def text_of(row: bytes) -> str:
     """Return a name that was written as bytes."""
-    return row.decode("utf-8", "surrogatepass")
+    return row.decode()
 
 
 @lru_cache(maxsize=16)

@@ -254,5 +254,5 @@ class Table(Generations):
 
 def cell_of(key: str, secret: bytes) -> str:
     """Return the number of the cell that a key shares with others, as text."""
-    digest = blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=4).digest()
+    digest = blake2b(key.encode(), key=secret, digest_size=4).digest()
     return str(int.from_bytes(digest, "big") % SHARED_CELLS)

@@ -37,24 +37,14 @@ _COUNTS: Final = re.compile(rb"=([0-9]+)")
 _NETWORKS: Final = re.compile(rb"([46])/([0-9]{1,3})")
 
 
-def text_of(packed: bytes) -> str:
-    """Return text as it was before `bytes_of`."""
-    return packed.decode(errors="surrogatepass")
-
-
-def bytes_of(text: str) -> bytes:
-    """Return any text as bytes, also one that is no proper Unicode."""
-    return text.encode(errors="surrogatepass")
-
-
 def pack_ban(ban: Ban) -> bytes:
     """Pack a ban without its key."""
     ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
-    by = bytes_of(ban.by)
+    by = ban.by.encode()
     return (
         _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.level, _MAX_NUMBER), len(by))
         + by
-        + bytes_of(ban.reason)
+        + ban.reason.encode()
     )
 
 
@@ -63,7 +53,7 @@ def unpack_ban(key: bytes, packed: bytes) -> Ban:
     made_us, ends_us, wall_us, prolong_us, level, length = _BAN.unpack_from(packed)
     by, reason = packed[_BAN.size : _BAN.size + length], packed[_BAN.size + length :]
     ends = None if ends_us == _FOR_EVER else ends_us
-    return Ban(text_of(key), text_of(reason), text_of(by), level, made_us, ends, wall_us, prolong_us)
+    return Ban(key.decode(), reason.decode(), by.decode(), level, made_us, ends, wall_us, prolong_us)
 
 
 def unpack_change(packed: bytes) -> BanChange:
@@ -73,16 +63,16 @@ def unpack_change(packed: bytes) -> BanChange:
     (size,) = _SIZE.unpack_from(packed, at)
     at += _SIZE.size
     ban = unpack_ban(packed[at : at + size], packed[at + size :])
-    return BanChange(_KINDS[kind], ban, wall_us, text_of(by))  # type: ignore[arg-type]
+    return BanChange(_KINDS[kind], ban, wall_us, by.decode())  # type: ignore[arg-type]
 
 
 def pack_record(policy: str, record: StrikeRecord) -> bytes:
     """Pack how a key stands under a policy that may not be known here."""
-    name = bytes_of(policy)
+    name = policy.encode()
     strikes = [
         _STRIKE.pack(strike.at_us, strike.weight, len(source)) + source
         for strike in record.strikes
-        for source in (bytes_of(strike.source),)
+        for source in (strike.source.encode(),)
     ]
     numbers = min(record.level, _MAX_NUMBER), record.last_us, record.until_us, 0, 0, len(strikes), len(name)
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
@@ -94,20 +84,20 @@ def unpack_records(packed: bytes) -> Iterator[tuple[str, StrikeRecord, int, int]
     while at < len(packed):
         level, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
         at += _STANDING.size
-        name = text_of(packed[at : at + length])
+        name = packed[at : at + length].decode()
         at += length
         record = StrikeRecord(level, last_us, until_us)
         for _ in range(many):
             at_us, weight, length = _STRIKE.unpack_from(packed, at)
             at += _STRIKE.size
-            record.strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
+            record.strikes.append(Strike(at_us, weight, packed[at : at + length].decode()))
             at += length
         yield name, record, window_us, forgive_us
 
 
 def pack_policy(policy: BanPolicy) -> bytes:
     """Pack the parts of a policy that decide about strikes and bans."""
-    max_rate, name = policy.max_rate, bytes_of(policy.name)
+    max_rate, name = policy.max_rate, policy.name.encode()
     return (
         _POLICY.pack(
             policy.after.amount,
@@ -171,7 +161,7 @@ class Kinds:
                 keys += [guard] if guard else []  # under the empty key Redis holds no ban
             else:
                 keys += [format_network(*guard, length) for version, length in self._networks if version == guard[0]]
-        texts = [bytes_of(key) for key in keys]
+        texts = [key.encode() for key in keys]
         return _SIZE.pack(len(texts)) + b"".join([_SIZE.pack(len(text)) + text for text in texts])
 
 
@@ -235,7 +225,7 @@ class Teller:
             return [unbanned(unpack_ban(packed, row), by)]
         if kind == SHADOW:
             return [shadow_banned(unpack_ban(packed, row))]
-        key, about = text_of(packed), ""
+        key, about = packed.decode(), ""
         if kind == CAPPED and policy is not None:
             event, about = bans_capped(policy, key), policy.name
         elif kind == DROPPED:

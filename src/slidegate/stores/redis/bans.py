@@ -28,13 +28,11 @@ from ...core.store import BanStore, Clock, Event
 from .ban_rows import (
     Kinds,
     Teller,
-    bytes_of,
     count_of_kinds,
     made_name,
     pack_ban,
     pack_policy,
     pack_record,
-    text_of,
     text_of_kinds,
     unpack_ban,
     unpack_change,
@@ -147,13 +145,13 @@ class RedisBans(BanStore):
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
         """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
-        policy, key = strike.policy, bytes_of(strike.key)
-        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._max_bans, KNOWN_MS]
-        keys = [self._names[0] + b":struck:" + name, self._names[0] + b":" + bytes_of(made_name(policy))]
+        policy, key = strike.policy, strike.key.encode()
+        asked: list[bytes | int] = [pack_policy(policy), key, weight, strike.reason.encode(), self._max_bans, KNOWN_MS]
+        keys = [self._names[0] + b":struck:" + name, self._names[0] + b":" + made_name(policy).encode()]
         if strike.prefix and policy.prefix is not None:
             why = f"{policy.prefix.after} of its addresses were banned"
-            asked += [bytes_of(strike.prefix), pack_policy(policy.prefix), bytes_of(why)]
-            keys.append(self._names[0] + b":" + bytes_of(made_name(policy.prefix)))
+            asked += [strike.prefix.encode(), pack_policy(policy.prefix), why.encode()]
+            keys.append(self._names[0] + b":" + made_name(policy.prefix).encode())
         row, missing = (await self._command("strike", asked, keys, policy=policy)).answer
         if not isinstance(missing, int):
             raise TypeError(f"expected a number, not {missing!r}")
@@ -162,15 +160,15 @@ class RedisBans(BanStore):
     @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        known = bytes_of(key)
-        asked: list[bytes | int] = [known, -1 if length_us is None else length_us, bytes_of(reason), bytes_of(by)]
+        known = key.encode()
+        asked: list[bytes | int] = [known, -1 if length_us is None else length_us, reason.encode(), by.encode()]
         return unpack_ban(known, (await self._command("ban", asked)).answer)
 
     @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         unsent = self._sums.forget(key)
-        return bool((await self._command("unban", [bytes_of(key), bytes_of(by)], by=by)).answer) or unsent
+        return bool((await self._command("unban", [key.encode(), by.encode()], by=by)).answer) or unsent
 
     @sensible
     async def strike_records(self, keys: Sequence[str]) -> StoredRecords:
@@ -179,7 +177,7 @@ class RedisBans(BanStore):
         Strikes that workers have not sent yet, those of the last 100 ms, are left out.
         """
         now_us, _ = await self._now_us()
-        names = [bytes_of(key) for key in keys]
+        names = [key.encode() for key in keys]
         rows = await self._batcher().ask(b"HMGET", self._names[RECORDS], *names) if names else []
         return now_us, [
             StoredRecord(policy, key, record, window_us, forgive_us)
@@ -224,12 +222,12 @@ class RedisBans(BanStore):
         known = from_rows(rows, *await self._now_us())
         await self._check_room(known)
         async for bans in in_steps(known.bans):
-            packed = [part for ban in bans for part in (bytes_of(ban.key), pack_ban(ban))]
+            packed = [part for ban in bans for part in (ban.key.encode(), pack_ban(ban))]
             await self._command("load", [len(bans), *packed])
         async for some in in_steps(known.strike_records):
             asked: list[bytes | int] = [0]
             for policy, key, record in some:
-                asked += [bytes_of(key), bytes_of(policy), pack_record(policy, record)]
+                asked += [key.encode(), policy.encode(), pack_record(policy, record)]
             await self._command("load", asked)
         return len(known.bans)
 
@@ -264,7 +262,7 @@ class RedisBans(BanStore):
         """
         now_us, bans = unpack_told(told)
         if is_hit and (going_on := [ban for ban in bans if ban.prolong_us]):
-            self._batcher().attend(self._command("prolong", [bytes_of(ban.key) for ban in going_on]))
+            self._batcher().attend(self._command("prolong", [ban.key.encode() for ban in going_on]))
             bans = [prolonged(ban, now_us) for ban in bans]
         ban = longest(bans)
         if ban is None:
@@ -378,7 +376,7 @@ class RedisBans(BanStore):
 
 def _records_in(part: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, StrikeRecord]]:
     """Return (policy, key, record) for the fields and values of the hash of strike records."""
-    return [(policy, text_of(key), record) for key, row in part for policy, record, _, _ in unpack_records(row)]
+    return [(policy, key.decode(), record) for key, row in part for policy, record, _, _ in unpack_records(row)]
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:

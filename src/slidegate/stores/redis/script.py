@@ -115,7 +115,7 @@ class Packing:
         """Return the name of the hash with the windows of a key."""
         name = self._known.get(key)
         if name is None:
-            text = key.encode(errors="surrogatepass")
+            text = key.encode()
             if not self._readable:
                 text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
             name = remember(self._known, key, b"%s{%s}" % (self._windows_prefix, text))
