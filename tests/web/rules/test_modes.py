@@ -305,8 +305,8 @@ async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_
     assert [event.kind for event in observer.events].count("shadow_refused") == 2
 
 
-def test_a_block_at_an_endpoint_is_an_error_that_names_the_rule_to_write() -> None:
-    with pytest.raises(ConfigurationError, match=r'Rule\("/admin", block=True\)'):
+def test_a_block_at_an_endpoint_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="RateLimit: unknown option 'block'"):
         RateLimit("1/hour", block=True)
 
 
