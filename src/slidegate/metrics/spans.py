@@ -53,14 +53,14 @@ class DecisionSpans:
             nonlocal noted
             if not noted and message["type"] in STATUS:
                 noted = True
-                note(span, scope.get(RECORD))
+                note(span, scope.get(RECORD) or scope.get(ENDED))
             await send(message)
 
         try:
             await self.app(scope, receive, send_noted)
         finally:
             if not noted:
-                note(span, scope.get(RECORD))
+                note(span, scope.get(RECORD) or scope.get(ENDED))
 
 
 def note(span: Span, record: RequestLimits | None) -> None:
