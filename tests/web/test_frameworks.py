@@ -25,18 +25,13 @@ ITEMS = Rule("/items/{n:int}", "2/hour", name="items")
 ANY: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [ITEMS]}, {"default_limits": "2/hour"}]
 # asgiref warns of a `send` that is a plain function which returns something awaitable.
 FLASK = pytest.mark.filterwarnings("ignore:async_to_sync was passed a non-async-marked callable")
-BROKEN = {"litestar", "ravyn"}
-ASKED = "way: routes of another framework are asked as if they were Starlette's, and what is missing is raised"
-SILENT = "way: no finding says that default_limits has one bucket for a whole application whose routes it cannot read"
 
 
-def each(names: Sequence[str], *, broken: set[str] = BROKEN, reason: str = ASKED, heavy: bool = True) -> Any:
+def each(names: Sequence[str], *, heavy: bool = True) -> Any:
     """Return frameworks as parameters: those of others run with ``test --all``."""
     marks = {name: [pytest.mark.all] * (heavy and name not in ("bare", "starlette", "fastapi")) for name in names}
     if "flask" in marks:
         marks["flask"].append(FLASK)
-    for name in broken & {*names}:
-        marks[name].append(pytest.mark.xfail(strict=True, reason=reason))
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
 
@@ -79,7 +74,7 @@ async def test_an_application_with_routes_of_its_own_kind_is_one_bucket_of_defau
     assert await visit(middleware, "/items/5", "/", "/items/5", "/", "/nothing/here") == [200, 200, 429, 429, 429]
 
 
-@each([*UNKNOWN], broken={*UNKNOWN}, reason=SILENT)
+@each([*UNKNOWN])
 async def test_a_finding_says_that_an_unknown_application_is_one_bucket(name: str) -> None:
     middleware = RateLimitMiddleware(UNKNOWN[name](), default_limits="2/hour")
     assert await visit(middleware, "/", "/items/5") == [200, 200]
@@ -118,7 +113,6 @@ async def test_a_mounted_framework_is_counted_by_the_whole_path(name: str) -> No
 
 
 @pytest.mark.all
-@pytest.mark.xfail(strict=True, reason=ASKED)
 @pytest.mark.parametrize("options", ANY, ids=str)
 async def test_litestar_may_mount_what_has_limits(options: dict[str, Any]) -> None:
     from litestar import Litestar, asgi
@@ -143,13 +137,7 @@ async def test_aiohttp_may_serve_what_has_limits() -> None:
         assert (await client.get("/")).status == 200
 
 
-ASKED_AT_ONCE = "way: limits of all requests ask the mounts when they are made, with a scope that is no request's"
-BROKEN_AT_ONCE = pytest.mark.parametrize(
-    "options", [pytest.param(ANY[0], marks=pytest.mark.xfail(strict=True, reason=ASKED_AT_ONCE)), *ANY[1:]], ids=str
-)
-
-
-@BROKEN_AT_ONCE
+@pytest.mark.parametrize("options", ANY, ids=str)
 async def test_a_host_may_stand_beside_an_application_that_has_a_root_path_of_its_own(options: dict[str, Any]) -> None:
     app = FastAPI()
     app.host("api.example.org", Starlette(routes=[Route("/items/{n:int}", page)]))
@@ -177,7 +165,7 @@ class Noting:
         await self.app({**scope, "extensions": {"mine": True}}, receive, send)
 
 
-@BROKEN_AT_ONCE
+@pytest.mark.parametrize("options", ANY, ids=str)
 async def test_a_mount_may_read_more_of_the_scope_than_its_path(options: dict[str, Any]) -> None:
     app = Starlette(routes=[Particular("/v1", with_root("/v1")), Route("/items/{n:int}", page)])
     middleware = RateLimitMiddleware(app, **options)
@@ -239,10 +227,6 @@ async def outcomes(options: dict[str, Any], seeds: range) -> list[str]:
     return wrong
 
 
-HOSTILE = "way: the walk over applications and routes raises what their attributes raise"
-
-
-@pytest.mark.xfail(strict=True, reason=HOSTILE)
 @pytest.mark.parametrize("options", ANY, ids=str)
 async def test_an_application_that_breaks_when_looked_at_is_served_and_counted(options: dict[str, Any]) -> None:
     assert await outcomes(options, range(300)) == []
@@ -268,7 +252,6 @@ class Endless:
         await hello(scope, receive, send)
 
 
-@pytest.mark.xfail(strict=True, raises=Stuck, reason="way: layers of applications are followed without an end")
 @pytest.mark.parametrize("options", ANY, ids=str)
 async def test_an_application_that_wraps_another_without_end_is_served_and_counted(options: dict[str, Any]) -> None:
     Endless.looks = 0

@@ -20,7 +20,6 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, page, statuses
 
-HANDED_BACK = "way: a refusal further in hands back what was charged further out"
 OUTER = 3
 
 
@@ -89,7 +88,6 @@ CAUGHT = [
 ]
 
 
-@pytest.mark.xfail(strict=True, reason=HANDED_BACK)
 @pytest.mark.parametrize("caught", CAUGHT)
 @pytest.mark.parametrize("shared", [True, False])
 async def test_who_catches_a_refusal_is_under_the_outer_limit_all_the_same(
@@ -108,7 +106,6 @@ UNCAUGHT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason=HANDED_BACK)
 @pytest.mark.parametrize("inner", UNCAUGHT)
 async def test_who_has_spent_an_inner_limit_goes_on_spending_the_outer_one(inner: str) -> None:
     outer = Rule("*", f"{OUTER}/minute", name="outer")
@@ -177,6 +174,5 @@ async def wrong(seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason=HANDED_BACK)
 async def test_every_level_of_a_nest_is_charged_as_plain_counters_say() -> None:
     assert [line for seed in range(60) for line in await wrong(seed)] == []

@@ -98,25 +98,8 @@ async def fewest(app: Any, part: str, length: int) -> int:
     return min([await steps(app, long(part, length, number)) for number in range(10, 14)])
 
 
-WORK = "way: an index of paths walks over every segment, and a path is normalised segment by segment"
-GROWS = {
-    2_048: {
-        *product(["rules"], ("slashes", "dots", "two dots")),
-        *product(["default_limits"], LONG.keys() - {"text"}),
-    },
-    60_000: {*product(("rules", "default_limits"), LONG.keys() - {"text"})},
-}
-"""What does not hold today, by the length of the path."""
-
-
-def cases() -> Iterator[Any]:
-    for length, options, part in product(GROWS, OPTIONS, LONG):
-        marks = [pytest.mark.xfail(strict=True, reason=WORK)] * ((options, part) in GROWS[length])
-        yield pytest.param(length, options, part, marks=marks)
-
-
 @pytest.mark.interpreted("what compiled functions do is not seen")
-@pytest.mark.parametrize(("length", "options", "part"), [*cases()])
+@pytest.mark.parametrize(("length", "options", "part"), product((2_048, 60_000), OPTIONS, LONG))
 async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, options: str, part: str) -> None:
     middleware = RateLimitMiddleware(Silent(), **OPTIONS[options])
     usual = await fewest(middleware, "/a", 20)
@@ -126,7 +109,6 @@ async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, optio
 
 
 @pytest.mark.interpreted("what compiled functions do is not seen")
-@pytest.mark.xfail(strict=True, reason=WORK)
 async def test_a_long_path_of_a_banned_client_costs_hardly_more_than_a_short_one() -> None:
     limiter = Limiter()
     await limiter.ban(PEER, "1h")
@@ -153,7 +135,6 @@ async def dear(seed: int) -> list[str]:
 
 
 @pytest.mark.interpreted("what compiled functions do is not seen")
-@pytest.mark.xfail(strict=True, reason=WORK)
 async def test_two_thousand_signs_are_passed_over_once_or_twice_for_any_template() -> None:
     assert [line for seed in range(12) for line in await dear(seed)] == []
 

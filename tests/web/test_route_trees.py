@@ -212,17 +212,7 @@ async def test_whatever_reaches_a_handler_was_counted_in_many_trees(seed: int, d
     assert await search(seed, directory, 10_000, roots=seed % 3 > 0) > 0
 
 
-BESIDE = "way: a pattern that takes a parameter whole never gives back what stands beside it, and floats are misread"
-DOTS = "way: two dots are taken out of a path, and files behind the directory's own name are not limited"
-
-
-@pytest.mark.parametrize(
-    "feature",
-    [
-        pytest.param("mixed", marks=pytest.mark.xfail(strict=True, reason=BESIDE)),
-        pytest.param("dots", marks=pytest.mark.xfail(strict=True, reason=DOTS)),
-    ],
-)
+@pytest.mark.parametrize("feature", ["mixed", "dots"])
 async def test_whatever_reaches_a_handler_was_counted_beside_text_and_behind_dots(
     feature: str, directory: Path
 ) -> None:

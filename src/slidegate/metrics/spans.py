@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, get_current_span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.decision import Decision, Reason
-from ..web.request import RECORD, STATUS, RequestLimits
+from ..web.request import ENDED, RECORD, STATUS, RequestLimits
 from .definitions import PREFIX
 
 EVENT: Final = "slidegate.decision"

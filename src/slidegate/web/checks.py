@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -22,7 +22,7 @@ from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .default_limits import dependencies, is_exempt, limits_of
 from .paths import RulePath, may_hold_a_slash
-from .routes import Application, Place, shown, walk
+from .routes import Application, Place, look, shown, walk
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
         if middleware.default_limits:
             yield Finding(
                 "SG126",
-                "default_limits: the routes of the application are unknown, so all requests of a client share one "
-                'bucket; write rules, such as Rule("/login", "5/minute")',
+                "default_limits stand before an unknown application, whose routes nobody sees: all requests of a "
+                'client share one bucket; write rules, such as Rule("/login", "5/minute")',
             )
     else:
-        places = list(walk(shown_app))
+        places = walk(shown_app)
         yield from _about_unmet_rules(middleware.rules, places, [path for path, _ in _unknown_below(known)])
         yield from _about_exemptions(middleware, places)
     yield from _about_handlers(middleware, app)
@@ -337,9 +337,9 @@ def _is_limit(call: object) -> bool:
 
 def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
     """Yield the finding about a handler for refusals that those of the middleware never reach."""
-    handlers: Mapping[Any, Any] = getattr(app, "exception_handlers", {})
+    handlers = look(app, "exception_handlers")
     refuses = any(rule.action == "limit" and not rule.exempt for rule in middleware.rules) or middleware.default_limits
-    if RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
+    if isinstance(handlers, Mapping) and RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
         yield Finding(
             "SG127",
             "the handler for RateLimitExceeded answers refusals of limits at endpoints alone; write "

@@ -37,7 +37,7 @@ from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
 from .keys import Key, KeyFunction
 from .request import RECORD, RequestLimits, Reservation, limits_above
-from .routes import Place, RouteIndex, layers, walk
+from .routes import Place, RouteIndex, layers, look, walk
 from .rule_set import BoundRule, buckets_of, name_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -424,7 +424,7 @@ def check_decorator_order(app: object) -> None:
     Raises:
         ConfigurationError: One does.
     """
-    routes = list(walk(app))
+    routes = walk(app)
     used = {id(function) for resolved in routes for function in unwrapped(resolved.endpoint)}
     for resolved in routes:
         endpoint = resolved.endpoint
@@ -455,11 +455,13 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
 def _asks_another(app: object, limiter: Limiter) -> bool:
     """Tell whether a middleware that is wrapped around an application may ask another limiter."""
     for layer in layers(app):
-        if getattr(layer, "limiter", limiter) is not limiter:
+        asked = look(layer, "limiter")
+        if isinstance(asked, Limiter) and asked is not limiter:
             return True
-        for made in getattr(layer, "user_middleware", ()):  # by an application that was not called yet
-            module = getattr(getattr(made, "cls", None), "__module__", "")
-            if module.startswith("slidegate.") and made.kwargs.get("limiter") is not limiter:
+        added = look(layer, "user_middleware")  # by an application that was not called yet
+        for made in added if isinstance(added, list) else ():
+            ours = str(look(look(made, "cls"), "__module__", "")).startswith("slidegate.")
+            if ours and made.kwargs.get("limiter") is not limiter:
                 return True
     return False
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from starlette.types import Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs
+from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
@@ -95,10 +95,8 @@ class HeaderWriter:
             value = _value(limits[0], amounts[0], readings[0], now_us)
         else:
             places = tightest_first(amounts, readings, () if len(checks) == 1 else unequal_costs(checks))
-            shown: dict[bytes, bytes] = {}  # a name that two middlewares share is written once
-            for place in places[:MAX_SHOWN]:
-                shown.setdefault(limits[place][1], _value(limits[place], amounts[place], readings[place], now_us))
-            first, value = places[0], b", ".join(shown.values())
+            shown = [_value(limits[at], amounts[at], readings[at], now_us) for at in places[:MAX_SHOWN]]
+            first, value = places[0], b", ".join(shown)
         if self._draft:
             fields += (policy, (b"ratelimit", value))
         if self._legacy:
@@ -108,12 +106,9 @@ class HeaderWriter:
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
         """Learn what follows from the buckets of a request alone."""
         buckets = (asked,) if isinstance(asked, Bucket) else asked
-        named = [
-            (name, limit, bucket.unit)
-            for bucket in buckets
-            for name, limit in zip(bucket.names, bucket.limits, strict=True)
-        ]
-        items = dict.fromkeys([_policy_item(*item) for item in named])
+        limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
+        named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
+        items = [_policy_item(*item) for item in named]
         limits = []
         for name, limit, _ in named:
             timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
@@ -152,6 +147,15 @@ def quote(text: str) -> str:
     """Write printable ASCII as a string of RFC 9651, section 3.3.3."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def distinct_names(buckets: Iterable[Bucket]) -> list[str]:
+    """Return the name of each limit in an answer: of two that are called alike, the later one gets a number."""
+    names: list[str] = []
+    for bucket in buckets:
+        for name in bucket.names:
+            names.append(unique_name(name, names))
+    return names
 
 
 def asked_buckets(checks: Sequence[Check]) -> Buckets:

@@ -45,7 +45,7 @@ _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*
 _SPELLINGS: Final[Mapping[type, str]] = {
     StringConvertor: "[^/]+",
     IntegerConvertor: r"(?=[^/\d]*\d)[^/]+",
-    FloatConvertor: r"(?=[^/]*?(?:\d|(?i:inf|nan)))[^/]+",
+    FloatConvertor: r"(?=[^/]*?(?:\d|(?i:i_*n_*f|n_*a_*n)))[^/]+",
     UUIDConvertor: "[^/]{32,}",
 }
 """What a parameter takes that is alone in its segment: whatever int(), float(), UUID() or pydantic may read."""

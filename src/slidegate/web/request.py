@@ -41,7 +41,6 @@ STATUS: Final = {
     "websocket.close": 403,
 }
 """The messages that start a response, and the status of each where the message does not say."""
-_UNDECIDED: Final = Decision(True, Reason.EXEMPT)
 Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
 """Hears the status and the header fields of an answer before it goes out."""
 
@@ -322,8 +321,17 @@ def allowlisted(entries: Iterable[Entry]) -> bool:
 
 def tightest(decisions: Iterable[Decision]) -> Decision:
     """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
-    requests fit; before anything is decided, that nothing is counted."""
-    every = list(decisions) or [_UNDECIDED]
+    requests fit.
+
+    Raises:
+        ConfigurationError: There is none yet.
+    """
+    every = list(decisions)
+    if not every:
+        raise ConfigurationError(
+            'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, not '
+            "in a function of a rule"
+        )
     counted = [(decision, state) for decision in every if (state := decision.binding) is not None]
     for decision in every:
         if not decision.allowed or not counted:

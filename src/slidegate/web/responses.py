@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
+from ..core.decision import Bucket, Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -30,8 +30,18 @@ from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
-from .headers import NOT_STORED, Buckets, Field, Fields, HeaderWriter, asked_buckets, completed, sendable
-from .request import STATUS, RequestLimits
+from .headers import (
+    NOT_STORED,
+    Buckets,
+    Field,
+    Fields,
+    HeaderWriter,
+    asked_buckets,
+    completed,
+    distinct_names,
+    sendable,
+)
+from .request import RECORD, STATUS, RequestLimits
 from .routes import RouteIndex
 from .stats import RequestStats
 
@@ -180,7 +190,7 @@ class RefusalResponses:
         self._calls = calls
         self._policies = dict(policies)
         self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
-        self._limited: dict[tuple[Buckets, tuple[bool, ...], Reason], Rendered] = {}
+        self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Rendered] = {}
         self._banned: dict[tuple[str, bool], Rendered] = {}
 
     async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
@@ -208,11 +218,14 @@ class RefusalResponses:
             wait_us = max(waits)
         if isinstance(decision, StruckRefusal):
             wait_us = decision.retry_after_us or wait_us
-        # The buckets, which of their limits have no room, and whether they ever will.
-        asked = asked_buckets(decision.checks), tuple(map(bool, waits)), decision.reason
+        # The buckets, what else is in the answer, which of their limits have no room, and whether they ever will.
+        outer = _asked_before(decision, scope)
+        asked = asked_buckets(decision.checks), outer, tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
         if rendered is None:
-            violated = [(state.name, state.limit) for state in decision.violated]
+            names = distinct_names([*outer, *(bucket for bucket, _, _ in decision.checks)])[-len(waits) :]
+            full = zip(names, decision.states, strict=True)
+            violated = [(name, state.limit) for name, state in full if state.retry_after_us != 0]
             too_large = decision.reason is Reason.TOO_LARGE
             rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
         return rendered if wait_us < 0 else _later(rendered, wait_us)
@@ -277,6 +290,19 @@ class RefusalResponses:
             error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
             self._calls.report("on_refused", rule, error, "the field is left out")
         return {**message, "headers": good}
+
+
+def _asked_before(decision: Decision, scope: Scope) -> tuple[Bucket, ...]:
+    """Return the buckets of the decisions further out, whose limits are in the answer, too."""
+    record: RequestLimits | None = scope.get(RECORD)
+    if record is None or len(record.entries) < 2:
+        return ()
+    outer: list[Bucket] = []
+    for _, before in record.entries:
+        if before.checks is decision.checks:
+            break
+        outer += [bucket for bucket, _, _ in before.checks if before.readings]
+    return tuple(outer)
 
 
 def _to_client(decision: Decision) -> Rendered:

@@ -23,41 +23,47 @@ DEPTH: Final = 64
 _MAX_ROUTERS: Final = 64
 
 
+def look(thing: object, name: str, default: Any = None) -> Any:
+    """Return an attribute of something of which nothing is known; `default` also where asking for it raises."""
+    try:
+        return getattr(thing, name, default)
+    except Exception:
+        return default
+
+
 def layers(app: object) -> Iterator[object]:
     """Yield an application and each one that it wraps, from the outside in."""
     seen: set[int] = set()
-    while app is not None and id(app) not in seen:
+    while app is not None and id(app) not in seen and len(seen) < DEPTH:
         seen.add(id(app))
         yield app
-        app = getattr(app, "app", None)
+        app = look(app, "app")
 
 
 def root_of(app: object) -> str:
     """Return the `root_path` that an application, or one that it wraps, gives itself as FastAPI does, or nothing."""
-    roots = [getattr(layer, "root_path", "") for layer in layers(app) if hasattr(layer, "openapi")]
-    return next((root for root in roots if root and isinstance(root, str)), "")
+    roots = [look(layer, "root_path", "") for layer in layers(app) if look(layer, "openapi") is not None]
+    return next((root for root in roots if isinstance(root, str) and root), "")
 
 
 def router_of(app: object) -> Any:
     """Return the router of an application; None if its routes are unknown."""
-    shown = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
-    return getattr(shown, "router", shown)
+    shown = next((layer for layer in layers(app) if look(layer, "routes") is not None), None)
+    return look(shown, "router", shown)
 
 
 def routes_of(app: object) -> list[Any] | None:
     """Return the routes of an application, those of included routers in their place; None if they are unknown."""
     router = router_of(app)
-    if router is None or not all(isinstance(route, BaseRoute) for route in router.routes):
+    listed = look(router, "routes")
+    if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
-    return [route for route, _ in _listed(router.routes, ())]
+    return [route for route, _ in _listed(listed, ())]
 
 
 def shown(app: object, scope: Scope) -> object:
     """Return an application; where something hides its routes, the one in the scope of a request that shows them."""
-    try:
-        return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
-    except Exception:
-        return app
+    return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
 
 
 class Required(NamedTuple):
@@ -205,14 +211,26 @@ def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
     return f"//{mount.host}" if len(alike) == 1 else ""
 
 
-def walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[Place]:
-    """Yield every route of an application, a router, or a wrapper around one, at each place where it is mounted."""
+def walk(app: object) -> list[Place]:
+    """Return every route of an application, a router, or a wrapper around one, at each place where it is mounted.
+
+    What comes behind something that cannot be read is left out.
+    """
+    places: list[Place] = []
+    try:
+        places.extend(_walk(app, "", ()))
+    except Exception:
+        return places
+    return places
+
+
+def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[Place]:
     router, routes = router_of(app), routes_of(app)
     own = tuple(Required(depends.dependency, "") for depends in getattr(router, "dependencies", None) or ())
     for route, required in _listed(router.routes, own) if routes is not None else ():
         if isinstance(route, (Mount, Host)):
             if route.app not in inside and len(inside) < DEPTH:
-                yield from walk(route.app, above + _below(route, routes or ()), (*inside, route.app))
+                yield from _walk(route.app, above + _below(route, routes or ()), (*inside, route.app))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
             yield _place(route, above, required, inside)
 
@@ -291,7 +309,7 @@ class RouteIndex:
     def candidates(self, scope: Scope) -> Sequence[Place]:
         """Return the routes of the endpoint that a request reached: one, unless several lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        if router is None or endpoint is None:
+        if endpoint is None or not isinstance(look(router, "routes"), Sequence):
             return ()
         if id(endpoint) not in self._places(router) and id(endpoint) not in self._strangers:
             del self._routers[id(router)]  # a router that is included, or mounted, may have got a route since
@@ -307,7 +325,8 @@ class RouteIndex:
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
         """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""
         router = scope.get("router")
-        places = [] if router is None else [place for places in self._places(router).values() for place in places]
+        by_endpoint = self._places(router) if isinstance(look(router, "routes"), Sequence) else {}
+        places = [place for places in by_endpoint.values() for place in places]
         requiring = [(place.label, required) for place in places for required in place.above]
         found = [(label, required) for label, required in requiring if required.dependency is dependency]
         return (found[0][1].where, sorted({label for label, _ in found})) if found else None
@@ -318,10 +337,7 @@ class RouteIndex:
         if known is not None and known[0] is router and known[1] == len(router.routes):
             return known[2]
         places: dict[int, list[Place]] = {}
-        try:
-            for place in walk(router):
-                places.setdefault(id(place.endpoint), []).append(place)
-        except Exception:
-            places.clear()
+        for place in walk(router):
+            places.setdefault(id(place.endpoint), []).append(place)
         remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)
         return places

@@ -38,8 +38,6 @@ from ...remote_stores import RemoteStore
 BOUND_S = 60
 
 ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"((?:;[a-z]+=(?:"[^"]*"|-?[0-9]+))*)')
-ONE_NAME = "way: limits of two middlewares, or of a middleware and an endpoint, have one name in an answer"
-TWICE = "way: a count_if hands back what a refusal further in has handed back already"
 
 
 def items(field: str) -> list[tuple[str, dict[str, str]]]:
@@ -170,7 +168,6 @@ async def test_limits_of_one_middleware_have_names_of_their_own(
     assert (len(found[0]), all(names == found[0] for names in found)) == (count, True)
 
 
-@pytest.mark.xfail(strict=True, reason=ONE_NAME)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("made", "count"), ACROSS)
 async def test_limits_of_several_middlewares_have_names_of_their_own(
@@ -232,7 +229,6 @@ async def lies(seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason=TWICE)
 async def test_no_answer_says_that_more_is_left_than_a_limit_has() -> None:
     assert [line for seed in range(150) for line in await lies(seed)] == []
 
@@ -245,16 +241,7 @@ COUNTED: dict[str, Callable[[int], bool] | None] = {
 }
 
 
-def grid() -> list[Any]:
-    """Return rules that count by the status, before an endpoint that serves and one that refuses, as parameters."""
-    cases = []
-    for refused, counted in product([False, True], COUNTED):
-        marks = [pytest.mark.xfail(strict=True, reason=TWICE)] * refused
-        cases.append(pytest.param(refused, counted, marks=marks))
-    return cases
-
-
-@pytest.mark.parametrize(("refused", "counted"), grid())
+@pytest.mark.parametrize(("refused", "counted"), product([False, True], COUNTED))
 async def test_an_answer_says_what_is_left_when_its_status_is_known(refused: bool, counted: str) -> None:
     shared = limiter()
     count = COUNTED[counted]
@@ -275,7 +262,6 @@ async def test_an_answer_says_what_is_left_when_its_status_is_known(refused: boo
 # Before anything is decided.
 
 
-@pytest.mark.xfail(strict=True, reason="way: the decision of a request about which none has been made is an IndexError")
 @pytest.mark.parametrize("what", ["key", "cost", "when", "limits"])
 async def test_a_function_of_a_rule_that_asks_for_the_decision_gets_an_answer_it_can_understand(what: str) -> None:
     met: list[object] = []
@@ -323,7 +309,6 @@ class Silent(RemoteStore):
         await asyncio.Event().wait()
 
 
-@pytest.mark.xfail(strict=True, reason="way: the decision of a request about which none has been made is an IndexError")
 async def test_who_answers_before_anything_is_decided_may_ask_for_the_decision() -> None:
     store = Silent()
     app = Patient(RateLimitMiddleware(hello, limits="5/minute", limiter=Limiter(store, deadline="1m")), store.asked)
