@@ -230,7 +230,7 @@ async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_onc
     assert [*await statuses(app, 2, "/sub/a"), *await statuses(app, 2, "/sub/b")] == [200, 200, 200, 429]
     answer = await call(app, "/one")
     assert answer.headers["ratelimit"].startswith('"default-2";r=0'), "the tightest of both middlewares is shown"
-    assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default";q=2;w=3600'
+    assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default-2";q=2;w=3600'
 
 
 async def test_an_outer_allowlist_lets_through_every_middleware_further_in() -> None:

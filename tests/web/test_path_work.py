@@ -99,7 +99,7 @@ async def fewest(app: Any, part: str, length: int) -> int:
 
 
 @pytest.mark.interpreted("what compiled functions do is not seen")
-@pytest.mark.parametrize(("length", "options", "part"), product((2_048, 60_000), OPTIONS, LONG))
+@pytest.mark.parametrize(("length", "options", "part"), [*product((2_048, 60_000), OPTIONS, LONG)])
 async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, options: str, part: str) -> None:
     middleware = RateLimitMiddleware(Silent(), **OPTIONS[options])
     usual = await fewest(middleware, "/a", 20)

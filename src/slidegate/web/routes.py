@@ -256,7 +256,9 @@ def reach(app: object, scope: Scope) -> Reached:
         return Reached()  # what has failed will fail again in the application, which reports it
 
 
-def _reach(app: object, scope: Scope, above: str) -> Reached:
+def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
+    if depth > DEPTH:
+        return Reached()
     root = root_of(app)
     if root:
         scope["root_path"] = root
@@ -267,7 +269,7 @@ def _reach(app: object, scope: Scope, above: str) -> Reached:
     route, child, answers = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
-        return _reach(route.app, scope, above + _below(route, router.routes))
+        return _reach(route.app, scope, above + _below(route, router.routes), depth + 1)
     return Reached(None if route is None else _place(route, above), answers)
 
 

@@ -13,7 +13,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from slidegate import Limiter, Reason, StoreError
+from slidegate import Limiter, StoreError
+from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

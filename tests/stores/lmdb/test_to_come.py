@@ -16,8 +16,8 @@ from typing import Any
 import lmdb.verify
 import pytest
 
-from slidegate import Limiter, Reason, StoreError
-from slidegate.core import Bucket, parse_limits
+from slidegate import Limiter, StoreError
+from slidegate.core import Bucket, Reason, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 

@@ -241,7 +241,7 @@ COUNTED: dict[str, Callable[[int], bool] | None] = {
 }
 
 
-@pytest.mark.parametrize(("refused", "counted"), product([False, True], COUNTED))
+@pytest.mark.parametrize(("refused", "counted"), [*product([False, True], COUNTED)])
 async def test_an_answer_says_what_is_left_when_its_status_is_known(refused: bool, counted: str) -> None:
     shared = limiter()
     count = COUNTED[counted]

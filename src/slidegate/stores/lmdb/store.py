@@ -306,7 +306,7 @@ class LmdbStore(Store):
         spent = Decision(True, decision.reason, decision.now_us, decision.checks)
         spent.charge = [None if isinstance(noted, Permit) else noted for noted in charge]
         places, now_us = transaction.find(decision.checks, makes=False), transaction.now_us
-        latest_us, floor_us = self._transactions.latest_us, transaction.reset_us()
+        latest_us, floor_us = max(self._transactions.latest_us, now_us), transaction.reset_us()
         changed |= refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us)
         if changed:
             transaction.undo.append(partial(decision.charge.extend, charge))

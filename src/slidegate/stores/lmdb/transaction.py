@@ -45,7 +45,7 @@ class Transactions:
     Attributes:
         evictions: How many empty windows were deleted.
         bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
-        latest_us: The latest moment that a transaction has seen.
+        latest_us: The latest moment at which something was charged.
         permits: The permits of this process.
         bans: The bans, which are swept as windows are, and taken over from a damaged file.
         closed: Whether the store was closed, and has no transactions any more.
@@ -147,7 +147,6 @@ class Transactions:
         """Do jobs and what else is due, and return the answers of the jobs."""
         if self.env.fullness == NO_CHANGES:
             raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
-        self.latest_us = max(self.latest_us, transaction.now_us)
         if self.env.salvage:
             self._rescue(transaction)
         answers = [job(transaction) for job in jobs]

@@ -105,8 +105,10 @@ class Transaction:
         Args:
             checks: The question.
             makes: Whether keys get new windows.
-            takes: Whether permits may be taken, for which this process needs a lease.
+            takes: Whether it is charged: units, and permits, for which this process needs a lease.
         """
+        if takes:
+            self._process.latest_us = max(self._process.latest_us, self.now_us)
         places: list[Place] = []
         for bucket, key, cost in checks:
             for digest, head, limit in self._process.bound.get(bucket) or _bind(bucket, self._process.bound):
@@ -204,7 +206,9 @@ class Transaction:
         with self.txn.cursor(self.dbs.places) as places:
             for row in places.iternext(values=False):
                 self._look_later(PLACE, bytes(row), self.now_us)
-        self.txn.put(RESET, _MOMENT.pack(self._process.latest_us), db=self.dbs.meta)
+        if had_windows:
+            # Where the clock has stepped back, charges lie ahead of now.
+            self.txn.put(RESET, _MOMENT.pack(max(self._process.latest_us, self.now_us)), db=self.dbs.meta)
         return had_windows
 
     def reset_us(self) -> int:
