@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
 
 from ..core.memo import remember
 from ..limiter.stats import UNROUTED
-
-Mounts: TypeAlias = tuple[Mount | Host, ...]
 
 DEPTH: Final = 64
 """How far down applications in applications are followed; one may be mounted in itself."""
@@ -314,7 +312,7 @@ class RouteIndex:
         if endpoint is None or not isinstance(look(router, "routes"), Sequence):
             return ()
         if id(endpoint) not in self._places(router) and id(endpoint) not in self._strangers:
-            del self._routers[id(router)]  # a router that is included, or mounted, may have got a route since
+            self._routers.pop(id(router), None)  # a router that is included, or mounted, may have got a route since
             if id(endpoint) not in self._places(router):
                 remember(self._strangers, id(endpoint), endpoint)
         return self._places(router).get(id(endpoint), ())
