@@ -298,6 +298,8 @@ class RouteIndex:
     def find(self, scope: Scope) -> Place | None:
         """Return the route that a request came by; None where no router tells it."""
         candidates = self.candidates(scope)
+        if len(candidates) > 1 and (route := scope.get("route")) is not None:  # routers say it since Starlette 1
+            candidates = [one for one in candidates if one.route is route] or candidates
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         root = scope.get("app_root_path", scope.get("root_path", ""))
