@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
+from slidegate import MemoryStore
+from slidegate.core import NEVER, Bucket, Decision, InvalidKey, Limit, Reason, parse_limits
 from slidegate.core.decision import Check
 from slidegate.core.ring import WindowState
+from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
@@ -144,3 +148,17 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
         decision = Decision(True, Reason.OK, 0, checks, seen)
         assert decision.binding is not None
         assert (decision.binding.name, decision.binding.cost) == (shown, costs[shown == "tokens"])
+
+
+def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
+    store = MemoryStore(clock=FakeClock())
+    decision = store.hit([(Bucket("it", parse_limits("5/minute")), "ann", 2)])
+    assert isinstance(decision, Decision)
+    for _ in range(2):
+        decision.take_out(0)
+        assert decision.remaining == 5
+
+
+def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> None:
+    error = pickle.loads(pickle.dumps(InvalidKey("key: expected text", "text")))
+    assert (str(error), error.expected) == ("key: expected text", "text")
