@@ -48,6 +48,18 @@ class Ward:
     def fall_ill(self) -> None:
         self.store.error = StoreUnavailable("gone")
 
+    def undergo(self, move: str, us: int) -> bool:
+        """Let the store fall ill or get well, or time pass; return False for a move that is none of these."""
+        if move == "ill":
+            self.fall_ill()
+        elif move == "well":
+            self.store.error = None
+        elif move == "wait":
+            self.clock.advance(us=us)
+        else:
+            return False
+        return True
+
     def recover(self) -> None:
         self.store.error, self.store.hangs = None, False
         self.clock.advance("61s")
@@ -557,13 +569,7 @@ def test_what_is_told_last_is_how_the_store_is_and_the_log_has_a_line_a_second(m
         logging.getLogger("slidegate").addHandler(lines)
         try:
             for move, number in moves:
-                if move == "ill":
-                    ward.fall_ill()
-                elif move == "well":
-                    ward.store.error = None
-                elif move == "wait":
-                    ward.clock.advance(us=number * 1_000)
-                else:
+                if not ward.undergo(move, number * 1_000):
                     was_away, asked = ward.safe.away, ward.store.asked
                     await ward.hit()
                     away = ward.safe.away
@@ -607,13 +613,7 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
         ward = Ward("local", inline=True)
         admitted: list[int] = []
         for move, number in moves:
-            if move == "ill":
-                ward.fall_ill()
-            elif move == "well":
-                ward.store.error = None
-            elif move == "wait":
-                ward.clock.advance(us=number * 7_000_000)
-            else:
+            if not ward.undergo(move, number * 7_000_000):
                 admits = (await ward.hit("4/30s", cost=number)).allowed
                 if ward.safe.local is None:
                     admitted.clear()  # what the shared store alone admitted is not known here when it falls ill

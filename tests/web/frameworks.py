@@ -42,6 +42,18 @@ def starlette(*stack: Wrap) -> Any:
     return Starlette(routes=routes, middleware=[Middleware(wrap) for wrap in stack])
 
 
+def add_pages(app: Any, items_path: str = "/items/{n}") -> None:
+    """Add both pages to an application that takes plain functions."""
+
+    @app.get("/")
+    def home() -> str:
+        return "page"
+
+    @app.get(items_path)
+    def items(n: int) -> str:
+        return "page"
+
+
 def with_root(root: str) -> FastAPI:
     """Return an application that gives itself a `root_path`."""
     with warnings.catch_warnings():
@@ -53,15 +65,7 @@ def fastapi(*stack: Wrap) -> Any:
     app = FastAPI()
     for wrap in stack:
         app.add_middleware(wrap)
-
-    @app.get("/")
-    def home() -> str:
-        return "page"
-
-    @app.get("/items/{n}")
-    def items(n: int) -> str:
-        return "page"
-
+    add_pages(app)
     return app
 
 
@@ -151,15 +155,7 @@ def flask() -> Any:
     from flask import Flask
 
     app = Flask("site")
-
-    @app.get("/")
-    def home() -> str:
-        return "page"
-
-    @app.get("/items/<int:n>")
-    def items(n: int) -> str:
-        return "page"
-
+    add_pages(app, "/items/<int:n>")
     return WsgiToAsgi(app)
 
 
@@ -226,15 +222,7 @@ def fasthtml(*stack: Wrap) -> Any:
     from fasthtml.common import FastHTML
 
     app: Any = FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret")
-
-    @app.get("/")
-    def home() -> str:
-        return "page"
-
-    @app.get("/items/{n}")
-    def items(n: int) -> str:
-        return "page"
-
+    add_pages(app)
     return app
 
 

@@ -64,6 +64,14 @@ def found(lists: Networks, text: str) -> str | None:
     return name
 
 
+def rejection(desk: Desk, name: str, path: Path) -> str:
+    """Return the message of the one event that was told: a file of a list was rejected."""
+    (event,) = desk.heard.events
+    assert event.kind == "list_rejected"
+    assert event.details == {"list": name, "path": str(path)}
+    return event.message
+
+
 # -- everybody -------------------------------------------------------------------------------------------------------
 
 
@@ -99,10 +107,7 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> N
     desk.pause(lists)
     assert found(lists, "192.0.2.7") == "b"
     assert found(lists, "198.51.100.7") is None
-    (event,) = desk.heard.events
-    assert event.kind == "list_rejected"
-    assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
-    assert event.details == {"list": "b", "path": str(second)}
+    assert rejection(desk, "b", second).startswith("list 'b' stays as it is: files: covers half of all")
 
 
 # -- which list ------------------------------------------------------------------------------------------------------
@@ -215,11 +220,9 @@ def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     desk.pause(lists)
     assert found(lists, "198.51.100.7") == "a"
     assert found(lists, "192.0.2.7") is None
-    (event,) = desk.heard.events
-    assert event.kind == "list_rejected"
-    assert event.message.startswith("list 'a' stays as it is: ")
-    assert message in event.message
-    assert event.details == {"list": "a", "path": str(path)}
+    said = rejection(desk, "a", path)
+    assert said.startswith("list 'a' stays as it is: ")
+    assert message in said
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     desk.write("a.netset", "203.0.113.0/24\n")
     desk.pause(lists)

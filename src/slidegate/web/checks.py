@@ -310,9 +310,8 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) 
     """Yield the findings about endpoints that `RateLimit.exempt` marks."""
     limiting = [rule for rule in middleware.rules if rule.action == "limit" and not rule.exempt]
     for place in [one for one in places if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
-        paths = [(path, rule) for rule in limiting for path in rule.paths if _takes(rule, place)]
-        still = next((rule for path, rule in paths if path == "*" or may_meet(path, place.path)), None)
-        if still is not None and not any(_frees(rule, place) for rule in middleware.rules):
+        still = next((rule for rule in limiting if _takes(rule, place) and _is_about(rule, place)), None)
+        if still is not None and not any(rule.exempt and _is_about(rule, place) for rule in middleware.rules):
             yield Finding(
                 "SG125",
                 f"{place.label} is exempt from default_limits alone: {still!r} limits it all the same; write "
@@ -327,8 +326,8 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) 
             )
 
 
-def _frees(rule: Rule, place: Place) -> bool:
-    return rule.exempt and any(path == "*" or may_meet(path, place.path) for path in rule.paths)
+def _is_about(rule: Rule, place: Place) -> bool:
+    return any(path == "*" or may_meet(path, place.path) for path in rule.paths)
 
 
 def _is_limit(call: object) -> bool:

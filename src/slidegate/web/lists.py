@@ -44,13 +44,7 @@ class Networks(core.Networks):
         ConfigurationError: An entry cannot be read.
     """
 
-    __slots__ = ("files",)
-
-    files: ListFiles | None
-
-    def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
-        super().__init__(networks, strict=strict)
-        object.__setattr__(self, "files", None)
+    files: ListFiles | None = None
 
     @classmethod
     def from_file(
