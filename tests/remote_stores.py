@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Observer, Store
+from slidegate.core import BanStore, BanSubject, Bucket, Check, Observer, Store
+from slidegate.core.reservation import Reservation
 from slidegate.testing import FakeClock
 
 
@@ -70,8 +71,8 @@ class RemoteStore(Store):
     def charge(self, checks: Sequence[Check]) -> Any:
         return self.answer(self.inner.charge, checks)
 
-    def refund(self, decision: Decision) -> Any:
-        return self.answer(self.inner.refund, decision)
+    def refund(self, reservations: Sequence[Reservation]) -> Any:
+        return self.answer(self.inner.refund, reservations)
 
     def reset(self, key: str) -> Any:
         return self.answer(self.inner.reset, key)

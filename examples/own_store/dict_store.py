@@ -23,6 +23,7 @@ from slidegate.core import (
     ConfigurationError,
     Decision,
     Place,
+    Reservation,
     Snapshot,
     Store,
     charge_all,
@@ -85,7 +86,7 @@ class DictStore(Store):
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
             decision = decide(checks, self._find(checks, windows, now_us), now_us)
-            decision.charge = ()
+            decision.reservations = ()
             return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
@@ -94,14 +95,12 @@ class DictStore(Store):
             now_us = self._now_us()
             return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
-    def refund(self, decision: Decision) -> bool:
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Hand back what was charged, where it still counts."""
         with self._guard():
-            if not decision.charge:
-                return False
             now_us = self._now_us()
-            places = self._find(decision.checks, self._windows, now_us)
-            return refund_all(decision, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            places = self._find([reservation.check for reservation in reservations], self._windows, now_us)
+            return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
         """Forget the windows of a key; an empty window remembers when that was."""

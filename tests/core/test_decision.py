@@ -116,13 +116,11 @@ def test_decisions_and_buckets_show_what_they_hold() -> None:
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
-    notes = ["a", "b", "c"]
-    decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, notes)
-    part = decision.take_out(0)
-    assert (part.checks, part.readings, part.charge) == ([(login, "ann", 2)], readings[:2], ["a", "b"])
+    decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
+    (part,) = decision.take_back(0)
+    assert (part.check, part.decided_us, part.marks, part.units) == ((login, "ann", 2), 5, [9, 9], [2, 2])
     assert [state.remaining for state in decision.states] == [5, 50, 93]
-    assert decision.charge == [None, None, "c"]
-    assert decision.take_out(1).charge == ["c"]
+    assert [(part.index, part.units) for part in decision.take_back()] == [(1, [1])]
     assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
 
 
@@ -155,7 +153,7 @@ def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
     decision = store.hit([(Bucket("it", parse_limits("5/minute")), "ann", 2)])
     assert isinstance(decision, Decision)
     for _ in range(2):
-        decision.take_out(0)
+        decision.take_back(0)
         assert decision.remaining == 5
 
 

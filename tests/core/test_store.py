@@ -8,6 +8,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Event, Snapshot, Store
+from slidegate.core.reservation import Reservation
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
@@ -38,8 +39,8 @@ class Smallest(Store):
     def charge(self, checks: Sequence[Check]) -> Decision:
         return self.inner.charge(checks)
 
-    def refund(self, decision: Decision) -> bool:
-        return self.inner.refund(decision)
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
+        return self.inner.refund(reservations)
 
     def reset(self, key: str) -> bool:
         return self.inner.reset(key)

@@ -100,7 +100,7 @@ class Holder:
 
     async def leave(self) -> Any:
         self.board[self.place] -= 1
-        return await settle(self.store.refund(self.held.popleft()))
+        return await settle(self.store.refund(self.held.popleft().take_back()))
 
     async def work(self, seed: int) -> None:
         chance = random.Random(seed)

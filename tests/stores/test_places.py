@@ -20,6 +20,7 @@ from slidegate.core import StoreUnavailable
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import parse_limits
+from slidegate.core.reservation import Reservation
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
@@ -137,7 +138,7 @@ async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -
     assert (await settle(third.peek(((TWO, "ann", 1),)))).reason is Reason.LIMITED
     bob = await take(third, "bob")
     assert bob.remaining == 1
-    assert [await settle(first.refund(held[0])) for _ in range(2)] == [True, False]
+    assert [await settle(first.refund(held[0].take_back())) for _ in range(2)] == [True, False]
     held[0] = await take(third)
     assert held[0].allowed
     assert not await take(first)
@@ -161,7 +162,7 @@ async def test_renewed_places_stay_taken(crew: Workers) -> None:
         crew.clock.advance(us=LEASE_US - 1)
         await renew(holds)
         assert not await take(other)
-    assert await settle(holds.refund(held.pop())) is True
+    assert await settle(holds.refund(held.pop().take_back())) is True
     assert (await take(other)).allowed
     assert crew.seen[0].events == []
 
@@ -178,11 +179,11 @@ async def test_a_worker_that_was_stopped_learns_it_before_it_takes_more(crew: Wo
         await renew(stopped)
     assert crew.events(0) == [{"lost": 1, "back": 1}], "it is told once"
     assert stopped.permits_held() == 1
-    assert sorted([await settle(stopped.refund(decision)) for decision in old]) == [False, True]
+    assert sorted([await settle(stopped.refund(decision.take_back())) for decision in old]) == [False, True]
     again = await take(stopped)
     assert again.allowed
     assert not await take(stopped)
-    assert await settle(other.refund(taken)) is True
+    assert await settle(other.refund(taken.take_back())) is True
     assert (await take(stopped)).allowed
 
 
@@ -193,12 +194,12 @@ async def test_a_lost_place_is_put_back_when_there_is_room_again(crew: Workers) 
     taken = [await take(other), await take(other)]
     assert not await take(stopped)
     assert stopped.permits_held() == 0
-    assert [await settle(other.refund(decision)) for decision in taken] == [True, True]
+    assert [await settle(other.refund(decision.take_back())) for decision in taken] == [True, True]
     await renew(stopped)
     await turns()
     assert crew.events(0) == [{"lost": 2, "back": 0}, {"lost": 0, "back": 2}]
     assert not await take(other)
-    assert [await settle(stopped.refund(decision)) for decision in old] == [True, True]
+    assert [await settle(stopped.refund(decision.take_back())) for decision in old] == [True, True]
 
 
 async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
@@ -220,7 +221,7 @@ async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Worker
 class Deaf(RemoteStore):
     """A store that cannot be told that a request has ended."""
 
-    def refund(self, decision: Decision) -> bool:
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
         raise StoreUnavailable("deaf")
 
 
@@ -234,7 +235,7 @@ async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) 
     crew.clock.advance(us=1)
     taken = [await take(other), await take(other)]
     assert all(taken)
-    assert await settle(holds.refund(kept)) is False
+    assert await settle(holds.refund(kept.take_back())) is False
     assert not await take(other)
 
 
@@ -247,7 +248,7 @@ async def test_a_worker_that_was_stopped_puts_back_no_place_of_a_request_that_ha
     assert not await take(holds)
     await turns()
     assert crew.events(0) == [{"lost": 0, "back": 1}]
-    assert await settle(holds.refund(kept)) is True
+    assert await settle(holds.refund(kept.take_back())) is True
 
 
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
@@ -257,14 +258,14 @@ async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     assert not await take(other)
     await renew(holds)
     assert not await take(other)
-    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
 
 
 async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
     one, other = crew.hire(clock=None), crew.hire(clock=None)
     held = [await take(one, "ann", (WINDOW, "ann", 1)) for _ in range(2)]
     assert not await take(other, "ann", (WINDOW, "ann", 1))
-    await settle(one.refund(held[0].take_out(0)))
+    await settle(one.refund(held[0].take_back(0)))
     again = await take(other, "ann", (WINDOW, "ann", 1))
     assert again.allowed
 
@@ -274,7 +275,7 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
     held = [await take(holds), await take(holds)]
     await asyncio.sleep(1.5)
     assert not await take(other)
-    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
 
 
 def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
@@ -310,7 +311,7 @@ def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) 
     store, used = in_file.hire(), list[int]()
     for first in range(0, 1_000, 100):
         held = [take_now(store, f"user:{number}") for number in range(first, first + 100)]
-        assert all(store.refund(decision) for decision in held)
+        assert all(store.refund(decision.take_back()) for decision in held)
         used.append(store.stats().bytes_used)
     assert used[-1] <= used[1]
     assert store.permits_held() == 0
@@ -340,7 +341,7 @@ def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
-    assert [store.refund(decision) for decision in held] == [True, True]
+    assert [store.refund(decision.take_back()) for decision in held] == [True, True]
 
 
 def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
@@ -356,7 +357,7 @@ def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) ->
         taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
     assert failed.value.concerns == "key"
     store.renew_permits()
-    assert [store.refund(decision) for decision in (*held, *taken)] == [True] * (2 + len(taken))
+    assert [store.refund(decision.take_back()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
     assert store.permits_held() == 0
     assert (take_now(store)).allowed
 
@@ -367,6 +368,7 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
 ) -> None:
     store = in_file.hire()
     held = take_now(store)
+    back = held.take_back()
 
     def fail(txn: object) -> None:
         store._env.abort(txn)
@@ -377,13 +379,13 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(store._env, "commit", fail)
         with pytest.raises(Exception, match="the disk is gone"):
-            store.refund(held) if attempt == "hand back" else take_now(store)
+            store.refund(back) if attempt == "hand back" else take_now(store)
     gc.collect()
     assert store.permits_held() == 1
     second = take_now(store)
     assert second.allowed
     assert not take_now(store)
-    assert [store.refund(held), store.refund(second), store.permits_held()] == [True, True, 0]
+    assert [store.refund(back), store.refund(second.take_back()), store.permits_held()] == [True, True, 0]
 
 
 def test_where_the_file_cannot_grow_once_all_is_written_what_was_written_holds(
@@ -401,7 +403,7 @@ def test_where_the_file_cannot_grow_once_all_is_written_what_was_written_holds(
             held.append(take_now(store, f"user:{len(held)}"))
     assert store.permits_held() == len(held)
     assert in_file.seen[0].kinds == []
-    assert all(store.refund(decision) for decision in held)
+    assert all(store.refund(decision.take_back()) for decision in held)
 
 
 class Wall(FakeClock):
@@ -449,7 +451,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         return store.hit(((day, "ann", 1),))
 
     def leave() -> Any:
-        return store.refund(held.pop()) if held else True
+        return store.refund(held.pop().take_back()) if held else True
 
     for _ in range(250):
         in_file.clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
@@ -463,7 +465,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         assert len(held) <= 2
         assert store.permits_held() == len(held)
     while held:
-        assert store.refund(held.pop()) is True
+        assert store.refund(held.pop().take_back()) is True
     assert [bool(await take(store)) for _ in range(3)] == [True, True, False]
 
 
@@ -485,7 +487,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     renewing = asyncio.ensure_future(renew(holds))
     await turns()
     for decision in reversed(held[:700]):
-        await settle(holds.refund(decision))
+        await settle(holds.refund(decision.take_back()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
     assert at_server.seen[0].events == []
@@ -521,7 +523,7 @@ async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
     await renew(holds)
     crew.clock.advance(us=LEASE_US - 1)
     assert not await take(other)
-    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
     cluster.move_slot(slot, owner)
     await crew.close()
 
@@ -541,7 +543,7 @@ async def test_places_survive_a_server_that_is_killed_and_comes_back_empty() -> 
         await renew(holds)
         await reconnected(other)
         assert not await take(other)
-        assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+        assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
         await crew.close()
 
 
@@ -561,6 +563,6 @@ async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     held = await take(store)
     (name,) = server.command("KEYS", f"{crew.prefix}:4:p:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
-    await settle(store.refund(held))
+    await settle(store.refund(held.take_back()))
     assert server.command("EXISTS", name) == 0
     await crew.close()

@@ -126,10 +126,10 @@ def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(kind: str, 
         charged = [await settle(store.hit(bob)) for _ in range(6)]
         assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
         assert (charged[5].allowed, charged[5].retry_after_us) == (False, 24 * HOUR_US)
-        assert await settle(store.refund(charged[0])) is True
+        assert await settle(store.refund(charged[0].take_back())) is True
         assert (await settle(store.hit(bob))).remaining == 0
         clock.advance(us=24 * HOUR_US)
-        assert await settle(store.refund(charged[1])) is False
+        assert await settle(store.refund(charged[1].take_back())) is False
         assert (await settle(store.hit(bob))).remaining == 4
 
     asyncio.run(ask())

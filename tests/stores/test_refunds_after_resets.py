@@ -59,7 +59,7 @@ class Play:
     async def refund(self, at: int) -> None:
         key, decision = self.made[at]
         before = await self.left(key)
-        handed_back = await settle(self.store.refund(decision))
+        handed_back = await settle(self.store.refund(decision.take_back()))
         if at in self.void:
             assert handed_back is False
             assert await self.left(key) == before

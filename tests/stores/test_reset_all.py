@@ -82,7 +82,7 @@ def test_what_a_reset_forgot_is_not_handed_back_though_it_was_charged_while_the_
             forgotten = made[: len(made) - store.peek(((last, "ann", 0),)).readings[0][0]]
             for _ in made:
                 store.hit(((last, "ann", 1),))
-            assert not any(store.refund(decision) for decision in forgotten)
+            assert not any(store.refund(decision.take_back()) for decision in forgotten)
     finally:
         sys.setswitchinterval(before)
 
@@ -98,7 +98,7 @@ def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to
         clock.advance("1h")  # the window is over
         assert store.reset("ann") is False
     clock.advance(us=-1_800_000_000)
-    assert store.refund(store.hit(asked)) is True
+    assert store.refund(store.hit(asked).take_back()) is True
 
 
 def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with_it() -> None:
@@ -115,7 +115,7 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
     early = store.hit(((asked, "key-19", 1),))
     assert store.reset_all() is True
     assert [asyncio.run(used(f"key-{number}")) for number in range(20)] == [0] * 20
-    assert store.refund(early) is False
+    assert store.refund(early.take_back()) is False
     assert store.stats().keys == 0
     assert store.hit(((asked, "new", 100),)).allowed
 
@@ -159,9 +159,9 @@ async def test_another_worker_hands_nothing_back_that_was_charged_before(
         assert await here.reset_all() is False
         clock.advance(us=1)
         late = await settle(here.hit(((rule, "ann", 3),)))
-        assert await settle(there.refund(early)) is False
+        assert await settle(there.refund(early.take_back())) is False
         assert (await settle(here.peek(((rule, "ann", 0),)))).remaining == 497
-        assert await settle(here.refund(late)) is True
+        assert await settle(here.refund(late.take_back())) is True
 
 
 @needs_redis

@@ -205,8 +205,8 @@ class Traffic:
 
     def refund(self, decision: Decision) -> None:
         mine = [one for one in self.admitted if one.decision is decision]
-        if self.store.refund(decision):
-            assert self.store.refund(decision) is False
+        if self.store.refund(decision.take_back()):
+            assert self.store.refund(decision.take_back()) is False
             self.admitted = [one for one in self.admitted if one not in mine]
 
     def check(self, new: Admitted) -> None:
@@ -255,10 +255,10 @@ def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Sm
     asked = bucket("4/10s")
     store, clock, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))
     assert not hit(store, (asked, "ann", 1))  # moves
-    assert store.refund(bob) is True
+    assert store.refund(bob.take_back()) is True
     assert not hit(store, (asked, "ann", 1)), "a copy keeps what others spent until it ages out"
-    assert store.refund(ann) is True
-    assert store.refund(ann) is False
+    assert store.refund(ann.take_back()) is True
+    assert store.refund(ann.take_back()) is False
     assert left(store, (asked, "ann", 2)) == 0
     assert left(store, (asked, "eve", 2)) == 0  # in the cell, where ann's units stay until they leave
     clock.advance("1s")
@@ -273,7 +273,7 @@ def test_keys_of_one_question_that_meet_keep_their_bounds_whatever_is_handed_bac
     together = hit(store, *((asked, key, amount) for key in ("ann", "bob", "eve")))
     assert together, "each of them fits into the cell"
     for place in (2, 1):  # more than a slice can count is not counted, and not handed back
-        store.refund(together.take_out(place))
+        store.refund(together.take_back(place))
         assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
 
 

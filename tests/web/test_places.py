@@ -163,7 +163,7 @@ async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> N
     waiting = asyncio.create_task(call(middleware))
     await asyncio.sleep(5.05)
     assert not waiting.done()
-    store.refund(held)  # by another process, which calls nobody here
+    store.refund(held.take_back())  # by another process, which calls nobody here
     assert (await waiting).status == 200
     assert virtual.passed_s == pytest.approx(5.1, abs=0.01)
     assert store.permits_held() == 0

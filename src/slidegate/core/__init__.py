@@ -14,6 +14,7 @@ from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
 from .quotas import Quota
+from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
@@ -56,6 +57,7 @@ __all__ = [
     "Place",
     "Quota",
     "Reason",
+    "Reservation",
     "RollingTotals",
     "SharedStats",
     "SlidegateError",

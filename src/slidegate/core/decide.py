@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from .charge import Charge
 from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
 from .quotas import Quota
+from .reservation import Reservation, reserved
 from .ring import GRACE_US, KEPT_US, NEVER, Ring, WindowState, reserve
 
 OK: Final = Reason.OK
@@ -48,31 +48,26 @@ def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
         states.append(state)
         if state[3]:
             refused = True
-    if refused:
-        return _refuse(checks, places, before, states, now_us, first_in_line)
-    for bucket, _, _ in checks:
-        if not bucket.plain:
-            marks = [(counter.mark(windows[key]), cost) for counter, cost, windows, key in places]
-            return Decision(True, OK, now_us, checks, states, Charge(marks))
-    return Decision(True, OK, now_us, checks, states, Charge(states))
-
-
-def _refuse(
-    checks: Sequence[Check],
-    places: Sequence[Place],
-    before: Sequence[bytes],
-    states: list[WindowState],
-    now_us: int,
-    first_in_line: bool,
-) -> Decision:
-    """Refuse a question for which some window has no room, after all windows have been asked."""
-    if len(places) > 1:
+    if refused and len(places) > 1:
         _take_back(places, before, states, now_us)
         if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in places}) < len(places):
             waits = _waits(checks, places, now_us, first_in_line)
             if not any(waits):
                 return charge_all(checks, places, now_us)
             states = _states(places, waits)
+    if refused:
+        return _refuse(checks, places, states, now_us, first_in_line)
+    for bucket, _, _ in checks:
+        if not bucket.plain:
+            units = [cost for _, cost, _, _ in places]
+            return Decision(True, OK, now_us, checks, states, _reserved(places, checks, now_us, units))
+    return Decision(True, OK, now_us, checks, states, None)
+
+
+def _refuse(
+    checks: Sequence[Check], places: Sequence[Place], states: list[WindowState], now_us: int, first_in_line: bool
+) -> Decision:
+    """Refuse a question for which some window has no room."""
     reason, counts = LIMITED, False
     for state in states:
         if state[3] == NEVER:
@@ -116,36 +111,48 @@ def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: i
 def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> Decision:
     """Charge all windows of a question, whatever their limits."""
     states: list[WindowState] = []
-    marks: list[tuple[int, int]] = []
+    units: list[int] = []
     for counter, cost, windows, key in places:
         windows[key], kept = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key]))
-        marks.append((counter.mark(windows[key]), kept))
-    return Decision(True, OK, now_us, checks, states, Charge(marks))
+        units.append(kept)
+    return Decision(True, OK, now_us, checks, states, _reserved(places, checks, now_us, units))
 
 
-def refund_all(decision: Decision, places: Sequence[Place], now_us: int, *, latest_us: int, floor_us: int = -1) -> bool:
-    """Hand back what a decision charged, in every window that still holds it; return whether any does.
+def _reserved(places: Sequence[Place], checks: Sequence[Check], now_us: int, units: Sequence[int]) -> list[Reservation]:
+    """Return what a question has charged."""
+    marks = [counter.mark(windows[key]) for counter, _, windows, key in places]
+    return reserved(checks, now_us, marks, units)
+
+
+def refund_all(
+    reservations: Sequence[Reservation],
+    places: Sequence[Place],
+    now_us: int,
+    *,
+    latest_us: int,
+    floor_us: int = -1,
+) -> bool:
+    """Hand back what was charged, in every window that still holds it; return whether any does.
 
     Args:
-        decision: The decision, which is not charged any more afterwards if any does.
-        places: Where its windows lie.
+        reservations: What was charged.
+        places: Where its windows lie, those of each check in turn.
         now_us: The moment.
         latest_us: The latest moment that the store has seen. What has left by then is not handed back, also where the
             clock has stepped back since and its moment comes again.
         floor_us: When everything was reset: nothing that was charged up to then is handed back.
     """
     changed = False
-    marks = list(decision.charge)
-    for charged, (counter, cost, windows, key) in zip(marks, places, strict=True):
-        mark, units = (0, 0) if charged is None else charged if len(charged) == 2 else (charged[2], cost)
+    noted = [
+        (one.decided_us, mark, units) for one in reservations for mark, units in zip(one.marks, one.units, strict=True)
+    ]
+    for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, places, strict=True):
         kept = isinstance(counter, Concurrency)  # a permit is held, whatever time it is
-        if kept or (decision.now_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
-            left = counter.remove(windows[key], now_us, decision.now_us, mark, units)
+        if kept or (decided_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
+            left = counter.remove(windows[key], now_us, decided_us, mark, units)
             if left is not None:
                 windows[key], changed = left, True
-    if changed:
-        decision.charge.clear()
     return changed
 
 

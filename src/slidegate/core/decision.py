@@ -6,16 +6,16 @@ read from it is worked out when they ask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from math import lcm
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban
-from .charge import Charge
 from .concurrency import Concurrency
 from .limits import AnyLimit, Limit
 from .quotas import Quota
+from .reservation import Reservation, reserved
 from .ring import WindowState
 
 _ENDLESS: Final = 2**62
@@ -163,11 +163,12 @@ class Decision:
         now_us: The store's time at the decision, in microseconds.
         checks: The checks of the question: (bucket, key, cost) each.
         readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
-        charge: By what the store finds what was charged, one for each reading, for `refund`; empty if nothing was. All
-            copies of a decision share it, so it is handed back once; a pickled decision has none.
+
+    Args:
+        reservations: What was charged; None where that was the cost of each check, to windows that slide alone.
     """
 
-    __slots__ = ("allowed", "charge", "checks", "now_us", "readings", "reason")
+    __slots__ = ("_reservations", "allowed", "checks", "now_us", "readings", "reason")
 
     def __init__(
         self,
@@ -176,21 +177,21 @@ class Decision:
         now_us: int = 0,
         checks: Sequence[Check] = (),
         readings: Sequence[WindowState] = (),
-        charge: Any = (),
+        reservations: Sequence[Reservation] | None = (),
     ) -> None:
         self.allowed = allowed
         self.reason = reason
         self.now_us = now_us
         self.checks = checks
         self.readings = readings
-        self.charge = charge
+        self._reservations = reservations
 
     def __bool__(self) -> bool:
         return self.allowed
 
-    # Copies and pickles are made without __init__, but compiled classes need its arguments for that as well.
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.allowed, self.reason
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles read the same, and have nothing to hand back: what was charged is handed back once.
+        return self.__class__, (self.allowed, self.reason, self.now_us, self.checks, self.readings)
 
     def __repr__(self) -> str:
         return (
@@ -244,47 +245,44 @@ class Decision:
             cost=cost,
         )
 
-    def take_out(self, place: int, units: int | None = None) -> Decision:
-        """Split a charged check off, to refund it alone; the rest reads as if the check had cost so much less.
+    @property
+    def reservations(self) -> Sequence[Reservation]:
+        """What is still charged, check by check, in their order; empty if nothing was."""
+        if self._reservations is None:  # the newest units of each window are those of the question
+            marks = [newest_us for _, _, newest_us, _ in self.readings]
+            units = [cost for bucket, _, cost in self.checks for _ in bucket.limits]
+            self._reservations = reserved(self.checks, self.now_us, marks, units)
+        return self._reservations
+
+    @reservations.setter
+    def reservations(self, reservations: Sequence[Reservation]) -> None:
+        self._reservations = reservations
+
+    def take_back(self, index: int | None = None, units: int | None = None) -> list[Reservation]:
+        """Take off what was charged, for `Store.refund` to hand it back; the rest reads as if it had cost so much less.
 
         Args:
-            place: The place of the check.
-            units: How many of its units; by default all of them.
+            index: The number of the check; by default all of them.
+            units: How many units of each limit at most; by default all that are left.
         """
-        first = sum(len(bucket.limits) for bucket, _, _ in self.checks[:place])
-        bucket, key, cost = self.checks[place]
-        own = range(first, first + len(bucket.limits))
-        part = Decision(
-            self.allowed,
-            self.reason,
-            self.now_us,
-            [(bucket, key, cost if units is None else units)],
-            [self.readings[at] for at in own],
-            Charge([self.charge[at] for at in own]),
-        )
-        readings = list(self.readings)
-        for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
-            noted, taken = self.charge[at], cost
-            self.charge[at] = None
-            if noted is None:  # it was split off before
-                taken = 0
-            elif isinstance(noted, tuple):  # units of a window, and not a permit
-                mark, charged = noted if len(noted) == 2 else (noted[2], cost)
-                taken = charged if units is None else min(units, charged)
-                part.charge[at - first] = mark, taken
-                if taken < charged:
-                    self.charge[at] = mark, charged - taken
-            readings[at] = spent - taken, leaves_us, newest_us, wait_us
-        self.readings = readings
-        return part
+        taken: list[Reservation] = []
+        for own in self.reservations:
+            part = own.take(units) if index is None or index == own.index else None
+            if part is None:
+                continue
+            if not any(other.index == part.index for other in taken):
+                self._uncount(part)
+            taken.append(part)
+        return taken
 
-    def take_apart(self, *, held: bool) -> Iterator[Decision]:
-        """Split off all that is still charged, to refund it alone: each permit that is held, or each unit of limits."""
-        at = 0
-        for place, (bucket, _, _) in enumerate(self.checks if self.charge else ()):
-            if bucket.held is held and self.charge[at] is not None:
-                yield self.take_out(place)
-            at += len(bucket.limits)
+    def _uncount(self, part: Reservation) -> None:
+        """Read as if the limits of a check had been charged so much less."""
+        first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
+        readings = list(self.readings)
+        for at, units in enumerate(part.units, first):
+            spent, leaves_us, newest_us, wait_us = readings[at]
+            readings[at] = spent - units, leaves_us, newest_us, wait_us
+        self.readings = readings
 
     @property
     def limit(self) -> AnyLimit | None:
@@ -410,11 +408,14 @@ class StruckRefusal(Decision):
     __slots__ = ("_banned_us",)
 
     def __init__(self, refused: Decision, banned_us: int) -> None:
-        super().__init__(False, refused.reason, refused.now_us, refused.checks, refused.readings, refused.charge)
+        super().__init__(False, refused.reason, refused.now_us, refused.checks, refused.readings)
         self._banned_us = banned_us
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return Decision(False, self.reason), self._banned_us
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (
+            Decision(False, self.reason, self.now_us, self.checks, self.readings),
+            self._banned_us,
+        )
 
     @property
     def retry_after_us(self) -> int | None:
@@ -450,8 +451,8 @@ class BanRefusal(Decision):
         self._ban = ban
         self._by = by
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return (self._by,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self._by, self._ban, self.now_us, self.checks, self.reason)
 
     def __repr__(self) -> str:
         return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
@@ -491,5 +492,5 @@ class RuleRefusal(BanRefusal):
         super().__init__(rule)
         self.status = status
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self._by, self.status
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self._by, self.status)

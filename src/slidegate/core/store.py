@@ -18,6 +18,7 @@ from .bans.strikes import StoredRecords
 from .decision import Bucket, Check, Decision
 from .errors import StoreUnavailable
 from .logs import escaped, logger
+from .reservation import Reservation
 from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
@@ -273,8 +274,12 @@ class Store:
         """
 
     @abstractmethod
-    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
-        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+        """Hand back what one decision has charged, or a part of it; False where none of it is there any more.
+
+        Args:
+            reservations: What to hand back, as `Decision.take_back` returns it.
+        """
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:

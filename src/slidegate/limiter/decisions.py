@@ -1,4 +1,4 @@
-"""Decisions that no store made, and decisions that two stores made."""
+"""Decisions that no store made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from ..core.decision import Check, Decision, Reason
 from ..core.ring import OPEN
-from ..core.store import Store
 
 
 class Unserved(Decision):
@@ -25,8 +24,8 @@ class Unserved(Decision):
         super().__init__(allowed, Reason.UNAVAILABLE, 0, checks)
         self._wait_us = wait_us
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.allowed, self.checks, self._wait_us
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.allowed, self.checks, self._wait_us)
 
     @property
     def states(self) -> tuple[()]:
@@ -54,31 +53,5 @@ class Behind(Decision):
         super().__init__(False, Reason.LIMITED, 0, question, readings)
         self.check = check
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.check, self.checks
-
-
-class Parted(Decision):
-    """A decision that the local store made, alone or together with the shared one.
-
-    Args:
-        shown: The part that is shown.
-        parts: Each store with the decision that it made and charged.
-    """
-
-    __slots__ = ("_shown", "parts")
-
-    def __init__(self, shown: Decision, parts: Sequence[tuple[Store, Decision]]) -> None:
-        super().__init__(shown.allowed, shown.reason, shown.now_us, shown.checks, shown.readings, shown.charge)
-        self._shown = shown
-        self.parts = parts
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self._shown, self.parts
-
-    def take_out(self, place: int, units: int | None = None) -> Parted:
-        """Split a charged check, or some of its units, off in every store, to refund it alone."""
-        taken = [(store, part.take_out(place, units)) for store, part in self.parts]
-        shown = next(own for (_, own), (_, part) in zip(taken, self.parts, strict=True) if part is self._shown)
-        self.readings, self.charge = self._shown.readings, self._shown.charge
-        return Parted(shown, taken)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.check, self.checks)

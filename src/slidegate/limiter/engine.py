@@ -23,6 +23,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable
+from ..core.reservation import Reservation
 from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
 from .aio import COMMAND_DEADLINE_S, within
@@ -151,18 +152,18 @@ class Engine:
         answer = self._backend.charge(checks)
         return answer if isinstance(answer, Decision) else await answer
 
-    async def refund(self, decision: Decision) -> bool:
-        """Hand the units of a decision back; False if none could be handed back.
+    async def refund(self, reservations: Sequence[Reservation]) -> bool:
+        """Hand back what a decision has charged; False if nothing could be handed back.
 
         That is so for a request that outlives its limiter, too.
         """
-        if self._closed:
+        if self._closed or not reservations:
             return False
         try:
-            answer = self._backend.refund(decision)
+            answer = self._backend.refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.lines.freed(decision.checks)
+            self.lines.freed([reservation.check for reservation in reservations])
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return what the store answers to a command of an operator, who has more time than a request.

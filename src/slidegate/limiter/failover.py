@@ -34,16 +34,16 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.charge import end_permits
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
 from ..core.logs import Throttle, logger, written
+from ..core.reservation import Reservation, end_permits
 from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .aio import Deadline, to_the_end, within
-from .decisions import Parted, Unserved
+from .decisions import Unserved
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -211,8 +211,9 @@ class Failover:
         if answer.cancelled() or answer.exception() is not None:
             return
         decision: Decision = answer.result()
-        for part in decision.take_apart(held=True):
-            await to_the_end(self.refund(part))
+        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+        if held:
+            await to_the_end(self.refund(held))
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now."""
@@ -230,16 +231,17 @@ class Failover:
         decision = await self.ask(lambda: self._store.charge(checks), None, checks)
         return self.fallback("charge", checks) if decision is None else decision
 
-    async def refund(self, decision: Decision) -> bool:
-        """Hand the units of a decision back to each store that charged them; False if a store does not answer."""
-        if not isinstance(decision, Parted):
-            end_permits(decision.charge)  # a store behind an open breaker hears nothing of it
-            return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
+    async def refund(self, reservations: Sequence[Reservation]) -> bool:
+        """Hand back what was charged, to the store that charged it; False if a store does not answer."""
         changed = False
-        for store, part in decision.parts:
-            changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
-        if changed:
-            decision.charge = ()
+        local = [reservation for reservation in reservations if reservation.store is not None]
+        if local and local[0].store is not None:
+            changed = await within(local[0].store.refund(local))
+        shared = [reservation for reservation in reservations if reservation.store is None]
+        if shared:
+            end_permits(shared)  # a store behind an open breaker hears nothing of it
+            checks = [reservation.check for reservation in shared]
+            changed |= await self.ask(lambda: self._store.refund(shared), False, checks)
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
@@ -314,7 +316,9 @@ class Failover:
             lambda store: store.charge(checks) if what == "charge" else store.hit(checks, subjects),
             max(spans_us, default=0),
         )
-        return Parted(decision, [(local, decision)]) if decision.charge else decision
+        for reservation in decision.reservations:
+            reservation.store = local
+        return decision
 
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
@@ -325,12 +329,15 @@ class Failover:
             return shared
         own = local.hit(checks, subjects)
         if own.allowed:
-            return Parted(shared, [(self._store, shared), (local, own)])
+            for reservation in own.reservations:
+                reservation.store = local
+            shared.reservations = [*shared.reservations, *own.reservations]
+            return shared
         self._local.keep_ban(own.ban)  # it may have been prolonged
         return self._take_back(shared, own)
 
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:
-        await to_the_end(self.refund(shared))
+        await to_the_end(self.refund(shared.take_back()))
         return own
 
     # -- breakers ----------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ class Limiter:
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
-        return await self.engine.refund(decision)
+        return await self.engine.refund(decision.take_back())
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""

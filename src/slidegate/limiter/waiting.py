@@ -282,7 +282,7 @@ class WaitingLines:
             nonlocal decision
             decision = await answer
             if given_up:
-                await self._engine.refund(decision)
+                await self._engine.refund(decision.take_back())
             return decision
 
         try:
@@ -290,7 +290,7 @@ class WaitingLines:
         except BaseException:
             given_up = True
             if decision is not None:
-                await to_the_end(self._engine.refund(decision))
+                await to_the_end(self._engine.refund(decision.take_back()))
             raise
 
 

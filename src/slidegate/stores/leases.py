@@ -20,9 +20,9 @@ from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from ..core.charge import Permit
 from ..core.errors import StoreError
 from ..core.limits import parse_span_us
+from ..core.reservation import Permit
 from ..core.store import Event
 from .forks import hold_over_fork
 

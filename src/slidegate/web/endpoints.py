@@ -527,14 +527,18 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     counted = _find(request, rule, "settle")
     if counted is None:
         return False
-    record, limiter, decision, place = counted
+    _, limiter, decision, place = counted
     bucket, key, estimate = decision.checks[place]
-    if not decision.charge or not record.is_first("settled", bucket):
+    own = [reservation for reservation in decision.reservations if reservation.index == place]
+    if not own or own[0].ended:
         return False
+    unused = decision.take_back(place, max(estimate - used, 0))
+    for reservation in own:
+        reservation.ended = True
     if used > estimate:
         await to_the_end(limiter.charge_all(((bucket, key, used - estimate),)))
-    elif used < estimate:
-        await to_the_end(limiter.refund(decision.take_out(place, estimate - used)))
+    elif unused:
+        await to_the_end(limiter.engine.refund(unused))
     return True
 
 

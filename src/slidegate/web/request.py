@@ -105,10 +105,11 @@ class Reservation:
     async def settle(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
         """Refund the units, unless the rule counts an answer with this status and these fields."""
         decision = self.decision
-        if not decision.charge or self.calls.counts(self.rule, status, fields, scope):
+        if not decision.reservations or self.calls.counts(self.rule, status, fields, scope):
             return
-        taken = decision.take_apart(held=False) if self.place is None else [decision.take_out(self.place)]
-        await refund([(self.limiter, part) for part in taken])
+        places = range(len(decision.checks)) if self.place is None else (self.place,)
+        windows = [place for place in places if not decision.checks[place][0].held]
+        await refund(self.limiter, [taken for place in windows for taken in decision.take_back(place)])
 
 
 class RequestLimits:
@@ -144,7 +145,6 @@ class RequestLimits:
     __slots__ = (
         "_asked",
         "_channels",
-        "_done",
         "answered",
         "began",
         "counted",
@@ -181,7 +181,6 @@ class RequestLimits:
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()
         self._asked: Sequence[tuple[object, str]] = ()
-        self._done: Sequence[tuple[str, object]] = ()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -212,13 +211,6 @@ class RequestLimits:
                 others += 1
         self._asked = (*self._asked, (limit, rule))
         return others
-
-    def is_first(self, what: str, of: object) -> bool:
-        """Tell whether something has not been done yet for this request; it has from now on."""
-        if (what, of) in self._done:
-            return False
-        self._done = (*self._done, (what, of))
-        return True
 
     def reserve(self, reservation: Reservation) -> None:
         """Note units that the start of the answer settles."""
@@ -254,13 +246,10 @@ class RequestLimits:
 
     async def release(self) -> None:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
-        await refund(
-            [
-                (middleware.limiter, part)
-                for middleware, decision in self.entries
-                for part in decision.take_apart(held=True)
-            ]
-        )
+        for middleware, decision in self.entries:
+            held = [place for place, (bucket, _, _) in enumerate(decision.checks) if bucket.held]
+            if held and decision.reservations:
+                await refund(middleware.limiter, [part for place in held for part in decision.take_back(place)])
 
     async def end(self) -> None:
         """Give back all that the request holds: the application is done."""

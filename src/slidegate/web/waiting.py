@@ -10,6 +10,7 @@ import anyio
 from starlette.types import Message, Receive
 
 from ..core.decision import Decision
+from ..core.reservation import Reservation
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
 
@@ -83,17 +84,12 @@ class Ahead:
             self._early.append(message)
 
 
-async def refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
-    """Hand back all units and permits of some decisions, also if the caller is cancelled meanwhile."""
-    if all(limiter.engine.per_process for limiter, _ in parts):
-        await _refund(parts)  # there is nothing to wait for, so nothing to cancel
-    elif parts:
-        await to_the_end(_refund(parts))
-
-
-async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
-    for limiter, decision in parts:
-        await limiter.refund(decision)
+async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
+    """Hand back what was charged, also if the caller is cancelled meanwhile."""
+    if limiter.engine.per_process:
+        await limiter.engine.refund(reservations)  # there is nothing to wait for, so nothing to cancel
+    elif reservations:
+        await to_the_end(limiter.engine.refund(reservations))
 
 
 async def unless_left(
@@ -121,7 +117,7 @@ async def unless_left(
         there = await while_there(wait)
     finally:
         if not there and decision is not None:
-            await refund([(limiter, decision)])
+            await refund(limiter, decision.take_back())
     return decision if there else None
 
 

@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from copy import copy
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 from slidegate.core import BanStore, Bucket, Decision, Store
-from slidegate.core.charge import Charge
+from slidegate.core.reservation import Reservation
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -62,7 +61,7 @@ class TwoProcesses(Store):
         if self._calls % 2:
             target = self.store if place == "store" else self.store.bans
             return getattr(target, name)(*given)
-        return self._remote.call(place, self.path, self._clock.now_us, name, *map(_with_charge, given))
+        return self._remote.call(place, self.path, self._clock.now_us, name, *given)
 
     def hit(self, checks: Any, subjects: Any = (), *, first_in_line: bool = False) -> Any:
         return self._restored(self.turn("store", "hit", checks, subjects), checks)
@@ -73,12 +72,8 @@ class TwoProcesses(Store):
     def charge(self, checks: Any) -> Any:
         return self._restored(self.turn("store", "charge", checks), checks)
 
-    def refund(self, decision: Decision) -> Any:
-        charge = list(decision.charge)
-        answer = self.turn("store", "refund", decision)
-        if answer is True and len(decision.charge) == len(charge):
-            decision.charge.clear()  # it was a copy that was refunded over there
-        return answer
+    def refund(self, reservations: Sequence[Reservation]) -> Any:
+        return self.turn("store", "refund", reservations)
 
     def reset(self, key: str) -> Any:
         return self.turn("store", "reset", key)
@@ -94,9 +89,11 @@ class TwoProcesses(Store):
         self._remote.call("close", self.path)
 
     def _restored(self, answer: Any, checks: Any) -> Any:
-        if isinstance(answer, Decision):
-            answer.checks = checks  # the buckets of a copy are others
-            answer.charge = Charge(answer.charge)
+        if isinstance(answer, tuple):  # from over there, where the buckets are others
+            answer, reservations = answer
+            for reservation in reservations:
+                reservation.check = checks[reservation.index]
+            answer.checks, answer.reservations = checks, reservations
         return answer
 
 
@@ -140,15 +137,6 @@ def serve(address: str) -> None:
     stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
     buckets: dict[tuple[Any, ...], Bucket] = {}
 
-    def known(given: Any) -> Any:
-        """Return checks with the buckets that were seen before, as an application has them."""
-        if isinstance(given, Decision):
-            given.checks = known(given.checks)
-            return given
-        if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
-            return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
-        return given
-
     with Client(address, "AF_UNIX") as pipe:
         while True:
             try:
@@ -166,18 +154,23 @@ def serve(address: str) -> None:
                 (store, clock), (now_us, name, *given) = stores[path], call
                 clock.set(now_us)
                 try:
-                    answer = getattr(store if place == "store" else store.bans, name)(*map(known, given))
+                    answer = getattr(store if place == "store" else store.bans, name)(
+                        *(_known(buckets, one) for one in given)
+                    )
                 except Exception as error:
                     answer = error
-            pipe.send(_with_charge(answer))
+            # A pickled decision has nothing to hand back.
+            pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)
 
 
-def _with_charge(sent: Any) -> Any:
-    """Return a decision with a charge that can be sent; a pickled one comes back as something to read."""
-    if isinstance(sent, Decision):
-        sent = copy(sent)
-        sent.charge = list(sent.charge)
-    return sent
+def _known(buckets: dict[tuple[Any, ...], Bucket], given: Any) -> Any:
+    """Return checks, or what they charged, with the buckets that were seen before, as an application has them."""
+    for reservation in given if isinstance(given, list) else ():
+        if isinstance(reservation, Reservation):
+            (reservation.check,) = _known(buckets, (reservation.check,))
+    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
+        return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
+    return given
 
 
 def _likeness(bucket: Bucket) -> tuple[Any, ...]:

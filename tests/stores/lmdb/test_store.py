@@ -197,7 +197,7 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
     in_another_process(store, lambda own: own.reset("user:ann"))
     charged = [await limiter.hit("user:ann", "5/hour") for _ in range(6)]
     assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
-    in_another_process(store, lambda own: own.refund(charged[2]))
+    in_another_process(store, lambda own: own.refund(charged[2].take_back()))
     assert (await limiter.hit("user:ann", "5/hour")).allowed
 
 
@@ -254,9 +254,9 @@ def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restar
         one._now_us.advance(us=1)
         late = one.hit(((asked, "ann", amount),))
         assert late
-        assert [one.refund(early), other.refund(early)] == [False, False]
+        assert [one.refund(early.take_back()), other.refund(early.take_back())] == [False, False]
         assert not other.hit(((asked, "ann", 1),))
-        assert other.refund(late) is True
+        assert other.refund(late.take_back()) is True
 
 
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", Quota("5/day")])

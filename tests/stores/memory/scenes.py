@@ -32,7 +32,7 @@ def a_known_refusal_ends_when_the_window_changes(new_store: NewStore) -> None:
         assert last
         for _ in range(2):
             assert not store.hit(one)
-        assert store.refund(last)
+        assert store.refund(last.take_back())
         assert store.hit(one)
         for spent in (amount, amount + 1):
             for _ in range(2):
@@ -77,7 +77,7 @@ def a_refund_closes_the_slice_that_it_emptied(new_store: NewStore) -> None:
     clock.advance("30s")
     decision = store.hit(((asked, "ann", 1),))
     clock.advance("6s")  # the first has left
-    assert store.refund(decision) is True
+    assert store.refund(decision.take_back()) is True
     peeked = store.peek(((asked, "ann", 0),))
     assert (peeked.remaining, peeked.reset_after_us) == (19, 30 * SECOND_US)
 

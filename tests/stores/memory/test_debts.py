@@ -44,7 +44,7 @@ class Ledger:
                 self.store.charge([(self.buckets[rule], key, cost) for rule, key, cost in question])
             case Refund(which) if self.let_through:
                 decision = self.let_through[-1 - which % len(self.let_through)]
-                if self.store.refund(decision):
+                if self.store.refund(decision.take_back()):
                     self.let_through.remove(decision)
             case Step(span_us):
                 self.clock.advance(us=abs(span_us))

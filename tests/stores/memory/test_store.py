@@ -114,7 +114,7 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
             decision = store.hit([(together, key, 1) for key in asked])
             store.hit(((bucket("1/second", f"rule-{number}"), asked[0], 1),))
             if decision and dice.random() < 0.3:
-                assert store.refund(decision)
+                assert store.refund(decision.take_back())
             elif decision:
                 with counting:
                     admitted.update(asked)
@@ -157,7 +157,8 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
     fails = False
     store, asked = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
     decision = store.hit(((asked, "ann", 1),))
-    calls = (lambda: store.hit(decision.checks), lambda: store.peek(decision.checks), lambda: store.refund(decision))
+    charged = decision.take_back()
+    calls = (lambda: store.hit(decision.checks), lambda: store.peek(decision.checks), lambda: store.refund(charged))
     for call in calls:
         fails = True
         with pytest.raises(ZeroDivisionError):
@@ -199,7 +200,7 @@ def test_a_charge_of_before_a_reset_is_never_refunded_whatever_has_been_let_go_o
             elif what < 0.8 and charges:
                 key, moment_us, decision = charges.pop(rng.randrange(len(charges)))
                 windows[key].touch(3, clock())
-                assert store.refund(decision) is windows[key].hand_back(decision.now_us, moment_us, 1)
+                assert store.refund(decision.take_back()) is windows[key].hand_back(decision.now_us, moment_us, 1)
             else:
                 clock.advance(us=rng.choice((0, 0, 1, 100_000)))
         clock.advance("20s")
@@ -216,7 +217,7 @@ def test_a_charge_that_has_aged_out_is_not_refunded_when_its_moment_comes_again(
     store.hit(((rule, "ann", 0),))  # it drops what has aged out
     clock.set(100_000_000)
     assert [store.hit(((rule, "ann", 1),)).allowed for _ in range(3)] == [True, True, False]
-    assert store.refund(aged) is False
+    assert store.refund(aged.take_back()) is False
     assert not store.hit(((rule, "ann", 1),))
 
 
@@ -313,7 +314,7 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
     store, asked = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
     for number in range(9_000):  # a third of them count in shared cells
         decision = store.hit(((asked, f"client-{number}", 1),))
-        assert store.refund(decision) or decision.reason is Reason.LIMITED
+        assert store.refund(decision.take_back()) or decision.reason is Reason.LIMITED
     longest = 0
     for _ in range(40):
         clock.advance("1h")
@@ -355,12 +356,12 @@ def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back
     store = MemoryStore(max_keys=1, clock=clock)
     ann, bob = (store.hit(((asked, key, 1),)) for key in ("ann", "bob"))
     assert store.permits_held() == 2
-    store.refund(ann)
+    store.refund(ann.take_back())
     for _ in range(2):  # ann's window goes, so there is room for bob's
         clock.advance("2s")
         store.hit(())
     assert not store.hit(((asked, "bob", 1),)), "the permit counts as long as it is held"
-    assert store.refund(bob)
+    assert store.refund(bob.take_back())
     assert store.hit(((asked, "bob", 1),))
     assert (store.permits_held(), store.stats().keys) == (1, 1)
 
@@ -389,7 +390,7 @@ def test_counters_say_what_is_held() -> None:
 def test_looking_and_handing_back_make_no_windows() -> None:
     store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute")
     store.peek(((asked, "ann", 1),))
-    store.refund(store.hit(((asked, "bob", 9),)))
+    store.refund(store.hit(((asked, "bob", 9),)).take_back())
     assert store.reset("eve") is False
     assert store.stats().keys <= 1  # bob's, who was refused
 
@@ -453,7 +454,7 @@ def test_a_question_without_checks_is_answered_at_once_and_does_what_is_due() ->
     for _ in range(3):
         decision = store.hit((), ("203.0.113.9",))
         assert (decision.allowed, decision.reason, decision.now_us) == (True, Reason.OK, clock())
-        assert not any((decision.checks, decision.readings, decision.charge))
+        assert not any((decision.checks, decision.readings, decision.reservations))
         clock.advance("100ms")
     assert store.stats().keys == 1
     for _ in range(40):

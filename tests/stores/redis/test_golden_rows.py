@@ -71,7 +71,7 @@ class Golden:
         theirs = decide(checks, places, self.clock.now_us, first_in_line=first)
         self.window = windows["ann"]
         assert (ours.reason, list(ours.readings)) == (theirs.reason, list(theirs.readings))
-        if ours.charge:
+        if ours.reservations:
             self.charged.append((ours, theirs))
 
     async def charge(self) -> None:
@@ -84,7 +84,8 @@ class Golden:
         self.latest_us = max(self.latest_us, self.clock.now_us)
         ours = await self.store.charge([(Bucket("rule", (self.limit,)), "ann", units)])
         self.window, kept = self.limit.counter.charge(self.window, self.clock.now_us, min(units, 2**32 - 1))
-        assert [tuple(note) for note in ours.charge] == [(self.limit.counter.mark(self.window), kept)]
+        (charged,) = ours.reservations
+        assert ([*charged.marks], [*charged.units]) == ([self.limit.counter.mark(self.window)], [kept])
 
     async def refund(self) -> None:
         if self.charged:
@@ -92,8 +93,8 @@ class Golden:
             self.latest_us = max(self.latest_us, self.clock.now_us)
             windows = {"ann": self.window}
             places: Any = [(bucket.limits[0].counter, cost, windows, "ann") for bucket, _, cost in theirs.checks]
-            handed = refund_all(theirs, places, self.clock.now_us, latest_us=self.latest_us)
-            assert await settle(self.store.refund(ours)) is handed
+            handed = refund_all(theirs.reservations, places, self.clock.now_us, latest_us=self.latest_us)
+            assert await settle(self.store.refund(ours.take_back())) is handed
             self.window = windows["ann"]
 
     async def go(self) -> None:
@@ -137,7 +138,7 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
     end_us = Quota("10/day").period_at(YEAR_2100_US).end_us
     async with store_at(server, clock=clock) as store:
         charged = [await settle(store.hit([(bucket, "ann", cost)])) for cost in (3, 4)]
-        assert await settle(store.refund(charged[0]))
+        assert await settle(store.refund(charged[0].take_back()))
         (name,) = server.command("KEYS", f"{store._prefix}:4:w:*")
         assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, -1, 4)]
         assert (await store.inspect("ann", [bucket])).windows == [PERIOD.pack(end_us, 0, -1, 4)]

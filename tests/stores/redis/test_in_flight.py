@@ -132,7 +132,9 @@ async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
     charged = await full
     refused = ask(store, "ann", FIVE)
     await held.come(1)
-    back = asyncio.ensure_future(settle(store.refund(charged) if forgets == "refund" else store.reset("ann")))
+    back = asyncio.ensure_future(
+        settle(store.refund(charged.take_back()) if forgets == "refund" else store.reset("ann"))
+    )
     await held.come(2)
     held.release(1)
     assert (await refused).reason is Reason.LIMITED
@@ -217,7 +219,8 @@ class InOrder:
             if ready:
                 pair = self._rng.choice(ready)
                 self._charged.remove(pair)
-                self._ask(self._store.refund(pair[0].result()), await settle(self._memory.refund(pair[1])))
+                ours, theirs = pair[0].result().take_back(), pair[1].take_back()
+                self._ask(self._store.refund(ours), await settle(self._memory.refund(theirs)))
         elif what == "reset":
             await settle(self._memory.reset(key))
             self._resets.append(asyncio.ensure_future(settle(self._store.reset(key))))
@@ -233,7 +236,7 @@ class InOrder:
             checks += checks[:1]  # one window is asked twice
         theirs = await settle(getattr(self._memory, what)(checks))
         ours = self._ask(getattr(self._store, what)(checks), theirs)
-        if theirs.charge:
+        if theirs.reservations:
             self._charged.append((ours, theirs))
 
     def _ask(self, answer: Any, expected: Any) -> asyncio.Future[Any]:

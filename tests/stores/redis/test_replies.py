@@ -14,11 +14,11 @@ import pytest
 from slidegate import BanPolicy, Decision
 from slidegate.core.bans.ban import Ban
 from slidegate.core.bans.rows import Bans, to_rows
-from slidegate.core.charge import Charge, Permit
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Reason
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
+from slidegate.core.reservation import Permit, reserved
 from slidegate.core.store import StatsRow
 from slidegate.core.views import Snapshot
 from slidegate.stores.redis import RedisStore, link
@@ -133,7 +133,9 @@ def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
     permit = Permit(b"slidegate:4:p:{x}:00", 2, member=bytes(12))
-    return Decision(True, Reason.OK, 1, checks, [], Charge([(1, 3_600_000_001, 1, 0), permit]))
+    reservations = reserved(checks, 1, [1, 0], [1, 1])
+    reservations[1].permit = permit
+    return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
 
 
 def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
@@ -146,7 +148,7 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "hit of permits": lambda: store.hit(held),
         "peek": lambda: store.peek(CHECKS),
         "charge": lambda: store.charge(CHECKS),
-        "refund": lambda: store.refund(charged()),
+        "refund": lambda: store.refund(charged().take_back()),
         "renew_permits": store.renew_permits,
         "reset": lambda: store.reset("user:2"),
         "reset_all": store.reset_all,

@@ -99,7 +99,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "peek": lambda: store.peek(checks),
         "charge": lambda: store.charge(checks),
         "renew_permits": store.renew_permits,
-        "refund": lambda: store.refund(held),
+        "refund": lambda: store.refund(held.take_back()),
         "inspect": lambda: store.inspect("ann", [checks[0][0]]),
         "reset": lambda: store.reset("ann"),
         "reset_all": store.reset_all,
@@ -282,7 +282,7 @@ async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_th
         charged = await hit(other, "ann", cost=5)
         assert not await hit(store, "ann")
         ways: dict[str, Callable[[], Any]] = {
-            "refund": lambda: other.refund(charged),
+            "refund": lambda: other.refund(charged.take_back()),
             "reset": lambda: other.reset("ann"),
             "reset_all": other.reset_all,
         }
@@ -584,8 +584,8 @@ async def test_a_question_of_several_keys_on_a_cluster_is_charged_on_all_or_on_n
         assert (await settle(store.peek(((wide, "everyone", 0),)))).remaining == 95
         assert [state.rule for state in last.violated] == ["tight"]
         for decision in admitted:
-            assert await settle(store.refund(decision)) is True
-            assert await settle(store.refund(decision)) is False
+            assert await settle(store.refund(decision.take_back())) is True
+            assert await settle(store.refund(decision.take_back())) is False
         assert (await settle(store.peek(((tight, "user:ann", 0),)))).remaining == 5
 
 
@@ -600,10 +600,10 @@ async def test_a_refusal_of_several_keys_counts_where_that_is_asked_for(cluster:
         assert looked.readings[0][0] == 5  # three that passed, and two that were refused
         assert (await settle(store.peek(((usual("100/hour"), "everyone", 0),)))).remaining == 97
         peeked = await settle(store.peek(both))
-        assert (peeked.reason, peeked.charge) == (Reason.LIMITED, [])
+        assert (peeked.reason, peeked.reservations) == (Reason.LIMITED, [])
         owed = await settle(store.charge(both))
         assert owed.allowed
-        assert await settle(store.refund(owed)) is True
+        assert await settle(store.refund(owed.take_back())) is True
 
 
 @needs_redis

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
-from ...core.charge import Permit
 from ...core.concurrency import PERMITS
+from ...core.reservation import Permit
 from ..leases import WORKER_BYTES, HeldPermits, permits_lost
 from .environment import NO_ROWS
 from .layout import PLACE, due_row

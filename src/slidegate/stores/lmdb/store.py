@@ -33,13 +33,13 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.ban import BanSubject
-from ...core.charge import Permit
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.limits import check_whole
 from ...core.memo import remember
+from ...core.reservation import Reservation
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
@@ -209,9 +209,9 @@ class LmdbStore(Store):
         """Record every cost in one step, whatever the limits, and return the decision."""
         return self._batcher.run(partial(self._charge, checks))
 
-    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
-        """Refund the charge of `decision`; False if it has no charge, was refunded before, or all of it has expired."""
-        return self._batcher.run(partial(self._refund, decision)) if decision.charge else False
+    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+        """Hand back what was charged; False if all of it has expired or was handed back before."""
+        return self._batcher.run(partial(self._refund, reservations)) if reservations else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget what `key` has spent under every rule; False if that was nothing.
@@ -279,7 +279,7 @@ class LmdbStore(Store):
         if refusal is not None:
             return refusal
         decision = decide(checks, transaction.find(checks), transaction.now_us)
-        decision.charge = ()
+        decision.reservations = ()
         return decision
 
     def _charge(self, checks: Sequence[Check], transaction: Transaction) -> Decision:
@@ -288,30 +288,24 @@ class LmdbStore(Store):
 
     def _take_permits(self, decision: Decision, transaction: Transaction) -> Decision:
         """Take the permits that a decision has charged, and put them among its charges."""
-        for at, (limit, _, _, row) in enumerate(transaction.places):
-            if isinstance(limit, Concurrency):
-                _, units = decision.charge[at]
-                taken = transaction.permit_rows().take(row, limit.amount, units) if units else None
-                decision.charge[at] = taken
+        rows = [(limit, row) for limit, _, _, row in transaction.places if isinstance(limit, Concurrency)]
+        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+        for reservation, (limit, row) in zip(held, rows, strict=True):
+            (units,) = reservation.units
+            if units:
+                reservation.permit = transaction.permit_rows().take(row, limit.amount, units)
         return decision
 
-    def _refund(self, decision: Decision, transaction: Transaction) -> bool:
-        charge = list(decision.charge)
-        if not charge:
-            return False  # another refund came first
-        permits = [noted for noted in charge if isinstance(noted, Permit)]
+    def _refund(self, reservations: Sequence[Reservation], transaction: Transaction) -> bool:
         changed = False
-        for permit in permits:
-            changed |= transaction.permit_rows().leave(permit)
-        spent = Decision(True, decision.reason, decision.now_us, decision.checks)
-        spent.charge = [None if isinstance(noted, Permit) else noted for noted in charge]
-        places, now_us = transaction.find(decision.checks, makes=False), transaction.now_us
+        for reservation in reservations:
+            if reservation.permit is not None:
+                changed |= transaction.permit_rows().leave(reservation.permit)
+        spent = [reservation for reservation in reservations if not reservation.check[0].held]
+        places = transaction.find([reservation.check for reservation in spent], makes=False)
+        now_us = transaction.now_us
         latest_us, floor_us = max(self._transactions.latest_us, now_us), transaction.reset_us()
-        changed |= refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us)
-        if changed:
-            transaction.undo.append(partial(decision.charge.extend, charge))
-            decision.charge.clear()
-        return changed
+        return refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us) or changed
 
     def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
         places = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)

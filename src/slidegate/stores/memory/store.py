@@ -29,6 +29,7 @@ from ...core.decide import Counter, Place, charge_all, decide, enter_periods, re
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, Whole, check_positive, quoted
 from ...core.limits import AnyLimit
+from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
@@ -175,7 +176,7 @@ class MemoryStore(Store):
             return refusal
         now_us, places = self._imagined(checks)
         decision = decide(checks, places, now_us)
-        decision.charge = ()
+        decision.reservations = ()
         return decision
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
@@ -193,20 +194,19 @@ class MemoryStore(Store):
         self._tidy(now_us)
         return decision
 
-    def refund(self, decision: Decision) -> bool:
-        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
+        """Hand back what was charged; False where none of it is there any more."""
         self.expect_open()
-        with self._lock_of(decision.checks):
-            if not decision.charge:
-                return False
+        checks = [reservation.check for reservation in reservations]
+        with self._lock_of(checks):
             now_us = self._now_us()
             places = [
                 (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
-                for bucket, key, cost in decision.checks
+                for bucket, key, cost in checks
                 for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
             enter_periods(places, now_us, self.unix_us())
-            return refund_all(decision, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; False where there were none.

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final
 from hiredis import HiredisError
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from ...core.decision import Decision
 from ...core.errors import StoreError, StoreUnavailable
+from ...core.reservation import Reservation
 from ...core.store import Clock, Event
 from .bans import TRIES, RedisBans
 from .clock import ServerClock
@@ -109,7 +109,7 @@ class Shared:
     bans: RedisBans
     refusals: RefusalCache
     renewals: Renewals
-    hand_back: Callable[[Decision], object]
+    hand_back: Callable[[Sequence[Reservation]], object]
 
     async def open_server(self) -> Connection:
         """Connect to the one server, or to the master that sentinels name.

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.charge import Charge, Permit
 from ...core.decision import BanRefusal, Bucket, Check, Decision, Reason
+from ...core.reservation import Reservation
 from ...core.ring import NEVER, WindowState
-from .script import CHARGE, GLANCE, HIT, LOOK, note_of
+from .script import CHARGE, GLANCE, HIT, LOOK
 
 TRIES: Final = 3
 
 Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[BanSubject]], "asyncio.Future[Decision]"]
-HandBack: TypeAlias = Callable[[Decision], object]
+HandBack: TypeAlias = Callable[[Sequence[Reservation]], object]
 
 
 class MultiSlot:
@@ -56,8 +56,7 @@ class MultiSlot:
             if all(part.allowed for part in parts):
                 return self._whole(parts, what == HIT)
             for part in parts:
-                if part.charge:
-                    self._hand_back(part)
+                self._hand_back(part.take_back())
         else:
             return self._whole(parts, False)
         if what == HIT and all(part.reason is not Reason.TOO_LARGE for part in parts):
@@ -86,8 +85,8 @@ class MultiSlot:
             raise
 
     def _undo(self, future: asyncio.Future[Decision]) -> None:
-        if not future.cancelled() and future.exception() is None and future.result().charge:
-            self._hand_back(future.result())
+        if not future.cancelled() and future.exception() is None:
+            self._hand_back(future.result().take_back())
 
     def _whole(self, parts: Sequence[Decision], charged: bool) -> Decision:
         for part in parts:
@@ -95,32 +94,24 @@ class MultiSlot:
                 return BanRefusal(part.by, part.ban, part.now_us, self._checks)
         now_us = parts[0].now_us
         readings: dict[int, list[WindowState]] = {}
-        notes: dict[int, list[Any]] = {}
+        reservations: list[Reservation] = []
         for group, part in zip(self._groups, parts, strict=True):
             ahead_us, first = now_us - part.now_us, 0
             for at in group:
-                bucket, _, cost = self._checks[at]
-                last = first + len(bucket.limits)
+                last = first + len(self._checks[at][0].limits)
                 readings[at] = [
                     (spent, leaves_us + ahead_us, newest_us + ahead_us, wait_us)
                     for spent, leaves_us, newest_us, wait_us in part.readings[first:last]
                 ]
-                # Another node has another clock, so each charge says its moment.
-                noted = part.charge[first:last] if charged else ()
-                notes[at] = [_dated(note, part.now_us, cost) for note in noted]
                 first = last
+            for reservation in part.reservations if charged else ():
+                reservation.index = at = group[reservation.index]
+                reservation.check = self._checks[at]
+                reservations.append(reservation)
         whole = [reading for at in range(len(self._checks)) for reading in readings[at]]
         reason = _reason([part.reason for part in parts], whole)
-        charge = [note for at in range(len(self._checks)) for note in notes[at]]
-        return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, Charge(charge))
-
-
-def _dated(note: Any, now_us: int, cost: int) -> Any:
-    """Return the charge of a part with its moment."""
-    if isinstance(note, Permit):
-        return note
-    mark, spent_us, units = note_of(note, now_us, cost)
-    return mark, units, spent_us
+        reservations.sort(key=lambda reservation: reservation.index)
+        return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, reservations)
 
 
 def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reason:
@@ -142,17 +133,3 @@ def group_by_key(checks: Sequence[Check]) -> list[list[int]]:
     for at, (_, key, _) in enumerate(checks):
         groups.setdefault(key, []).append(at)
     return list(groups.values())
-
-
-def parts_of(decision: Decision, charged: Sequence[Any]) -> list[tuple[Decision, list[Any]]]:
-    """Split a refund by keys; return decisions with the checks of one key each, and their notes."""
-    firsts, total = [], 0
-    for bucket, _, _ in decision.checks:
-        firsts.append(total)
-        total += len(bucket.limits)
-    parts = []
-    for group in group_by_key(decision.checks):
-        checks = [decision.checks[at] for at in group]
-        notes = [note for at in group for note in charged[firsts[at] : firsts[at] + len(decision.checks[at][0].limits)]]
-        parts.append((Decision(True, Reason.OK, decision.now_us, checks), notes))
-    return parts

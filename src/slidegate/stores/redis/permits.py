@@ -15,9 +15,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ...core.charge import Charge, Permit
 from ...core.decision import Check, Decision
 from ...core.errors import StoreUnavailable
+from ...core.reservation import Permit
 from ...core.store import Clock, Event
 from ..leases import HeldPermits, LeaseRenewer, permits_lost
 from .requests import Command
@@ -75,16 +75,18 @@ class Renewals:
         held = self.held
         if not held.holds_any():
             self._renewed_us = asked_us
-        charge, states, at = list(decision.charge), list(decision.readings), 0
-        for bucket, key, _ in decision.checks:
+        states, at = list(decision.readings), 0
+        for reservation in decision.reservations:
+            bucket, key, _ = reservation.check
             if bucket.held:
                 taken, leaves_us, serial, wait_us = states[at]
                 states[at] = taken, leaves_us, 0, wait_us
                 row, member = self._packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)
-                permit = charge[at] = Permit(row, bucket.limits[0].amount, member=member)
-                held.add(permit)
+                reservation.permit = Permit(row, bucket.limits[0].amount, member=member)
+                reservation.units = (1,)
+                held.add(reservation.permit)
             at += len(bucket.limits)
-        decision.readings, decision.charge = states, Charge(charge)
+        decision.readings = states
         self._renewer.start()
 
     def catch_up(self, checks: Sequence[Check]) -> None:

@@ -145,7 +145,7 @@ class Question(Request):
             assert refusal is not None, "Redis says that a request is banned, and not by which ban"
             return refusal
         decision = decision_of(answer, self.what, self.checks, now_us)
-        if self._asked_us is not None and decision.charge:
+        if self._asked_us is not None and decision.reservations:
             self._shared.renewals.hold(decision, self._asked_us)
         refusals = self._shared.refusals
         if self.what in (HIT, CHARGE):  # a look changes nothing
@@ -163,10 +163,10 @@ class Question(Request):
         if self._asked_us is None or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
-        if decision.charge:
+        if decision.reservations:
             self._shared.renewals.hold(decision, self._asked_us)
-            for part in decision.take_apart(held=True):
-                self._shared.hand_back(part)
+            held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+            self._shared.hand_back(held)
 
     @property
     def subjects(self) -> tuple[BanSubject, ...]:

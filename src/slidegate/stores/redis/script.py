@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple
 
-from ...core.charge import Charge, Permit
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
-from ...core.ring import MAX_UNITS, OPEN, WindowState
+from ...core.reservation import Permit, Reservation, reserved
+from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .link import refusal, unexpected
@@ -37,10 +37,6 @@ QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
 PERMITS: Final = 4
 """The mode of a limit of permits; the name of their set says the rest."""
-
-Charged: TypeAlias = WindowState | tuple[int, int] | tuple[int, int, int] | Permit
-"""The charge of one limit: the state after its cost was charged; or mark and units, and the moment where that is not
-the decision's; or the permit that is held."""
 
 REQUEST: Final = Struct("<BH")
 _ASK: Final = Struct("<HI")
@@ -135,33 +131,28 @@ class Packing:
                 many += 1
         return REQUEST.pack(what, many) + asks
 
-    def refund(
-        self, decision: Decision, charged: Sequence[Charged | None], latest_us: int, names: dict[bytes, int]
-    ) -> bytes:
-        """Pack a refund of everything that `decision` charged and that has not left.
+    def refund(self, reservations: Sequence[Reservation], latest_us: int, names: dict[bytes, int]) -> bytes:
+        """Pack a refund of everything that was charged and has not left.
 
         Args:
-            decision: The decision.
-            charged: Its charges.
+            reservations: What was charged.
             latest_us: The latest moment that is known of, see `core.decide.refund_all`.
             names: As for `question`.
         """
-        parts, notes = [], iter(charged)
-        for bucket, key, cost in decision.checks:
-            if bucket.held:
-                permit = next(notes)
-                if isinstance(permit, Permit):
-                    worker, serial = MEMBER.unpack(permit.member)
-                    place = names.setdefault(permit.row, len(names))
-                    parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
+        parts = []
+        for reservation in reservations:
+            bucket, key, _ = reservation.check
+            permit = reservation.permit
+            if permit is not None:
+                worker, serial = MEMBER.unpack(permit.member)
+                place = names.setdefault(permit.row, len(names))
+                parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
                 continue
             place = self._place_of(key, names)
-            for limit, plan in zip(bucket.limits, self._plans.get(bucket) or self._plan(bucket), strict=True):
-                noted = next(notes)
-                if noted is not None:
-                    mark, spent_us, units = note_of(cast("Sequence[int]", noted), decision.now_us, cost)
-                    if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
-                        parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
+            noted = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
+            for plan, (limit, mark, units) in zip(self._plans.get(bucket) or self._plan(bucket), noted, strict=True):
+                if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
+                    parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
     def reset(self, key: str, latest_us: int, names: dict[bytes, int]) -> bytes:
@@ -218,20 +209,6 @@ def _field(rule: str, limit: AnyLimit) -> bytes:
     return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
 
 
-def note_of(charged: Sequence[int], now_us: int, cost: int) -> tuple[int, int, int]:
-    """Return by what a charge of a window is found: mark, moment and units.
-
-    Args:
-        charged: The charge.
-        now_us: The moment of its decision.
-        cost: What its check asked for.
-    """
-    if len(charged) == 4:
-        return charged[2], now_us, min(cost, MAX_UNITS)
-    mark, units, *moment = charged
-    return mark, moment[0] if moment else now_us, units
-
-
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
     """Read the answer to a question.
 
@@ -250,13 +227,13 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     for *_, wait_us in states:
         if wait_us < OPEN:
             raise unexpected("", answer)
-    charge: Any = ()
+    charged: Sequence[Reservation] | None = ()
     if what == HIT and status == OK:
-        charge = Charge(states)
+        charged = None
     elif what == CHARGE and status == OK:
-        counted = _COUNTED.iter_unpack(answer[end:])
-        charge = Charge([(mark, units) for (_, _, mark, _), (units,) in zip(states, counted, strict=True)])
-    return Decision(status == OK, _REASONS[status], now_us, checks, states, charge)
+        units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
+        charged = reserved(checks, now_us, [mark for _, _, mark, _ in states], units)
+    return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
 
 
 def windows_of(answer: bytes, many: int) -> list[bytes]:

@@ -21,10 +21,10 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.ban import BanSubject
-from ...core.charge import end_permits
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
+from ...core.reservation import Reservation, end_permits
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
@@ -35,7 +35,7 @@ from .bans import RedisBans
 from .batch import CLOSED, Batcher, ServerBatcher, Shared
 from .cluster import ClusterBatcher
 from .link import Eviction, sensible
-from .multi_slot import MultiSlot, parts_of
+from .multi_slot import MultiSlot
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
 from .requests import Command, Question, subjects_of
@@ -182,19 +182,17 @@ class RedisStore(Store):
         """Record every cost in one step, whatever the limits, and say what is left."""
         return self._question(CHARGE, checks, ())
 
-    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
-        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
+    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+        """Hand back what was charged; False where all of it has aged out, or was handed back before.
 
         A refund whose connection breaks may be lost, so that the units stay charged; they are never handed back twice.
         """
-        charged = list(decision.charge)
-        if not charged:
+        if not reservations:
             return False
-        end_permits(charged)
-        decision.charge.clear()
-        if self._is_multi_slot(decision.checks):
-            return self._hand_back_all(parts_of(decision, charged))
-        return self._hand_back(decision, charged)
+        end_permits(reservations)
+        if self._is_multi_slot([reservation.check for reservation in reservations]):
+            return self._hand_back_all(reservations)
+        return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none. Places stay taken."""
@@ -246,33 +244,37 @@ class RedisStore(Store):
         batcher.add(request)
         return request.future
 
-    def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
+    def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         packing, refusals, renewals = self._shared.packing, self._shared.refusals, self._shared.renewals
-        windows = [check for check in decision.checks if not check[0].held]
+        checks = [reservation.check for reservation in reservations]
+        windows = [check for check in checks if not check[0].held]
 
         def pack(names: dict[bytes, int]) -> bytes:
-            return packing.refund(decision, charged, refusals.latest_us, names)
+            return packing.refund(reservations, refusals.latest_us, names)
 
         def read(answer: bytes, now_us: int) -> bool:
             refusals.saw(now_us)
             refusals.forget(windows)
             return answer[0] in (CHANGED, LET_GO)
 
-        if len(windows) < len(decision.checks):
-            renewals.catch_up(decision.checks)
+        if len(windows) < len(checks):
+            renewals.catch_up(checks)
         refusals.outdate(windows)
-        return self._command(decision.checks[0][1], pack, read)
+        return self._command(checks[0][1], pack, read)
 
-    async def _hand_back_all(self, parts: Sequence[tuple[Decision, Sequence[Any]]]) -> bool:
-        changed = await asyncio.gather(*(self._hand_back(*part) for part in parts))
+    async def _hand_back_all(self, reservations: Sequence[Reservation]) -> bool:
+        by_key: dict[str, list[Reservation]] = {}
+        for reservation in reservations:
+            by_key.setdefault(reservation.check[1], []).append(reservation)
+        changed = await asyncio.gather(*map(self._hand_back, by_key.values()))
         return any(changed)
 
-    def _hand_back_unheard(self, decision: Decision) -> None:
+    def _hand_back_unheard(self, reservations: Sequence[Reservation]) -> None:
         """Hand a part of a question back; if Redis does not take that, it stays charged."""
-        charged, decision.charge = decision.charge, ()
-        end_permits(charged)
-        with suppress(StoreError):  # the store has been closed meanwhile
-            self._hand_back(decision, charged).add_done_callback(_look_at)
+        end_permits(reservations)
+        if reservations:
+            with suppress(StoreError):  # the store has been closed meanwhile
+                self._hand_back(reservations).add_done_callback(_look_at)
 
     def _count_denied(self, checks: Sequence[Check]) -> None:
         """Charge refusals that were given here; if Redis does not take that, they are lost."""

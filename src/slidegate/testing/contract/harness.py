@@ -50,9 +50,9 @@ class StoreHarness:
         """Charge whatever the limits."""
         return await settle(self.raw.charge(checks))
 
-    async def refund(self, decision: Decision) -> bool:
-        """Hand back."""
-        return await settle(self.raw.refund(decision))
+    async def refund(self, decision: Decision, index: int | None = None) -> bool:
+        """Hand back what a decision has charged, or one check of it."""
+        return await settle(self.raw.refund(decision.take_back(index)))
 
     async def reset(self, key: str) -> bool:
         """Forget a key."""

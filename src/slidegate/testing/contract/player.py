@@ -111,8 +111,8 @@ class Player:
     async def _refund(self, which: int) -> None:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
-            same(await settle(self.store.refund(decision)), self.model.refund(charged, self.clock.now_us))
-            same(await settle(self.store.refund(decision)), False)
+            same(await settle(self.store.refund(decision.take_back())), self.model.refund(charged, self.clock.now_us))
+            same(await settle(self.store.refund(decision.take_back())), False)
 
     async def _reset(self, key: str) -> None:
         await self.look_after_all()  # what is over is forgotten by both

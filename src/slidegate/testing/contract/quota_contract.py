@@ -56,10 +56,12 @@ class QuotaPlayer:
         self.counts: dict[Place, tuple[int, int]] = {}
         self.charged: list[tuple[Decision, list[Asked]]] = []
         self.reset_us: dict[str, int] = {}
+        self.latest_us = 0
 
     async def play(self) -> None:
         """Play thirty moves: hits, debts, refunds, resets and steps of the clock, over several quotas at once."""
         for _ in range(30):
+            self.latest_us = max(self.latest_us, self.store.clock.now_us)
             move, key = self.dice.random(), self.dice.choice(("ann", "bob"))
             if move < 0.25:
                 self.store.clock.advance(us=self.dice.choice((1, SECOND_US, HOUR_US, self.dice.randrange(3 * DAY_US))))
@@ -92,7 +94,7 @@ class QuotaPlayer:
 
     async def _refund(self, decision: Decision, charged: list[Asked]) -> None:
         if decision.now_us <= self.reset_us.get(decision.checks[0][1], -1):
-            return  # the clock has stepped back behind a reset: whether it is handed back is not promised
+            return  # the clock has been set back since before the reset: a refund is not promised until it catches up
         self._enter(decision.checks)
         changed = False
         for place, _, units, end_us in charged:
@@ -106,7 +108,7 @@ class QuotaPlayer:
         await self.store.reset(key)
         self.counts = {place: (end_us, 0 if place[2] == key else n) for place, (end_us, n) in self.counts.items()}
         self.charged = [entry for entry in self.charged if entry[0].checks[0][1] != key]
-        self.reset_us[key] = self.store.clock.now_us
+        self.reset_us[key] = self.latest_us
 
     def _enter(self, checks: Sequence[Check]) -> list[Asked]:
         """Return what is asked of each count, and begin the periods that are new."""
