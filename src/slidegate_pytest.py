@@ -86,8 +86,8 @@ def _middlewares_off() -> Iterator[None]:
     """Have every middleware let requests through until the block ends."""
     from unittest.mock import patch  # it imports asyncio, which not every run needs
 
+    from slidegate.web.exchange import DISABLED_KEY
     from slidegate.web.middleware import RateLimitMiddleware
-    from slidegate.web.request import OFF
 
     guard = RateLimitMiddleware.__call__
 
@@ -95,7 +95,7 @@ def _middlewares_off() -> Iterator[None]:
         if scope["type"] not in ("http", "websocket"):
             await guard(self, scope, receive, send)
             return
-        scope[OFF] = True
+        scope[DISABLED_KEY] = True
         await self.app(scope, receive, send)
 
     with patch.object(RateLimitMiddleware, "__call__", let_through):

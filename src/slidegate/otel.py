@@ -1,11 +1,10 @@
-"""Metrics and spans for OpenTelemetry. It needs the extra `slidegate[otel]`."""
+"""Metrics for OpenTelemetry. It needs the extra `slidegate[otel]`."""
 
 from __future__ import annotations
 
 try:
     from .metrics.otel import OtelMetrics
-    from .metrics.spans import DecisionSpans
 except ModuleNotFoundError as error:
     raise ImportError(f'slidegate.otel needs the package {error.name}: pip install "slidegate[otel]"') from error
 
-__all__ = ["DecisionSpans", "OtelMetrics"]
+__all__ = ["OtelMetrics"]

@@ -287,7 +287,7 @@ class TokenAttempts:
 
     async def _compare(self, key: str, digest: bytes, find: Callable[[], Awaitable[T | None]]) -> T | Decision | None:
         """Find the owner of a token of which nothing is known."""
-        charged = await self._charge(key)
+        limiter, charged = await self._charge(key)
         if not charged.allowed:
             if any(state.rule == _PER_CLIENT.rule for state in charged.violated):
                 self._proven.pop(key, None)
@@ -295,7 +295,7 @@ class TokenAttempts:
         try:
             owner = await find()
         except Exception:
-            await self._refund(charged)  # nobody has learnt anything
+            await limiter.refund(charged)  # nobody has learnt anything
             raise
         if owner is None:
             logger.warning("a wrong token for an operators' tool was sent from %s", key)
@@ -303,11 +303,11 @@ class TokenAttempts:
             proven = remember(self._proven, key, self._proven.get(key, set()), _MAX_PROVEN)
             if len(proven) < MAX_TOKENS:
                 proven.add(digest)
-            await self._refund(charged)
+            await limiter.refund(charged)
         return owner
 
-    async def _charge(self, key: str) -> Decision:
-        """Charge a wrong attempt of a client, before anybody knows whether it is wrong.
+    async def _charge(self, key: str) -> tuple[Limiter, Decision]:
+        """Charge a wrong attempt of a client, before anybody knows whether it is wrong; return who counts it, too.
 
         While the store does not answer and `on_error` decides without counting, the counts of this process hold.
         """
@@ -316,12 +316,8 @@ class TokenAttempts:
         if decision.reason is Reason.UNAVAILABLE:
             if self._local is None:
                 self._local = Limiter(MemoryStore(max_keys=_LOCAL_KEYS))
-            decision = await self._local.hit_all(checks)
-        return decision
-
-    async def _refund(self, charged: Decision) -> None:
-        if not await self._limiter.refund(charged) and self._local is not None:
-            await self._local.refund(charged)
+            return self._local, await self._local.hit_all(checks)
+        return self._limiter, decision
 
 
 async def _ask(auth: AuthFunction, request: Request) -> User | None:

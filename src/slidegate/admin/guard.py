@@ -26,8 +26,8 @@ from starlette.types import Receive, Scope, Send
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
+from ..web.exchange import SCOPE_KEY, Exchange
 from ..web.paths import route_path
-from ..web.request import RECORD, RequestLimits
 from ..web.responses import refuse_websocket
 from .auth import Access, Authenticator, Identity
 from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json
@@ -100,7 +100,7 @@ class AdminGuard:
             fields = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             await refuse_websocket(scope, send, 403, b"", fields)
         else:
-            _leave_out_of_stats(scope.get(RECORD))
+            _leave_out_of_stats(scope.get(SCOPE_KEY))
             request = Request(scope, receive)
             try:
                 response = await self._respond(request)
@@ -272,13 +272,13 @@ def _scheme(request: Request) -> str:
     return scheme
 
 
-def _leave_out_of_stats(record: RequestLimits | None) -> None:
+def _leave_out_of_stats(exchange: Exchange | None) -> None:
     """Have the stats that are shown be those of the application: an open page asks every two seconds.
 
     What a rule counts is in the stats of that rule, so it stays in those of all requests.
     """
-    if record is not None and not any(decision.checks for _, decision in record.entries):
-        record.counted = True
+    if exchange is not None and not any(decision.checks for decision in exchange.decisions):
+        exchange.stats = None
 
 
 def _refusal(request: Request, error: AdminError) -> Response:

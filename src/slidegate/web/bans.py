@@ -26,9 +26,9 @@ from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
+from .exchange import decided_about
 from .keys import Combined, Key, PathParam, everyone, parts_of
 from .paths import PathIndex, RulePath, is_astray, normal, route_path
-from .request import limits_above
 
 
 class Signal(NamedTuple):
@@ -253,20 +253,20 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    limits = limits_above(request.scope, "strike", ended=True)
-    if limits is None:
+    decided = decided_about(request.scope, "strike")
+    if decided is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    above = {name: middleware for middleware, _ in reversed(limits.entries) for name in middleware.signals.policies}
+    above = {name: parts for parts, _ in reversed(decided.entries) for name in parts.signals.policies}
     if policy is None and len(above) == 1:
         (policy,) = above
-    middleware = above.get(policy) if policy is not None else None
-    if middleware is None or policy is None:
+    parts = above.get(policy) if policy is not None else None
+    if parts is None or policy is None:
         names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(above))}"
         raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
-    if limits.exempt_from(middleware):
+    if decided.exempt_from(parts):
         return None
-    held = middleware.signals.policies[policy]
+    held = parts.signals.policies[policy]
     whole = held.after.amount if weight == "ban" else weight
-    return await middleware.signals.strike(Signal(held, whole, clean_reason(reason)), request.scope)
+    return await parts.signals.strike(Signal(held, whole, clean_reason(reason)), request.scope)

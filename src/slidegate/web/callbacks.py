@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
-from .request import RECORD, RequestLimits
+from .exchange import SCOPE_KEY, Exchange
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -189,14 +189,14 @@ class ShadowRules:
         self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
     ) -> None:
         """Count a request under a rule that never refuses, once, and tell of it where the rule says so."""
-        record: RequestLimits = scope[RECORD]
+        exchange: Exchange = scope[SCOPE_KEY]
         checks = await self._calls.checks(bound, scope, self._limiter, client_key, request)
-        looked = [check for limiter, check in record.looked if limiter is self._limiter]
+        looked = [check for limiter, check in exchange.looked if limiter is self._limiter]
         checks = bound.uncharged(checks, looked)
         if not checks:
             return
         (check,) = checks
-        record.looked = [*record.looked, (self._limiter, check)]
+        exchange.looked = [*exchange.looked, (self._limiter, check)]
         seen = await self._hit((check,))
         if seen.allowed or seen.reason is Reason.BANNED:
             return

@@ -23,10 +23,10 @@ from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import ClientAddress, may_be_gone
-from .endpoint_refusals import turn_at_endpoint
+from .endpoint_refusals import wait_at_endpoint
+from .exchange import Entry, Exchange, allowlisted, asked_checks, is_asked, is_preflight
 from .headers import field_value
 from .lists import files_of
-from .request import Entry, RequestLimits, allowlisted, asked_checks, is_asked, is_preflight
 from .rule_set import BoundRule, Matched, RuleSet
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -108,30 +108,33 @@ class Decider:
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
-    def decide(self, scope: Scope, request: RequestLimits) -> Decision | Awaitable[Decision]:
+    def decide(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision]:
         """Decide about a request.
 
         Args:
             scope: Its scope.
-            request: What the middlewares further out have decided; it learns whether this one exempts the request.
+            exchange: What the middlewares further out have decided; it learns whether this one exempts the request.
         """
-        before = request.entries
+        before = exchange.entries
         client = self.client(scope)
         if before and allowlisted(before):
             return _ALLOWLISTED
         if client.verdict is not None:
             return client.verdict
         subjects = client.subjects
-        if client.checks is not None and not before and scope.get("method") != "OPTIONS":
-            return self._engine.decide(client.checks, subjects) if client.checks else self._uncounted(subjects, _EXEMPT)
+        if client.checks and not before and scope.get("method") != "OPTIONS":
+            return self._engine.decide(client.checks, subjects)
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
         matched = self._rules.match(scope)
         if matched.exempt or is_preflight(scope):
-            request.exempt = (*request.exempt, request.middleware)
-        if matched.conditions or matched.shadows or matched.told or before or self._signals.on_request:
-            return self._by_rules(matched, scope, request, client.key, subjects)
-        return self._ask(matched, scope, client.key, subjects)
+            exchange.exempt = (*exchange.exempt, exchange.parts)
+        if not matched.plain or before or self._signals.on_request:
+            return self._decide(matched, scope, exchange, client.key, subjects)
+        checks = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
+        if not checks:
+            return self._uncounted(matched, subjects)
+        return self._lines.decide(checks, subjects) if self._rules.waits else self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
@@ -169,35 +172,50 @@ class Decider:
     def _same_checks(self, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
-        if always is None or always.exempt or always.shadows or always.told or always.blocked is not None:
-            return None
-        if not always.plain or self._rules.waits:
+        if always is None or always.exempt or always.blocked is not None or not always.plain or self._rules.waits:
             return None
         if self._signals.keyed or self._signals.on_request or any(bound.key is not None for bound in always.limiting):
             return None
         return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
 
-    async def _by_rules(
+    async def _decide(
         self,
         matched: Matched,
         scope: Scope,
-        request: RequestLimits,
+        exchange: Exchange,
         client_key: str,
         subjects: Sequence[BanSubject],
     ) -> Decision:
-        """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
+        """Decide where functions of the user's are called, middlewares further out have decided, or policies strike.
+
+        Conditions come first, then the strikes for the request itself, the limits, and last the rules that only look
+        on: each counts on windows of its own, and only what the limits let pass.
+        """
         if matched.conditions:
             matched = await self._calls.evaluated(matched, scope)
             if matched.exempt:
-                request.exempt = (*request.exempt, request.middleware)
-        before = list(request.entries)
-        signals: Sequence[Signal] = ()
-        if self._signals.on_request and request.middleware not in request.exempt:
-            signals = self._signals.signals_of(scope, [middleware.signals for middleware, _ in before])
-        if signals or matched.shadows or matched.told:
-            return await self._watched(signals, matched, scope, client_key, subjects, before)
-        answer = self._ask(matched, scope, client_key, subjects, before)
-        return answer if isinstance(answer, Decision) else await answer
+                exchange.exempt = (*exchange.exempt, exchange.parts)
+        before = list(exchange.entries)
+        if self._signals.on_request and exchange.parts not in exchange.exempt:
+            signals = self._signals.signals_of(scope, [parts.signals for parts, _ in before])
+            refusal = await self._struck(signals, scope)
+            if refusal is not None:
+                return refusal
+        checks: list[Check] = []
+        for bound in matched.limiting:
+            asked = await self._calls.checks(bound, scope, self._limiter, client_key)
+            checks += self._uncharged(bound, asked, before) if before else asked
+        if checks:
+            decision = await self._hit(checks, subjects)
+            self.note_units(decision)
+        else:
+            answer = self._uncounted(matched, subjects)
+            decision = answer if isinstance(answer, Decision) else await answer
+        for bound in matched.shadows if decision.allowed else ():
+            await self._shadows.look(bound, scope, client_key)
+        if not decision.allowed:
+            await self._shadows.tell_all(matched.told, decision)
+        return decision
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
         """Leave out the checks of a rule that others of its name have made on this request."""
@@ -206,36 +224,10 @@ class Decider:
             self._rules.reserving.update({bucket.rule: bound.rule for bucket, _, _ in left})
         return left
 
-    def _ask(
-        self,
-        matched: Matched,
-        scope: Scope,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-        before: Sequence[Entry] = (),
-    ) -> Decision | Awaitable[Decision]:
-        """Put one question to the limiter about all rules that may refuse."""
-        limiting = matched.limiting
-        if not limiting:
-            blocked = matched.blocked
-            return self._uncounted(subjects, _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status))
-        if not matched.plain:
-            return self._ask_functions(matched, scope, client_key, subjects, before)
-        limiter = self._limiter
-        checks = [
-            (bound.bucket, client_key if bound.key is None else bound.key.find(scope, limiter, client_key), bound.cost)
-            for bound in limiting
-        ]
-        if before:
-            asked = zip(limiting, checks, strict=True)
-            checks = [left for bound, check in asked for left in self._uncharged(bound, (check,), before)]
-            if not checks:
-                return self._uncounted(subjects, _EXEMPT)
-        decide = self._lines.decide if self._rules.waits else self._engine.decide
-        return decide(checks, subjects)
-
-    def _uncounted(self, subjects: Sequence[BanSubject], otherwise: Decision) -> Decision | Awaitable[Decision]:
-        """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
+    def _uncounted(self, matched: Matched, subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Decide about a request that no limit counts: a ban refuses it, or a rule that blocks."""
+        blocked = matched.blocked
+        otherwise = _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status)
         if not self._bans.may_refuse():
             return otherwise
         answer = self._engine.decide((), subjects)
@@ -246,23 +238,6 @@ class Decider:
     async def _uncounted_later(self, answer: Awaitable[Decision], otherwise: Decision) -> Decision:
         decision = await answer
         return otherwise if decision.allowed else decision
-
-    async def _ask_functions(
-        self,
-        matched: Matched,
-        scope: Scope,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-        before: Sequence[Entry],
-    ) -> Decision:
-        """Put the question with the help of the user's functions."""
-        checks: list[Check] = []
-        for bound in matched.limiting:
-            asked = await self._calls.checks(bound, scope, self._limiter, client_key)
-            checks += self._uncharged(bound, asked, before) if before else asked
-        decision = await self._hit(checks, subjects)
-        self.note_units(decision)
-        return decision if checks or not decision.allowed else _EXEMPT
 
     async def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
@@ -280,29 +255,6 @@ class Decider:
             extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
             if extra:
                 statistics.add(bucket.label, "extra_units", extra)
-
-    async def _watched(
-        self,
-        signals: Sequence[Signal],
-        matched: Matched,
-        scope: Scope,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-        before: Sequence[Entry],
-    ) -> Decision:
-        """Strike for the signals of the request, which may ban it at once; decide; and let the rules look on that
-        never refuse, each on windows of its own."""
-        refusal = await self._struck(signals, scope)
-        if refusal is not None:
-            return refusal
-        answer = self._ask(matched, scope, client_key, subjects, before)
-        decision = answer if isinstance(answer, Decision) else await answer
-        for bound in matched.shadows if decision.reason is not Reason.BANNED else ():
-            if decision.allowed:  # a shadow would not have charged it either
-                await self._shadows.look(bound, scope, client_key)
-        if not decision.allowed and matched.told:
-            await self._shadows.tell_all(matched.told, decision)
-        return decision
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
         """Strike for the signals of a request; return its refusal if that bans it.
@@ -357,7 +309,7 @@ class Decider:
             return None
         decision = await self._hit(checks, subjects)
         if bound.rule.wait_us and may_wait(decision):
-            decision = await turn_at_endpoint(request, decision, self._limiter, subjects)
+            decision = await wait_at_endpoint(request, decision, self._limiter, subjects)
         self.note_units(decision)
         if not decision.allowed:
             await self._shadows.tell_all((bound,), decision)

@@ -8,11 +8,9 @@ has to have.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final
 
 import anyio
@@ -23,14 +21,13 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..core.bans.ban import Ban, BanSubject
-from ..core.decision import Decision, Reason, StruckRefusal, ceil_s
+from ..core.bans.ban import BanSubject
+from ..core.decision import Decision, ceil_s
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
-from .bans import BanSignals
+from .exchange import SCOPE_KEY, Exchange
 from .headers import NOT_STORED, Fields
-from .request import RECORD, RequestLimits
-from .waiting import unless_left
+from .responses import Answer
 
 _HANDLERS: Final = "starlette.exception_handlers"
 TRY_AGAIN_LATER: Final = 1013
@@ -44,16 +41,22 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """The refusal of a limit at an endpoint, for exception handlers.
 
     Args:
-        decision: The refusal.
-        status: The status of the answer.
-        detail: One sentence that says why.
+        answer: Its answer, where nobody gives another.
+        scope: The scope as the endpoint sees it.
+
+    Attributes:
+        answer: The same.
         needed: The header fields that every answer to the request has.
+        handlers: The exception handlers of the application that the endpoint is in.
     """
 
-    def __init__(self, decision: Decision, status: int, detail: str, needed: Sequence[tuple[bytes, bytes]]) -> None:
-        RateLimitExceeded.__init__(self, decision)
-        fields = {name.decode().title(): value.decode() for name, value in needed}
-        HTTPException.__init__(self, status, detail, fields)
+    def __init__(self, answer: Answer, scope: Scope) -> None:
+        RateLimitExceeded.__init__(self, answer.decision)
+        self.answer = answer
+        self.needed = needed_fields(answer.decision)
+        self.handlers: Any = scope.get(_HANDLERS) or ({}, {})
+        fields = {name.decode().title(): value.decode() for name, value in self.needed}
+        HTTPException.__init__(self, answer.status, answer.detail, fields)
 
 
 class ClientLeft(SlidegateError, ClientDisconnect):
@@ -67,27 +70,23 @@ class ClientLeft(SlidegateError, ClientDisconnect):
         _handlers(scope)[ClientLeft] = _answer_nobody
 
 
-async def turn_at_endpoint(
+async def wait_at_endpoint(
     request: HTTPConnection, decision: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
 ) -> Decision:
-    """Wait in line, and return the last decision.
+    """Wait for room in spite of a refusal, and return the last decision.
 
     Messages that come meanwhile are there for whoever reads the request afterwards.
 
     Raises:
         ClientLeft: The client left meanwhile.
     """
-    limits: RequestLimits = request.scope[RECORD]
-    channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    exchange: Exchange = request.scope[SCOPE_KEY]
+    channel = exchange.read_ahead(vars(request).get(_RECEIVE, _nothing))
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
-    entry = limits.add(decision)
-    limits.waited = True
-    last = await unless_left(channel.while_there, limiter, lambda: limiter.engine.lines.wait(decision, subjects))
+    last = await exchange.wait(channel, decision, limiter, subjects)
     if last is None:
         raise ClientLeft(request.scope)
-    limits.entries.remove(entry)  # not the last one where an endpoint checks several limits at once
-    limits.waited = last.allowed
     return last
 
 
@@ -98,44 +97,17 @@ async def _nothing() -> Message:
 
 
 async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
-    """Note that a limit at an endpoint has refused a request, and return the exception for it."""
+    """Refuse a request for a limit at an endpoint, and return the exception for it."""
     scope = connection.scope
-    request: RequestLimits = scope[RECORD]
-    entry = request.add(decision)
-    if request.answered and scope["type"] == "websocket":
+    exchange: Exchange = scope[SCOPE_KEY]
+    answer = await exchange.refuse(scope, decision)
+    if exchange.status and scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    if not request.answered:
-        if request.refusal is None and is_limited(decision):
-            decision = until_let_in(decision, await strike_refused(scope, request))
-            request.entries[request.entries.index(entry)] = request.middleware, decision
-        request.refuse(scope, decision)
-        request.needed = needed_fields(decision)
-        request.handlers = scope.get(_HANDLERS)
+    refusal = EndpointRefusal(answer, scope)
+    if not exchange.status:
+        exchange.raised = refusal
         _put_handler(scope)
-    return _exception(scope, request, decision)
-
-
-def is_limited(decision: Decision) -> bool:
-    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
-    return bool(decision.readings) or decision.reason is Reason.NOBODY
-
-
-async def strike_refused(scope: Scope, request: RequestLimits) -> list[Ban]:
-    """Strike for a refusal by a limit, under the policies of all middlewares on the way; return the bans this made."""
-    outer: list[BanSignals] = []
-    bans: list[Ban] = []
-    for middleware, _ in request.entries:
-        if middleware.signals.on_refusal and middleware not in request.exempt:
-            bans += await middleware.signals.strike_for("refused", scope, outer)
-        outer.append(middleware.signals)
-    return bans
-
-
-def until_let_in(refusal: Decision, bans: Sequence[Ban]) -> Decision:
-    """Return a refusal by a limit as it reads after the bans that its strikes have just made."""
-    # Each store has a time of its own, but the length of a ban is the same in all.
-    lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
-    return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
+    return refusal
 
 
 def needed_fields(refusal: Decision) -> Fields:
@@ -171,8 +143,8 @@ def _is_fastapis(handler: object) -> bool:
 
 async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
     """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
-    request: RequestLimits = connection.scope[RECORD]
-    return partial(request.middleware.refusals.send, decision=refusal.decision)
+    exchange: Exchange = connection.scope[SCOPE_KEY]
+    return partial(exchange.parts.refusals.send, refusal.answer)
 
 
 async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
@@ -180,13 +152,13 @@ async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
 
 
 async def answer_unanswered(
-    error: Exception | None, request: RequestLimits, scope: Scope, receive: Receive, send: Send
+    error: Exception | None, exchange: Exchange, scope: Scope, receive: Receive, send: Send
 ) -> bool:
     """Answer a request that a limit at an endpoint has refused, if nobody has.
 
     Args:
         error: The exception that has reached the middleware, if one has.
-        request: Its limits.
+        exchange: The request.
         scope: Its scope.
         receive: Its receive channel.
         send: Sends to the client, through the middleware.
@@ -194,26 +166,26 @@ async def answer_unanswered(
     Returns:
         Whether all is done; an exception that is more than the refusal is to be raised on.
     """
-    if request.refusal is None or not request.needed or request.answered:
+    refusal = exchange.raised
+    if refusal is None or exchange.status:
         return _is_only(error, ClientLeft)
     refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
     bug: Exception | None = None
     if refused:
         try:
-            await _ask_handlers(request.refusal, request, scope, receive, send)
+            await _ask_handlers(refusal, scope, receive, send)
         except Exception as failed:
             bug = failed
-    if not request.answered:
-        await request.middleware.refusals.send(scope, receive, send, request.refusal)
+    if not exchange.status:
+        await exchange.parts.refusals.send(refusal.answer, scope, receive, send)
     if bug is not None:
         raise bug
     return refused
 
 
-async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope, receive: Receive, send: Send) -> None:
+async def _ask_handlers(refusal: EndpointRefusal, scope: Scope, receive: Receive, send: Send) -> None:
     """Ask the exception handlers of the application in which a limit has refused, if it has one for that."""
-    refusal = _exception(scope, request, decision)
-    there = {**scope, _HANDLERS: request.handlers or ({}, {})}
+    there = {**scope, _HANDLERS: refusal.handlers}
     connection = Request(there, receive, send) if scope["type"] == "http" else WebSocket(there, receive, send)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,12 +196,6 @@ async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope
     except EndpointRefusal as unanswered:
         if unanswered is not refusal:
             raise
-
-
-def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
-    status, body, *_ = request.middleware.refusals.answer(decision, scope)
-    detail = json.loads(body)["detail"] if body else HTTPStatus(status).phrase
-    return EndpointRefusal(decision, status, detail, request.needed or needed_fields(decision))
 
 
 def _is_only(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:

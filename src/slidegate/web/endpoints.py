@@ -35,8 +35,8 @@ from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
+from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction
-from .request import RECORD, RequestLimits, Reservation, limits_above
 from .routes import Place, RouteIndex, layers, look, walk
 from .rule_set import BoundRule, buckets_of, name_of
 from .rules import (
@@ -180,27 +180,30 @@ class RateLimit:
             ConfigurationError: No middleware stands above.
         """
         scope = connection.scope
-        request: RequestLimits | None = scope.get(RECORD) or limits_above(scope, "RateLimit")
-        if request is None:
-            return
-        middleware, rule = request.middleware, self.rule
-        bound = middleware.endpoints.find(self, scope, endpoint)
-        if rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
-            bound = middleware.endpoints.find(self, scope, endpoint, turn)
-        for _, before in request.entries:
+        exchange: Exchange | None = scope.get(SCOPE_KEY)
+        if exchange is None:
+            if DISABLED_KEY in scope:
+                return
+            raise no_middleware("RateLimit")
+        parts, rule = exchange.parts, self.rule
+        bound = parts.endpoints.find(self, scope, endpoint)
+        if rule.name is None and (turn := exchange.turn(self, bound.bucket.rule)):
+            bound = parts.endpoints.find(self, scope, endpoint, turn)
+        for _, before in exchange.entries:
             if before.reason is _ALLOWLISTED:
                 return
-        answer = middleware.endpoints.decider.decide_at(bound, connection, request.entries)
+        answer = parts.endpoints.decider.decide_at(bound, connection, exchange.entries)
         decision = answer if answer is None or isinstance(answer, Decision) else await answer
         if decision is None:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.entries.append((middleware, decision))
-        request.waited |= decision.reason is Reason.WAITED
-        request.unfinished |= rule.concurrency is not None
+        exchange.entries.append((parts, decision))
+        exchange.holds |= rule.concurrency is not None
         if rule.count_if is not None:
-            request.reserve(Reservation(bound.rule, middleware.limiter, decision, middleware.endpoints.calls))
+            indexes = range(len(decision.checks))
+            settle = hand_back_uncounted(parts.endpoints.calls, bound.rule, parts.limiter, decision, indexes)
+            exchange.on_start = [*exchange.on_start, settle]
 
 
 class EndpointBuckets:
@@ -211,13 +214,18 @@ class EndpointBuckets:
         routes: Finds the routes that requests came by.
         decider: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
+
+    Attributes:
+        routes: The same.
+        decider: The same.
+        calls: The same.
     """
 
     def __init__(self, claimed: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks) -> None:
         self._claimed = claimed
         self.decider = decider
         self.calls = calls
-        self._routes = routes
+        self.routes = routes
         self._bound: dict[tuple[RateLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
 
@@ -238,7 +246,7 @@ class EndpointBuckets:
             function: The function that is limited, if it is not the endpoint of a route.
             turn: How many other limits that look the same have charged this request before.
         """
-        place = self._routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
+        place = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
         entry = self._bound.get((limit, place, turn, id(function)))
         if entry is None:
             if len(self._bound) >= _MEMO:
@@ -269,7 +277,7 @@ class EndpointBuckets:
 
     def _labels(self, limit: RateLimit, route: Place | str, scope: Scope, function: object) -> list[str]:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
-        below = self._routes.labels_below(scope, limit)
+        below = self.routes.labels_below(scope, limit)
         if below is not None:
             return [f"{below[0]}/*", *below[1]]
         if isinstance(route, str):
@@ -497,8 +505,8 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     counted = _find(request, rule, "charge")
     if counted is None:
         return _UNCOUNTED
-    _, limiter, decision, place = counted
-    bucket, key, _ = decision.checks[place]
+    limiter, decision, index = counted
+    bucket, key, _ = decision.checks[index]
     return await limiter.charge_all(((bucket, key, units),))
 
 
@@ -527,12 +535,12 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     counted = _find(request, rule, "settle")
     if counted is None:
         return False
-    _, limiter, decision, place = counted
-    bucket, key, estimate = decision.checks[place]
-    own = [reservation for reservation in decision.reservations if reservation.index == place]
+    limiter, decision, index = counted
+    bucket, key, estimate = decision.checks[index]
+    own = [reservation for reservation in decision.reservations if reservation.index == index]
     if not own or own[0].ended:
         return False
-    unused = decision.take_back(place, max(estimate - used, 0))
+    unused = decision.take_back(index, max(estimate - used, 0))
     for reservation in own:
         reservation.ended = True
     if used > estimate:
@@ -542,20 +550,20 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     return True
 
 
-def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[RequestLimits, Limiter, Decision, int] | None:
-    """Return what is known of a request, and the limiter, the decision and the place in it that have counted it for a
-    rule; None if none has.
+def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
+    """Return the limiter, the decision and the number of the check in it that have counted a request for a rule; None
+    if none has.
 
     Raises:
         ConfigurationError: No middleware stands above, there is no such rule, or it has to be named.
     """
-    record = limits_above(request.scope, what, ended=True)
-    if record is None:
+    decided = decided_about(request.scope, what)
+    if decided is None:
         return None
     counted = {
-        name_of(bucket.rule): (record, middleware.limiter, decision, place)
-        for middleware, decision in record.entries
-        for place, (bucket, _, _) in enumerate(decision.checks)
+        name_of(bucket.rule): (parts.limiter, decision, index)
+        for parts, decision in decided.entries
+        for index, (bucket, _, _) in enumerate(decision.checks)
         if not bucket.held
     }
     if rule is None and len(counted) == 1:
@@ -563,7 +571,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Request
     if rule in counted:
         return counted[rule]
     # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
-    names_above = record.names()
+    names_above = decided.names()
     if rule in names_above or (rule is None and not counted):
         return None
     names = ", ".join(map(repr, counted)) or "none"

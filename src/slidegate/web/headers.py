@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,7 +22,7 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.ring import WindowState
-from .request import Entry
+from .exchange import Entry
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -58,6 +59,9 @@ class HeaderWriter:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
             -Reset (Unix seconds), ``"both"``, or None for no fields.
 
+    Attributes:
+        style: The same.
+
     Raises:
         ConfigurationError: There is no such style.
     """
@@ -65,12 +69,15 @@ class HeaderWriter:
     def __init__(self, style: HeaderStyle | None) -> None:
         if style not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(style)}')
+        self.style = style
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
         self._own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
-    def add(self, theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
+    def add(
+        self, theirs: Iterable[Field], entries: Sequence[Entry], needed: Sequence[tuple[bytes, bytes]] = ()
+    ) -> list[Field]:
         """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limits.
 
         A field comes once, and ours says what the middleware knows.
@@ -78,9 +85,20 @@ class HeaderWriter:
         Args:
             theirs: The fields of the application's.
             entries: The decisions about the request; those without limits say nothing.
+            needed: The fields that the response has to have.
         """
-        fields: list[Field] = [*theirs]
-        decision = entries[0][1] if len(entries) == 1 else _joined(entries)
+        fields: list[Field] = completed(theirs, needed) if needed else [*theirs]
+        if len(entries) == 1:
+            return self._added(fields, entries[0][1])
+        if all(parts.headers.style == self.style for parts, _ in entries):
+            return self._added(fields, _joined(entries))
+        for style in ("draft", "legacy"):
+            shown = [entry for entry in entries if entry[0].headers.style in (style, "both")]
+            fields = _writer(style)._added(fields, _joined(shown))
+        return fields
+
+    def _added(self, fields: list[Field], decision: Decision) -> list[Field]:
+        """Return fields with those that show a decision."""
         checks, readings, now_us = decision.checks, decision.readings, decision.now_us
         if not readings or not self._own:
             return fields
@@ -116,6 +134,12 @@ class HeaderWriter:
             limits.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
+
+
+@cache
+def _writer(style: HeaderStyle) -> HeaderWriter:
+    """Return what writes the fields of one style where several middlewares have several."""
+    return HeaderWriter(style)
 
 
 def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> bytes:

@@ -1,9 +1,9 @@
 """The public class: a pure ASGI 3 middleware, and the way of every request through it.
 
 It reads the options, makes its parts, and holds nothing about a request. `__call__` asks `decide.py`, enters the
-decision into the `RequestLimits` of the request (`request.py`), and passes the request on, or has `responses.py` answer
-it. Every message of an answer leaves by the one `send` of the outermost middleware, which writes the header fields
-(`headers.py`) and counts the request (`stats.py`).
+decision into the `Exchange` of the request (`exchange.py`), and passes the request on, or refuses it: it waits if it
+may, the policies strike, the observers are told, and `responses.py` answers. Every message of an answer leaves by the
+`send` of the exchange, which adds the header fields (`headers.py`) and counts the request (`stats.py`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,26 @@ from .checks import StartupChecks, about_request, about_routes, about_settings, 
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .default_limits import DefaultLimits
-from .endpoint_refusals import answer_unanswered, is_limited, strike_refused, until_let_in
+from .endpoint_refusals import answer_unanswered
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
+from .exchange import (
+    DISABLED_KEY,
+    ENDED_KEY,
+    SCOPE_KEY,
+    Exchange,
+    Parts,
+    allowlisted,
+    hand_back_uncounted,
+    is_failure,
+)
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction
 from .lists import followed
-from .request import ENDED, OFF, RECORD, MiddlewareView, RequestLimits, Reservation, allowlisted, is_failure
-from .responses import RefusalEvents, RefusalResponses, Refused, Sender
+from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
 from .rule_set import BoundRule, RuleSet, all_rules, check_names
 from .rules import Exceeded, Limits, LimitsFunction, Rule
 from .stats import RequestStats
-from .waiting import Ahead, unless_left
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
@@ -136,19 +144,16 @@ class RateLimitMiddleware(Breakable):
         self._calls = UserCallbacks()
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
-        self._routes = RouteIndex()
-        self._counts = check_flag("statistics", statistics)
-        self._stats = RequestStats(self.limiter, self._routes)
-        self._sender = Sender(HeaderWriter(headers), self._stats, self._routes)
-        self._responses = RefusalResponses(self._signals.policies, on_refused, self._calls)
         self._rules = RuleSet(self.rules, self._claim, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_permits()
+        self._counts = check_flag("statistics", statistics)
         self._decider = self._made_decider()
         self._messages = self._made_counter(messages)
-        self._view = self._view_for_requests()
+        self._parts = self._made_parts()
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
-        self._hooked = bool(self._rules.reserving) or self._signals.on_status or self._rules.holds
+        waits = self._rules.waits or self._rules.holds
+        self._hooked = bool(self._rules.reserving) or self._signals.on_status or waits
         self._looked = False
         self._check_settings(switched_off(enabled), ignore_checks)
         self._enlist()
@@ -164,15 +169,17 @@ class RateLimitMiddleware(Breakable):
             return None
         return MessageCounter(messages, self.limiter, self._client, self._claim("messages:"))
 
-    def _view_for_requests(self) -> MiddlewareView:
-        """Make what the requests of this middleware show of it."""
-        return MiddlewareView(
+    def _made_parts(self) -> Parts:
+        """Make what requests use of this middleware."""
+        routes = RouteIndex()
+        return Parts(
             self.limiter,
             self._rules.names(),
             self._signals,
-            EndpointBuckets(self._claim("endpoints:"), self._routes, self._decider, self._calls),
-            self._responses,
-            RefusalEvents(self.limiter, self._client),
+            EndpointBuckets(self._claim("endpoints:"), routes, self._decider, self._calls),
+            Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
+            HeaderWriter(self.headers),
+            RequestStats(self.limiter, routes) if self._counts else None,
         )
 
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
@@ -216,7 +223,7 @@ class RateLimitMiddleware(Breakable):
 
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, those for endpoints and routes that were met so far too."""
-        return [*self._rules.bound(), *self._view.endpoints.met()]
+        return [*self._rules.bound(), *self._parts.endpoints.met()]
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets to count in, those of routes and endpoints that requests have reached."""
@@ -233,161 +240,100 @@ class RateLimitMiddleware(Breakable):
             return
         if self._checks.left or self._lists:
             self._look(scope)
-        outer: RequestLimits | None = scope.get(RECORD)
-        if outer is None:
-            request = scope[RECORD] = RequestLimits(self._view, self._stats.now(), counted=not self._counts)
-            send = partial(self._sender.send, scope, request, send)
-        else:
-            request = outer
-            request.middleware = self._view
+        exchange: Exchange | None = scope.get(SCOPE_KEY)
+        if exchange is not None:
+            exchange.parts = self._parts
+            await self._handle(exchange, scope, receive, send)
+            return
+        exchange = scope[SCOPE_KEY] = Exchange(self._parts, scope, send)
         try:
-            await self._handle(scope, receive, send, request, outermost=outer is None)
-        finally:
-            if outer is None:
-                # Whoever gets the same scope again, from a retry for example, makes another request of it.
-                scope[ENDED] = scope.pop(RECORD, request)
-
-    async def _handle(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, *, outermost: bool
-    ) -> None:
-        """Decide about a request, and have the application answer it, or its refusal."""
-        hooks = len(request.on_start)
-        try:
-            answer = self._decider.decide(scope, request)
-            decision = answer if isinstance(answer, Decision) else await answer
-            request.entries.append((self._view, decision))
-            admitted = decision.allowed
-            if not admitted:
-                admitted, receive = await self._turn_away(scope, receive, send, request, decision)
-            if admitted:
-                if self._hooked or scope["type"] == "websocket":
-                    receive, send = self._prepare(scope, receive, send, request)
-                await self.app(scope, receive, send)
+            await self._handle(exchange, scope, receive, exchange.send)
+            if exchange.holds or exchange.stats is not None:
+                await exchange.end()
         except BaseException as error:
-            if not await self._fail(scope, receive, send, request, error, hooks, outermost=outermost):
-                raise
-        if outermost and (request.unfinished or request.needed or not request.counted):
-            await self._end(scope, receive, send, request)
+            await exchange.end(error)
+            raise
+        finally:
+            # Whoever gets the same scope again, from a retry for example, makes another request of it.
+            scope.pop(SCOPE_KEY, None)
+            scope[ENDED_KEY] = exchange.ended()
 
-    async def _turn_away(
-        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, decision: Decision
-    ) -> tuple[bool, Receive]:
-        """Have a request wait that may, and answer one that is refused.
+    async def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        """Decide about a request, and have the application answer it, or refuse it."""
+        hooks = len(exchange.on_start)
+        try:
+            answer = self._decider.decide(scope, exchange)
+            decision = answer if isinstance(answer, Decision) else await answer
+            if decision.allowed:
+                exchange.entries.append((self._parts, decision))
+            elif not await self._refuse(exchange, scope, receive, send, decision):
+                return
+            if self._hooked or scope["type"] == "websocket":
+                receive, send = self._prepare(exchange, scope, receive, send)
+            await self.app(scope, receive, send)
+            if exchange.raised is not None:
+                await answer_unanswered(None, exchange, scope, receive, send)
+        except Exception as error:
+            if is_failure(error) and exchange.refusal is None and not exchange.status:
+                await exchange.start(scope, 500, (), hooks)  # a server makes that of it
+            if not await answer_unanswered(error, exchange, scope, receive, send):
+                raise
+
+    async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
+        """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.
 
         Returns:
-            Whether it goes on to the application after all, and by which channel.
+            Whether it was let in after all.
         """
         if self._rules.waits and may_wait(decision):
-            receive = channel = request.read_ahead(receive)
-            last = await self._wait(scope, channel, request, decision)
-            if last is None or last.allowed:
-                return last is not None, receive
-            decision = last
-        request.refuse(scope, decision)
-        if (self.policies or len(request.entries) > 1) and is_limited(decision):
-            decision = until_let_in(decision, await strike_refused(scope, request))
-            request.entries[-1] = self._view, decision
-            request.refuse(scope, decision)
-        await self._responses.send(scope, receive, send, decision)
-        return False, receive
+            last = await exchange.wait(receive, decision, self.limiter, self._subjects(scope))
+            if last is None:
+                return False
+            self._decider.note_units(last)
+            if last.allowed:
+                exchange.entries.append((self._parts, last))
+                return True
+            decision, receive = last, exchange.channel_of(receive)
+        refused = await exchange.refuse(scope, decision)
+        await self._parts.refusals.send(refused, scope, receive, send)
+        return False
 
-    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, refused: Decision) -> Decision | None:
-        """Wait in line, and return what came of it; None if the client left."""
-        subjects = self._subjects(scope)
-        request.waited = True
-        lines = self.limiter.engine.lines
-        decision = await unless_left(channel.while_there, self.limiter, lambda: lines.wait(refused, subjects))
-        if decision is not None:
-            request.entries[-1] = self._view, decision
-            request.waited = decision.allowed
-            self._decider.note_units(decision)
-        return decision
-
-    def _prepare(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> tuple[Receive, Send]:
+    def _prepare(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Note what waits for the status of the answer, and watch over a websocket."""
-        _, decision = request.entries[-1]
-        request.unfinished |= self._rules.holds
-        for place, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
+        _, decision = exchange.entries[-1]
+        exchange.holds |= self._rules.holds
+        for index, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
-                request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
-        if self._signals.on_status and self._view not in request.exempt:
-            outer = [middleware.signals for middleware, _ in request.entries[:-1]]
-            request.on_start = [*request.on_start, partial(self._strike_for_status, outer)]
-        if scope["type"] == "websocket" and not allowlisted(request.entries):
-            socket = self._watch_over(scope, receive, send, request)
+                settle = hand_back_uncounted(self._calls, rule, self.limiter, decision, [index])
+                exchange.on_start = [*exchange.on_start, settle]
+        if self._signals.on_status and self._parts not in exchange.exempt:
+            outer = [parts.signals for parts, _ in exchange.entries[:-1]]
+            exchange.on_start = [*exchange.on_start, partial(self._strike_for_status, outer)]
+        if scope["type"] == "websocket" and not allowlisted(exchange.entries):
+            socket = self._watch_over(exchange, scope, receive, send)
             return socket.receive, socket.send
-        return receive, send
+        return exchange.channel_of(receive), send
 
     async def _strike_for_status(self, outer: Sequence[BanSignals], scope: Scope, status: int, fields: object) -> None:
         """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
-        request: RequestLimits = scope[RECORD]
-        if request.refusal is None and not request.exempt_from(self._view):
+        exchange: Exchange = scope[SCOPE_KEY]
+        if exchange.refusal is None and not exchange.exempt_from(self._parts):
             await self._signals.strike_for(status, scope, outer)
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
         return self._signals.subjects(scope, *self._client.locate(scope))
 
-    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
+    def _watch_over(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
 
         async def struck() -> None:
-            if not allowlisted(request.entries):  # by a middleware further in
-                await strike_refused(scope, request)
+            if not allowlisted(exchange.entries):  # by a middleware further in
+                await exchange.strike_for_refusal(scope)
 
-        channel, subjects = request.read_ahead(receive), self._subjects(scope)
+        channel, subjects = exchange.read_ahead(receive), self._subjects(scope)
         return GuardedWebSocket(scope, channel, send, subjects, self._sockets, struck, self._messages)
-
-    async def _fail(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        request: RequestLimits,
-        error: BaseException,
-        hooks: int,
-        *,
-        outermost: bool,
-    ) -> bool:
-        """Do what an exception of the application leaves to do; return whether it ends here.
-
-        Args:
-            scope: The scope of the request.
-            receive: Its receive channel.
-            send: Sends to the client.
-            request: What is known of the request.
-            error: The exception.
-            hooks: How many hooks are those of middlewares further out.
-            outermost: Whether no middleware stands further out.
-        """
-        ended = False
-        try:
-            if isinstance(error, Exception):
-                if is_failure(error) and request.refusal is None and not request.answered:
-                    await request.start(scope, 500, (), hooks)  # a server makes that of it
-                ended = await answer_unanswered(error, request, scope, receive, send)
-        except Exception as failed:
-            error = failed
-            raise
-        finally:
-            if outermost and not ended:
-                if request.refusal is not None and not request.answered:
-                    self._sender.refused(request, request.refusal)
-                if request.unfinished:
-                    await request.end()
-                if not request.counted:
-                    self._stats.fail(scope, request, error)
-        return ended
-
-    async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
-        """Give back what a request holds, answer it where nobody did, and look back at it."""
-        if request.unfinished:
-            await request.end()
-        if request.needed:
-            await answer_unanswered(None, request, scope, receive, send)
-        if not request.counted:
-            self._stats.leave(scope, request)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Look at the routes in the first call. Pass on what is not decided about; return True for the rest."""
@@ -404,7 +350,7 @@ class RateLimitMiddleware(Breakable):
                 self._guarded = _GUARDED
                 return True
         if scope["type"] in _GUARDED:
-            scope[OFF] = True
+            scope[DISABLED_KEY] = True
         elif scope["type"] == "lifespan":
             send = _with_last_stats(self.limiter, send)
         await self.app(scope, receive, send)

@@ -1,18 +1,17 @@
-"""Answers: the one `send` by which all of them leave, those to refused requests, and the event that tells of one.
+"""The answers to refused requests, and the event that tells of one.
 
-The first message of an answer gets the header fields (`headers.py`), and the stats are told how an answer begins and
-ends (`stats.py`). The answers to refused requests are problem details (RFC 9457) of the types that
-draft-ietf-httpapi-ratelimit-headers-11 registers. The parts that do not depend on the moment are made once.
+The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. The
+parts that do not depend on the moment are made once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -21,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
+from ..core.decision import Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -30,24 +29,11 @@ from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
-from .headers import (
-    NOT_STORED,
-    Buckets,
-    Field,
-    Fields,
-    HeaderWriter,
-    asked_buckets,
-    completed,
-    distinct_names,
-    sendable,
-)
-from .request import RECORD, STATUS, RequestLimits
-from .routes import RouteIndex
-from .stats import RequestStats
+from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, distinct_names, sendable
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
-Rendered: TypeAlias = tuple[int, bytes, Fields]
-"""Status, body and header fields of an answer."""
+Rendered: TypeAlias = tuple[int, str, bytes, Fields]
+"""An `Answer` but for the decision."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -60,15 +46,6 @@ _TITLES: Final = {
 }
 _NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
 """The names of the fields that every answer to a refused request has."""
-_BODIES: Final = frozenset(
-    {
-        "http.response.body",
-        "http.response.pathsend",
-        "http.response.zerocopysend",
-        "websocket.http.response.body",
-    }
-)
-"""The messages that are a piece of a body."""
 _MAX_BLOCKS: Final = 1_024
 _MAX_METHOD: Final = 64
 """How many characters of a method are shown; all that are registered are shorter."""
@@ -76,101 +53,36 @@ _HANDSHAKE: Final = "WEBSOCKET"
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
 _NORMAL: Final = 1000
+_CLOSED: Final = 403
+"""The status that servers make of a close before the handshake is accepted."""
 
 
-class Sender:
-    """Sends the messages of the answers to the requests of one middleware.
+class Answer(NamedTuple):
+    """The answer to a refused request.
 
-    Args:
-        headers: Writes the header fields.
-        stats: Counts requests.
-        routes: Says which route a refused request would have gone to.
+    Attributes:
+        decision: The refusal.
+        status: Its status.
+        detail: One sentence that says why.
+        body: Its body.
+        fields: Its header fields.
     """
 
-    def __init__(self, headers: HeaderWriter, stats: RequestStats, routes: RouteIndex) -> None:
-        self._headers = headers
-        self._stats = stats
-        self._routes = routes
-
-    def send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
-        """Send a message of an answer.
-
-        It is no coroutine function, because most messages have nothing to wait for.
-        """
-        kind = message["type"]
-        if not request.answered:
-            if kind in STATUS:
-                if request.on_start:
-                    return self._start_later(scope, request, send, message)
-                request.answered = True
-                request.status = message.get("status") or STATUS[kind]
-                fields = message.get("headers", ())
-                if request.refusal is not None:
-                    fields = self.refused(request, request.refusal, fields)
-                elif kind != "http.response.start" and not request.counted:
-                    self._stats.begin(scope, request)
-                if kind != "websocket.close":
-                    # Another message, because an application may send one prepared message again and again.
-                    message = {**message, "headers": self._headers.add(fields, request.entries)}
-        elif not request.counted and kind in _BODIES:
-            if message.get("more_body", False):
-                self._stats.begin(scope, request)
-            else:
-                self._stats.end(scope, request, "success")
-        return _send_and_release(request, send, message) if request.unfinished else send(message)
-
-    async def _start_later(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> None:
-        """Send the start of an answer whose status somebody waits for."""
-        status = message.get("status") or STATUS[message["type"]]
-        await request.start(scope, status, message.get("headers", ()))
-        await self.send(scope, request, send, message)
-
-    def refused(self, request: RequestLimits, refusal: Decision, fields: Iterable[Field] = ()) -> Iterable[Field]:
-        """Count a refusal, and tell of it; where the client left before the answer, its status is 0.
-
-        Returns:
-            The fields of the answer, with those that it must have.
-        """
-        listened = request.middleware.limiter.engine.events.refused
-        # A scope that its own record holds would be left to the garbage collector.
-        scope, request.refused_scope = request.refused_scope, None
-        if scope is not None and (listened or not request.counted):
-            route = self._routes.label(scope)
-            if not request.counted:
-                self._stats.refuse(request, refusal, route)
-            if listened:
-                request.middleware.refusal_events.tell(scope, refusal, route, request.status or None)
-        return completed(fields, request.needed) if request.needed else fields
+    decision: Decision
+    status: int
+    detail: str
+    body: bytes
+    fields: Fields
 
 
-async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:
-    """Send a message, and give back the permits of the request behind the last one.
+class Refusals:
+    """Answers the requests that a middleware refuses, and tells the observers of its limiter of them.
 
-    Whatever an application does afterwards, such as background tasks, holds no permit.
-    """
-    request.trailers = request.trailers or bool(message.get("trailers"))
-    await send(message)
-    if _is_last(message, request.trailers):
-        await request.release()
-
-
-def _is_last(message: Message, trailers: bool) -> bool:
-    """Tell whether nothing of the answer comes after a message.
+    The default answers are rendered once each.
 
     Args:
-        message: The message.
-        trailers: Whether the answer ends with trailers.
-    """
-    kind = message["type"]
-    if kind in _BODIES:
-        return not message.get("more_body", False) and not trailers
-    return kind == "websocket.close" or (kind == "http.response.trailers" and not message.get("more_trailers", False))
-
-
-class RefusalResponses:
-    """Answers refused requests; the default answers are rendered once each.
-
-    Args:
+        limiter: The limiter.
+        client: Finds the client's address.
         policies: The ban policies by name, which say how their bans are answered.
         on_refused: Makes the user's own answer.
         calls: Calls the functions of the user's.
@@ -179,13 +91,22 @@ class RefusalResponses:
         ConfigurationError: `on_refused` cannot be called.
     """
 
-    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: UserCallbacks) -> None:
+    def __init__(
+        self,
+        limiter: Limiter,
+        client: ClientAddress,
+        policies: Mapping[str, BanPolicy],
+        on_refused: Refused | None,
+        calls: UserCallbacks,
+    ) -> None:
         if on_refused is not None:
             if not callable(on_refused):
                 raise ConfigurationError(
                     f"on_refused: expected a function of request and decision, not {quoted(on_refused)}"
                 )
             check_takes("on_refused", on_refused, "request", "decision")
+        self._events = limiter.engine.events
+        self._client = client
         self._on_refused = on_refused
         self._calls = calls
         self._policies = dict(policies)
@@ -193,25 +114,30 @@ class RefusalResponses:
         self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Rendered] = {}
         self._banned: dict[tuple[str, bool], Rendered] = {}
 
-    async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+    async def send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that was refused."""
-        status, body, fields = self.answer(decision, scope)
+        decision, status, _, body, fields = answer
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)
             return
         own = self._on_refused
-        dropped = own is None or self._drops(decision)
-        if own is not None and not dropped and await self._send_own(own, scope, receive, send, decision, fields):
+        if own is not None and not self._drops(decision) and await self._send_own(own, answer, scope, receive, send):
             return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def answer(self, decision: Decision, scope: Scope) -> Rendered:
-        """Return the answer to a refused request."""
+    def answer(self, decision: Decision, scope: Scope, before: Sequence[Decision] = ()) -> Answer:
+        """Return the answer to a refused request.
+
+        Args:
+            decision: The refusal.
+            scope: The scope of the request.
+            before: The decisions of the middlewares further out, whose limits are in the answer, too.
+        """
         if decision.reason is Reason.BANNED:
-            return self._to_banned(decision, scope)
+            return Answer(decision, *self._to_banned(decision, scope))
         if not decision.readings:
-            return _to_client(decision)
+            return Answer(decision, *_to_client(decision))
         waits = [reading[3] for reading in decision.readings]
         wait_us = min(waits)
         if wait_us >= 0:  # neither `NEVER` nor `OPEN`
@@ -219,7 +145,7 @@ class RefusalResponses:
         if isinstance(decision, StruckRefusal):
             wait_us = decision.retry_after_us or wait_us
         # The buckets, what else is in the answer, which of their limits have no room, and whether they ever will.
-        outer = _asked_before(decision, scope)
+        outer = tuple([bucket for other in before if other.readings for bucket, _, _ in other.checks])
         asked = asked_buckets(decision.checks), outer, tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
         if rendered is None:
@@ -228,116 +154,19 @@ class RefusalResponses:
             violated = [(name, state.limit) for name, state in full if state.retry_after_us != 0]
             too_large = decision.reason is Reason.TOO_LARGE
             rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
-        return rendered if wait_us < 0 else _later(rendered, wait_us)
+        return Answer(decision, *(rendered if wait_us < 0 else _later(rendered, wait_us)))
 
-    def _policy_of(self, decision: Decision) -> BanPolicy | None:
-        """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
-        ban = decision.ban
-        return self._policies.get(ban.by) if ban is not None and ban.level else None
-
-    def _drops(self, decision: Decision) -> bool:
-        """Tell whether the client gets an empty answer, and no connection for another request."""
-        policy = self._policy_of(decision)
-        return policy is not None and policy.answer == "drop"
-
-    def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
-        """Return the answer to a banned client, which says no more than that and until when."""
-        policy = self._policy_of(decision)
-        if policy is not None and policy.answer == "drop":
-            # Other versions of HTTP have no such field, and no connection of one request to close.
-            close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
-            return policy.status, b"", [(b"content-length", b"0"), NOT_STORED, *close]
-        wait_us = decision.retry_after_us
-        asked = "" if policy is None else policy.name, wait_us is not None
-        rendered = self._banned.get(asked)
-        if rendered is None:
-            rendered = self._banned[asked] = _shut_out(policy, ends=wait_us is not None)
-        return rendered if wait_us is None else _later(rendered, wait_us)
-
-    async def _send_own(
-        self, on_refused: Refused, scope: Scope, receive: Receive, send: Send, decision: Decision, fields: Fields
-    ) -> bool:
-        """Send the user's own answer; False if there is none and nothing was sent."""
-        started = False
-        rule = refused_by(decision)
-
-        def send_completed(message: Message) -> Awaitable[None]:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                message = self._checked(message, rule)
-                needed = [field for field in fields if field[0] in _NEEDED]
-                message = {**message, "headers": completed(message["headers"], needed)}
-            started = True
-            return send(message)
-
-        try:
-            answer = on_refused(request_of(scope), decision)
-            response = await answer if isawaitable(answer) else answer
-            await response(scope, receive, send_completed)
-        except Exception as error:
-            self._calls.report("on_refused", rule, error, "the client gets the default answer")
-            if started:
-                raise
-        return started
-
-    def _checked(self, message: Message, rule: str) -> Message:
-        """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
-        status = message.get("status")
-        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
-            raise ConfigurationError(f"on_refused: expected a status such as 429, not {quoted(status)}")
-        good, bad = sendable(message.get("headers", ()))
-        for field in bad:
-            error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
-            self._calls.report("on_refused", rule, error, "the field is left out")
-        return {**message, "headers": good}
-
-
-def _asked_before(decision: Decision, scope: Scope) -> tuple[Bucket, ...]:
-    """Return the buckets of the decisions further out, whose limits are in the answer, too."""
-    record: RequestLimits | None = scope.get(RECORD)
-    if record is None or len(record.entries) < 2:
-        return ()
-    outer: list[Bucket] = []
-    for _, before in record.entries:
-        if before.checks is decision.checks:
-            break
-        outer += [bucket for bucket, _, _ in before.checks if before.readings]
-    return tuple(outer)
-
-
-def _to_client(decision: Decision) -> Rendered:
-    """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
-    match decision.reason:
-        case Reason.UNAVAILABLE:
-            return _later(_unavailable(), decision.retry_after_us or 0)
-        case Reason.NOBODY:
-            return _for_nobody(decision.by)
-    if isinstance(decision, RuleRefusal):
-        return _blocked(decision.status, decision.by)
-    return _listed()
-
-
-class RefusalEvents:
-    """Tells the observers of a limiter of the requests that a middleware refuses, each once.
-
-    Args:
-        limiter: The limiter.
-        client: Finds the client's address.
-    """
-
-    def __init__(self, limiter: Limiter, client: ClientAddress) -> None:
-        self._tell = limiter.engine.emit
-        self._client = client
-
-    def tell(self, scope: Scope, refusal: Decision, route: str, status: int | None) -> None:
-        """Tell of a refused request.
+    def tell(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
+        """Tell the observers of a refused request.
 
         Args:
             scope: Its scope.
             refusal: The decision.
             route: The route that it would have gone to.
-            status: The status of the answer; None where the client left before it.
+            status: The status of its answer, but for what a function of the user's makes of that.
         """
+        if not self._events.refused:
+            return
         client, _ = self._client.locate(scope)
         state, ban = refusal.binding, refusal.ban
         key = state.key if state is not None else client if ban is None else ban.key
@@ -359,9 +188,80 @@ class RefusalEvents:
             "route": route,
             "method": method,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
-            "status": status,
+            "status": status if _takes_answer(scope) else _CLOSED,
         }
-        self._tell(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
+        self._events.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
+
+    def _policy_of(self, decision: Decision) -> BanPolicy | None:
+        """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
+        ban = decision.ban
+        return self._policies.get(ban.by) if ban is not None and ban.level else None
+
+    def _drops(self, decision: Decision) -> bool:
+        """Tell whether the client gets an empty answer, and no connection for another request."""
+        policy = self._policy_of(decision)
+        return policy is not None and policy.answer == "drop"
+
+    def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a banned client, which says no more than that and until when."""
+        policy = self._policy_of(decision)
+        if policy is not None and policy.answer == "drop":
+            # Other versions of HTTP have no such field, and no connection of one request to close.
+            close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
+            return policy.status, _phrase(policy.status), b"", [(b"content-length", b"0"), NOT_STORED, *close]
+        wait_us = decision.retry_after_us
+        asked = "" if policy is None else policy.name, wait_us is not None
+        rendered = self._banned.get(asked)
+        if rendered is None:
+            rendered = self._banned[asked] = _shut_out(policy, ends=wait_us is not None)
+        return rendered if wait_us is None else _later(rendered, wait_us)
+
+    async def _send_own(self, on_refused: Refused, answer: Answer, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Send the user's own answer; False if there is none and nothing was sent."""
+        started = False
+        rule = refused_by(answer.decision)
+        needed = [field for field in answer.fields if field[0] in _NEEDED]
+
+        def send_completed(message: Message) -> Awaitable[None]:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                message = self._checked(message, rule)
+                message = {**message, "headers": completed(message["headers"], needed)}
+            started = True
+            return send(message)
+
+        try:
+            made = on_refused(request_of(scope), answer.decision)
+            response = await made if isawaitable(made) else made
+            await response(scope, receive, send_completed)
+        except Exception as error:
+            self._calls.report("on_refused", rule, error, "the client gets the default answer")
+            if started:
+                raise
+        return started
+
+    def _checked(self, message: Message, rule: str) -> Message:
+        """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
+        status = message.get("status")
+        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
+            raise ConfigurationError(f"on_refused: expected a status such as 429, not {quoted(status)}")
+        good, bad = sendable(message.get("headers", ()))
+        for field in bad:
+            error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
+            self._calls.report("on_refused", rule, error, "the field is left out")
+        return {**message, "headers": good}
+
+
+def _to_client(decision: Decision) -> Rendered:
+    """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
+    match decision.reason:
+        case Reason.UNAVAILABLE:
+            return _later(_unavailable(), decision.retry_after_us or 0)
+        case Reason.NOBODY:
+            return _for_nobody(decision.by)
+    if isinstance(decision, RuleRefusal):
+        return _blocked(decision.status, decision.by)
+    return _listed()
 
 
 def refused_by(decision: Decision) -> str:
@@ -370,9 +270,14 @@ def refused_by(decision: Decision) -> str:
     return violated.name if violated is not None else decision.by or str(decision.reason)
 
 
+def _takes_answer(scope: Scope) -> bool:
+    """Tell whether the server can send an answer: to a handshake, not each can."""
+    return scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {})
+
+
 async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
     """Refuse a handshake: with the full answer where the server can send one, else by a close, which it makes a 403."""
-    if "websocket.http.response" in (scope.get("extensions") or {}):
+    if _takes_answer(scope):
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
     else:
@@ -396,8 +301,8 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
 
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
-    status, body, fields = rendered
-    return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))]
+    status, detail, body, fields = rendered
+    return status, detail, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
 def _problem(
@@ -417,7 +322,7 @@ def _problem(
     # "<" cannot end a script element then, wherever the text is pasted.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     length = (b"content-length", b"%d" % len(body))
-    return status, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
+    return status, detail, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
 
 
 def _phrase(status: int) -> str:

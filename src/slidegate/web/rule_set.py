@@ -15,9 +15,9 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
+from .exchange import is_preflight
 from .keys import Key, KeyFunction
 from .paths import PathIndex, RequestTexts, path_below, texts_of
-from .request import is_preflight
 from .routes import Application, shown
 from .rules import Limits, LimitsFunction, Rule, says_nobody
 
@@ -148,7 +148,7 @@ class Matched(NamedTuple):
 
     limiting: tuple[BoundRule, ...] = ()
     plain: bool = True
-    """Whether none of those that limit needs a call of a user's function, and none holds a permit."""
+    """Whether nothing needs a call of a user's function, none holds a permit, and no rule looks on."""
     shadows: tuple[BoundRule, ...] = ()
     told: tuple[BoundRule, ...] = ()
     """Those of the rules that limit it which call a function when a key passes them."""
@@ -263,7 +263,7 @@ class RuleSet:
         met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
         met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
         if any(bound.rule.conditional for bound, _ in met):
-            return remember(self._alike, key, Matched(conditions=tuple(met)))
+            return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
         return remember(self._alike, key, chosen(met))
 
     def bound(self) -> list[BoundRule]:
@@ -311,8 +311,8 @@ def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
     blocked = last if last is not None and last.blocks else None
     limiting = tuple(bound for bound in counting if bound.rule.action == "limit") if blocked is None else ()
     shadows = tuple(bound for bound in counting if bound.rule.action != "limit")
-    plain = blocked is None and all(bound.plain for bound in limiting)
     told = tuple(bound for bound in limiting if bound.rule.on_exceeded is not None)
+    plain = not (shadows or told) and all(bound.plain for bound in limiting)
     return Matched(limiting, plain, shadows, told, exempt=last is not None and last.exempt, blocked=blocked)
 
 

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision, Reason, RuleRefusal
@@ -24,7 +23,7 @@ from ..core.memo import remember
 from ..core.statistics.metrics import OVERFLOW
 from ..core.statistics.series import MAX_NOTED, Outcome, Series
 from ..limiter import Limiter
-from .request import RequestLimits
+from .exchange import Exchange
 from .routes import RouteIndex
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -83,67 +82,67 @@ class RequestStats:
         self._routes = routes
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
 
-    def begin(self, scope: Scope, request: RequestLimits) -> None:
+    def begin(self, exchange: Exchange) -> None:
         """Note the outcome of an answer before its end: that of a websocket, or a long one."""
-        if request.series is not None:
+        if exchange.series is not None:
             return
-        request.series = series = self._series(scope, request)
+        exchange.series = series = self._series(exchange)
         now = self.now()
-        series.note(outcome("pass", class_of(request.status)), now, now)
-        if request.waited:
+        series.note(outcome("pass", class_of(exchange.status)), now, now)
+        if exchange.waited:
             series.note(_WAITED, now, now)
 
-    def end(self, scope: Scope, request: RequestLimits, how: str) -> None:
+    def end(self, exchange: Exchange, how: str) -> None:
         """Note the end of the answer: ``"success"``, ``"exception"`` or ``"cancelled"``."""
-        request.counted = True
-        if request.series is not None:
-            request.series.note(outcome(how, rt=True), request.began, self.now())
+        exchange.stats = None
+        if exchange.series is not None:
+            exchange.series.note(outcome(how, rt=True), exchange.began, self.now())
             return
-        series = self._series(scope, request)
+        series = self._series(exchange)
         if how == "success":
-            what = _WHOLE.get(request.status) or _WHOLE[0]
+            what = _WHOLE.get(exchange.status) or _WHOLE[0]
         else:
-            what = outcome("pass", how, class_of(request.status), rt=True)
+            what = outcome("pass", how, class_of(exchange.status), rt=True)
         ended = self.now()
-        series.noted.append((what, request.began, ended))
+        series.noted.append((what, exchange.began, ended))
         if len(series.noted) >= MAX_NOTED:
             series.fold()
-        if request.waited:
+        if exchange.waited:
             series.note(_WAITED, ended, ended)
 
-    def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
-        """Note an exception of the application, or its cancellation."""
-        if isinstance(error, WebSocketDisconnect):
-            self.leave(scope, request)
+    def leave(self, exchange: Exchange, error: BaseException | None) -> None:
+        """Note that the application is done, before it has answered to the end, or by an exception."""
+        if exchange.refusal is not None and not exchange.status:
+            self.refuse(exchange, exchange.refusal)
+        elif error is None or isinstance(error, WebSocketDisconnect):
+            done = exchange.status and exchange.scope["type"] == "websocket"
+            self._give_up(exchange, "success" if done else "cancelled")
         elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
-            self._give_up(scope, request, "cancelled")
+            self._give_up(exchange, "cancelled")
         else:
-            self._give_up(scope, request, "exception", 500)
+            self._give_up(exchange, "exception", 500)
 
-    def leave(self, scope: Scope, request: RequestLimits) -> None:
-        """Note that the application is done."""
-        done = request.status and scope["type"] == "websocket"
-        self._give_up(scope, request, "success" if done else "cancelled")
-
-    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status: int = 0) -> None:
+    def _give_up(self, exchange: Exchange, how: str, status: int = 0) -> None:
         """Note an end that is not that of the answer; the status is the one that the server sends instead."""
-        if request.status:
-            self.end(scope, request, how)
+        if exchange.status:
+            self.end(exchange, how)
             return
-        request.answered = request.counted = True
+        exchange.stats = None
         now = self.now()
-        came = bool(request.entries) and not (request.waited and not request.entries[-1][1].allowed)
+        came = bool(exchange.entries) and exchange.waiting is None
         events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
-        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now)
+        self._series(exchange).note(outcome(*events, rt=came), exchange.began if came else now, now)
 
-    def _series(self, scope: Scope, request: RequestLimits) -> Series:
+    def _series(self, exchange: Exchange) -> Series:
         """Return the series of a request that the application has seen."""
-        entries = request.entries
+        scope, decisions = exchange.scope, exchange.decisions
+        if exchange.waiting is not None:
+            decisions = [*decisions, exchange.waiting]
         counted: Counted
-        if len(entries) == 1 and len(checks := entries[0][1].checks) == 1:
+        if len(decisions) == 1 and len(checks := decisions[0].checks) == 1:
             counted = checks[0][0]
         else:
-            counted = tuple([bucket for _, decision in entries for bucket, _, _ in decision.checks])
+            counted = tuple([bucket for decision in decisions for bucket, _, _ in decision.checks])
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._passed.get((counted, id(endpoint)))
         if known is not None and known[1] is router:
@@ -156,9 +155,9 @@ class RequestStats:
             remember(self._passed, (counted, id(endpoint)), (series, router, endpoint))
         return series
 
-    def refuse(self, request: RequestLimits, refusal: Decision, route: str) -> None:
+    def refuse(self, exchange: Exchange, refusal: Decision) -> None:
         """Note a refusal: its rules are those that had no room. The status is 0 where no answer came."""
-        request.counted = True
+        exchange.stats = None
         labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
             labels = (refusal.checks[0][0].label,)
@@ -167,9 +166,9 @@ class RequestStats:
         elif refusal.readings:
             violated = {state.rule for state in refusal.violated}
             labels = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
-        series = self._statistics.series(labels, route)
+        series = self._statistics.series(labels, exchange.route)
         by_status = _LIMITED
         if not refusal.readings and refusal.reason in _SHUT:
             by_status = _refused_by(str(refusal.reason))
         now = self.now()
-        series.note(by_status.get(request.status) or by_status[-1], now, now)
+        series.note(by_status.get(exchange.status) or by_status[-1], now, now)

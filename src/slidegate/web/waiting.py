@@ -15,7 +15,7 @@ from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
 
 
-class Ahead:
+class ReadAhead:
     """A receive channel that is read ahead while somebody waits, also several at once.
 
     A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
@@ -92,17 +92,15 @@ async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
         await to_the_end(limiter.engine.refund(reservations))
 
 
-async def unless_left(
-    while_there: Callable[[Callable[[], Awaitable[None]]], Awaitable[bool]],
-    limiter: Limiter,
-    ask: Callable[[], Awaitable[Decision]],
+async def until_disconnect(
+    channel: ReadAhead, limiter: Limiter, ask: Callable[[], Awaitable[Decision]]
 ) -> Decision | None:
-    """Return a decision that takes its time; None if the client left meanwhile.
+    """Return a decision that takes its time; None if the client disconnects meanwhile.
 
-    A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
+    A client that disconnects just when it is let in, or whose request is cancelled then, is charged nothing.
 
     Args:
-        while_there: Does some waiting, and tells whether the client is still there: `Ahead.while_there`.
+        channel: The channel of the request.
         limiter: Where units are refunded.
         ask: Waits, and decides.
     """
@@ -114,7 +112,7 @@ async def unless_left(
 
     there = False
     try:
-        there = await while_there(wait)
+        there = await channel.while_there(wait)
     finally:
         if not there and decision is not None:
             await refund(limiter, decision.take_back())

@@ -33,7 +33,7 @@ from .client_ip import ClientAddress
 from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
 from .keys import Key, PathParam, parts_of
 from .responses import POLICY_VIOLATION, close_websocket
-from .waiting import Ahead
+from .waiting import ReadAhead
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop"]
@@ -155,7 +155,7 @@ class GuardedWebSocket:
     def __init__(
         self,
         scope: Scope,
-        receive: Ahead,
+        receive: ReadAhead,
         send: Send,
         subjects: Sequence[BanSubject],
         sockets: OpenWebSockets,

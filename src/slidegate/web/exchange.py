@@ -1,0 +1,469 @@
+"""One request: what was decided about it, and its answer as it leaves: ``scope["slidegate"]`` in an application.
+
+The outermost middleware makes one `Exchange` for a request, and gives the application its `send`: header fields are
+added to the first message of the answer, and what waits for the status of the answer or for its end is done there.
+Each middleware enters its decision, the outermost first, and a limit at an endpoint adds one for the middleware above
+it. All of them refuse by `Exchange.refuse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from ..core.bans.ban import BanSubject
+from ..core.decision import Check, Decision, Reason, StruckRefusal, tightest_first
+from ..core.errors import ConfigurationError
+from ..core.statistics.series import Series
+from ..limiter import Limiter
+from ..limiter.stats import UNROUTED
+from .waiting import ReadAhead, refund, until_disconnect
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from .bans import BanSignals
+    from .callbacks import UserCallbacks
+    from .endpoint_refusals import EndpointRefusal
+    from .endpoints import EndpointBuckets
+    from .headers import HeaderWriter
+    from .responses import Answer, Refusals
+    from .rules import Rule
+    from .stats import RequestStats
+
+SCOPE_KEY: Final = "slidegate"
+"""The key of a request's `Exchange` in its ASGI scope."""
+ENDED_KEY: Final = "slidegate.ended"
+"""The key in the scope of a request that has ended: tasks that outlive it still charge and settle."""
+DISABLED_KEY: Final = "slidegate.off"
+"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
+STATUS: Final = {
+    "http.response.start": 200,
+    "websocket.accept": 101,
+    "websocket.http.response.start": 403,
+    "websocket.close": 403,
+}
+"""The messages that start a response, and the status of each where the message does not say."""
+_BODIES: Final = frozenset(
+    {
+        "http.response.body",
+        "http.response.pathsend",
+        "http.response.zerocopysend",
+        "websocket.http.response.body",
+    }
+)
+"""The messages that are a piece of a body."""
+Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
+"""Is called with the status and the header fields of an answer before it goes out."""
+
+
+@dataclass(eq=False, slots=True)
+class Parts:
+    """What a middleware is made of, as its requests and the limits at endpoints below use it.
+
+    Attributes:
+        limiter: The limiter that it asks.
+        names: The names that users gave to its rules.
+        signals: Its ban policies, and the signals that they strike for.
+        endpoints: The buckets of the limits at endpoints below it.
+        refusals: Answers the requests that it, or one of those limits, refuses, and tells of them.
+        headers: Writes its header fields.
+        stats: Counts its requests; None where nobody keeps stats.
+    """
+
+    limiter: Limiter
+    names: Set[str]
+    signals: BanSignals
+    endpoints: EndpointBuckets
+    refusals: Refusals
+    headers: HeaderWriter
+    stats: RequestStats | None
+
+
+Entry: TypeAlias = tuple[Parts, Decision]
+"""One decision about a request, and the middleware that asked for it or stands above the endpoint that did."""
+
+
+class Decided:
+    """What was decided about a request: it stays in the scope when the request has ended, for tasks that outlive it.
+
+    Args:
+        parts: Those of the middleware nearest above: limits at endpoints count there.
+        entries: The decisions, each with the middleware that asked for it or stands above the endpoint that did, the
+            outermost first.
+
+    Attributes:
+        parts: The same.
+        entries: The same.
+    """
+
+    exempt: Sequence[Parts] = ()
+    """The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a browser
+    sends it by itself."""
+
+    def __init__(self, parts: Parts, entries: list[Entry]) -> None:
+        self.parts = parts
+        self.entries = entries
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions of all entries."""
+        return [decision for _, decision in self.entries]
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
+        return tightest(self.decisions)
+
+    def names(self) -> set[str]:
+        """Return the names of all rules that stand on the way of this request, counted or not."""
+        return self.parts.endpoints.names().union(*(parts.names for parts, _ in self.entries))
+
+    def exempt_from(self, parts: Parts) -> bool:
+        """Tell whether the policies of a middleware hold nothing of this request against its client."""
+        return parts in self.exempt or allowlisted(self.entries)
+
+
+class Exchange(Decided):
+    """A request that is under way, and its answer.
+
+    Args:
+        parts: Those of the outermost middleware.
+        scope: The scope of the request.
+        send: Sends to the client.
+
+    Attributes:
+        scope: The same.
+        stats: Counts the request; None once it is counted, or where nobody keeps stats.
+        began: When the request came, in ticks of the stats.
+    """
+
+    refusal: Decision | None = None
+    """The decision that refuses the request."""
+    route = UNROUTED
+    """The route of a request that is refused, as stats and events name it."""
+    raised: EndpointRefusal | None = None
+    """The refusal that a limit at an endpoint has raised."""
+    status = 0
+    """The status of the answer, from its first message on."""
+    waiting: Decision | None = None
+    """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
+    waited = False
+    """Whether the request waited before it was let in."""
+    looked: Sequence[tuple[Limiter, Check]] = ()
+    """The checks of shadow rules, each with the limiter that was asked."""
+    on_start: Sequence[Hook] = ()
+    """Called one after the other when the status of the answer is known."""
+    holds = False
+    """Whether the request holds anything that is given back when it ends: permits, or a channel."""
+    series: Series | None = None
+    """The series that has counted the request before its end, of a long answer for example."""
+    _trailers = False
+    _channels: Sequence[ReadAhead] = ()
+    _asked: Sequence[tuple[object, str]] = ()
+
+    def __init__(self, parts: Parts, scope: Scope, send: Send) -> None:
+        super().__init__(parts, [])
+        self.scope = scope
+        self._send = send
+        self._headers = parts.headers
+        self.stats = stats = parts.stats
+        self.began = 0 if stats is None else stats.now()
+
+    def turn(self, limit: object, rule: str) -> int:
+        """Return how many other limits at endpoints asked under this identity before: 0 for the first.
+
+        Two limits that look alike are two limits all the same, and each counts.
+        """
+        others = 0
+        for other, identity in self._asked:
+            if identity == rule:
+                if other is limit:
+                    return others
+                others += 1
+        self._asked = (*self._asked, (limit, rule))
+        return others
+
+    # -- a refusal -----------------------------------------------------------------------------------------------------
+
+    async def wait(
+        self, receive: Receive, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
+    ) -> Decision | None:
+        """Wait for room in spite of a refusal; return the last decision, or None if the client left.
+
+        Args:
+            receive: The channel of the request, which is read meanwhile; `read_ahead` returns what it is read from.
+            refusal: The refusal.
+            limiter: The limiter that gave it.
+            subjects: The keys and addresses whose bans refuse the request.
+        """
+        channel = self.read_ahead(receive)
+        self.waiting = refusal
+        queues = limiter.engine.lines
+        decision = await until_disconnect(channel, limiter, lambda: queues.wait(refusal, subjects))
+        if decision is not None:
+            self.waiting, self.waited = None, decision.allowed
+        return decision
+
+    async def refuse(self, scope: Scope, decision: Decision) -> Answer:
+        """Strike for a refusal, enter it and tell of it, in this order; return its answer.
+
+        Args:
+            scope: The scope as the middleware or the endpoint sees it that refuses.
+            decision: The refusal.
+        """
+        parts, is_first = self.parts, self.refusal is None and not self.status
+        if is_first:
+            self.refusal = decision
+            if is_limited(decision):
+                decision = self.refusal = await self._strike(scope, decision)
+        before = [entry[1] for entry in self.entries]
+        self.entries.append((parts, decision))
+        answer = parts.refusals.answer(decision, scope, before)
+        if is_first:
+            if "endpoint" in scope:
+                self.route = parts.endpoints.routes.label(scope)
+            parts.refusals.tell(scope, decision, self.route, answer.status)
+        return answer
+
+    async def _strike(self, scope: Scope, refusal: Decision) -> Decision:
+        """Strike for a refusal by a limit, and return it as it reads after the bans that this has made."""
+        lengths = await self.strike_for_refusal(scope)
+        return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
+
+    async def strike_for_refusal(self, scope: Scope) -> list[int]:
+        """Strike for a refusal under the policies of all middlewares on the way.
+
+        Returns:
+            The length of each ban that this made, in microseconds, but of permanent ones.
+        """
+        outer: list[BanSignals] = []
+        lengths: list[int] = []
+        for parts in dict.fromkeys([*(parts for parts, _ in self.entries), self.parts]):
+            if parts.signals.on_refusal and parts not in self.exempt:
+                bans = await parts.signals.strike_for("refused", scope, outer)
+                # Each store has a time of its own, but the length of a ban is the same in all.
+                lengths += [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
+            outer.append(parts.signals)
+        return lengths
+
+    # -- the answer ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message of the answer. It is no coroutine function: most messages have nothing to wait for."""
+        kind = message["type"]
+        if not self.status:
+            if kind in STATUS:
+                if self.on_start:
+                    return self._send_start(message)
+                message = self._started(message, kind)
+        elif self.stats is not None and kind in _BODIES:
+            if message.get("more_body", False):
+                self.stats.begin(self)
+            else:
+                self.stats.end(self, "success")
+        return self._send_and_release(message) if self.holds else self._send(message)
+
+    async def _send_start(self, message: Message) -> None:
+        """Send the start of an answer whose status somebody waits for."""
+        status = message.get("status") or STATUS[message["type"]]
+        await self.start(self.scope, status, message.get("headers", ()))
+        await self.send(message)
+
+    def _started(self, message: Message, kind: str) -> Message:
+        """Return the first message of the answer with the header fields."""
+        self.status = message.get("status") or STATUS[kind]
+        if self.stats is not None:
+            if self.refusal is not None:
+                self.stats.refuse(self, self.refusal)
+            elif kind != "http.response.start":
+                self.stats.begin(self)
+        if kind == "websocket.close":
+            return message
+        needed = () if self.raised is None else self.raised.needed
+        # Another message, because an application may send one prepared message again and again.
+        return {**message, "headers": self._headers.add(message.get("headers", ()), self.entries, needed)}
+
+    async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
+        """Call the hooks, from the given one on: the status of the answer is known."""
+        hooks, self.on_start = self.on_start[first:], self.on_start[:first]
+        for hook in hooks:
+            await hook(scope, status, fields)
+
+    async def _send_and_release(self, message: Message) -> None:
+        """Send a message, and give back the permits of the request behind the last one.
+
+        Whatever an application does afterwards, such as background tasks, holds no permit.
+        """
+        self._trailers = self._trailers or bool(message.get("trailers"))
+        await self._send(message)
+        if is_last(message, self._trailers):
+            await self.release()
+
+    # -- what it holds -------------------------------------------------------------------------------------------------
+
+    def read_ahead(self, receive: Receive) -> ReadAhead:
+        """Return a channel of this request, to be read while it waits, until it ends: one for all who wait there."""
+        known = self.channel_of(receive)
+        if isinstance(known, ReadAhead):
+            return known
+        self.holds = True
+        channel = ReadAhead(receive)
+        self._channels = (*self._channels, channel)
+        return channel
+
+    def channel_of(self, receive: Receive) -> Receive:
+        """Return the channel from which something is read that was read ahead."""
+        return next((channel for channel in self._channels if receive in (channel, channel.receive)), receive)
+
+    async def release(self) -> None:
+        """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
+        for parts, decision in self.entries:
+            held = [index for index, (bucket, _, _) in enumerate(decision.checks) if bucket.held]
+            if held:
+                await refund(parts.limiter, [taken for index in held for taken in decision.take_back(index)])
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """Give back all that the request holds, and count it: the application is done.
+
+        Args:
+            error: The exception by which it ended.
+        """
+        channels, self._channels = self._channels, ()
+        for channel in channels:
+            channel.close()
+        try:
+            if self.holds:
+                await self.release()
+        finally:
+            if self.stats is not None:
+                self.stats.leave(self, error)
+
+    def ended(self) -> Decided:
+        """Return what is left of a request that has ended: the scope may hold that, which does not hold the scope."""
+        decided = Decided(self.parts, self.entries)
+        if self.exempt:
+            decided.exempt = self.exempt
+        return decided
+
+
+def hand_back_uncounted(
+    calls: UserCallbacks, rule: Rule, limiter: Limiter, decision: Decision, indexes: Iterable[int]
+) -> Hook:
+    """Return a hook that hands back what a rule has charged, unless its `count_if` counts the answer.
+
+    Args:
+        calls: Calls the `count_if`.
+        rule: The rule.
+        limiter: The limiter that was asked.
+        decision: Its decision.
+        indexes: The numbers of the checks of the rule; permits among them stay.
+    """
+
+    async def settle(scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        if decision.reservations and not calls.counts(rule, status, fields, scope):
+            windows = [index for index in indexes if not decision.checks[index][0].held]
+            await refund(limiter, [taken for index in windows for taken in decision.take_back(index)])
+
+    return settle
+
+
+def is_last(message: Message, trailers: bool) -> bool:
+    """Tell whether nothing of the answer comes after a message.
+
+    Args:
+        message: The message.
+        trailers: Whether the answer ends with trailers.
+    """
+    kind = message["type"]
+    if kind in _BODIES:
+        return not message.get("more_body", False) and not trailers
+    return kind == "websocket.close" or (kind == "http.response.trailers" and not message.get("more_trailers", False))
+
+
+def is_limited(decision: Decision) -> bool:
+    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
+    return bool(decision.readings) or decision.reason is Reason.NOBODY
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Tell whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    if scope.get("method") != "OPTIONS":
+        return False
+    names = {name for name, _ in scope["headers"]}
+    return b"origin" in names and b"access-control-request-method" in names
+
+
+def decided_about(scope: Scope, who: str) -> Decided | None:
+    """Return what was decided about a request, also when it has ended; None where the middlewares are switched off.
+
+    Args:
+        scope: The scope of the request.
+        who: Who asks.
+
+    Raises:
+        ConfigurationError: No middleware stands above.
+    """
+    decided: Decided | None = scope.get(SCOPE_KEY) or scope.get(ENDED_KEY)
+    if decided is None and DISABLED_KEY not in scope:
+        raise no_middleware(who)
+    return decided
+
+
+def no_middleware(who: str) -> ConfigurationError:
+    """Return the error of something that needs a middleware above it."""
+    return ConfigurationError(
+        f"{who}: no RateLimitMiddleware stands above; write app.add_middleware(RateLimitMiddleware), with rules or "
+        "without"
+    )
+
+
+def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
+    """Return what a limiter was asked on this request so far."""
+    return [check for parts, decision in entries if parts.limiter is limiter for check in decision.checks]
+
+
+def is_asked(entries: Iterable[Entry], rule: str) -> bool:
+    """Tell whether counts of this identity were asked for on this request."""
+    for _, decision in entries:
+        for bucket, _, _ in decision.checks:
+            if bucket.rule == rule:
+                return True
+    return False
+
+
+def allowlisted(entries: Iterable[Entry]) -> bool:
+    """Tell whether the client is on the allowlist of a middleware on the way."""
+    return any(decision.reason is Reason.ALLOWLISTED for _, decision in entries)
+
+
+def tightest(decisions: Iterable[Decision]) -> Decision:
+    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
+    requests fit.
+
+    Raises:
+        ConfigurationError: There is none yet.
+    """
+    every = list(decisions)
+    if not every:
+        raise ConfigurationError(
+            'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, not '
+            "in a function of a rule"
+        )
+    counted = [(decision, state) for decision in every if (state := decision.binding) is not None]
+    for decision in every:
+        if not decision.allowed or not counted:
+            return decision
+    costs = [max(state.cost, 1) for _, state in counted]
+    readings = [(0, state.more_after_us, 0, 0) for _, state in counted]
+    return counted[tightest_first([state.remaining for _, state in counted], readings, costs)[0]][0]
+
+
+def is_failure(error: BaseException) -> bool:
+    """Tell whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
