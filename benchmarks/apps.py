@@ -278,14 +278,19 @@ def in_arrangements() -> dict[str, App]:
     blocklist = {"blocklist": Networks(NETWORKS)}
     return {
         "default": behind_ours(),
+        "default, statistics=False": behind_ours(statistics=False),
         "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
         "trusted proxies": behind_ours(**proxies),
         "ban policy": behind_ours(**policy),
         "blocklist": behind_ours(**blocklist),
         "everything": behind_ours(five_rules=True, **proxies, **policy, **blocklist),
+        "everything, statistics=False": behind_ours(
+            five_rules=True, statistics=False, **proxies, **policy, **blocklist
+        ),
         "an address banned": behind_ours(banned=[ELSEWHERE]),
         "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
         "refused by a limit": behind_ours(ONE, 429),
+        "refused by a limit, statistics=False": behind_ours(ONE, 429, statistics=False),
         "refused by a ban": behind_ours(status=403, banned=CLIENTS),
     }
 

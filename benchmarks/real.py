@@ -116,10 +116,12 @@ TABLES: Final[dict[str, list[Row]]] = {
     "Admitted: to what asgi-ratelimit adds": [
         Row(BARE),
         to_peer("default", "≤1.5; ≤1.0"),
+        to_peer("default, statistics=False", "≤1.15; ≤0.65"),
         to_peer("ban policy", "≤1.6; ≤1.2"),
         to_peer("blocklist", "≤1.6; ≤1.2"),
         to_peer("trusted proxies", "≤1.6; ≤1.2"),
         to_peer("everything", "≤2.0; ≤1.3", peer=FIVE),
+        to_peer("everything, statistics=False", "≤1.6; ≤0.85", peer=FIVE),
         Row(PEER, BARE),
         to_peer("asgi-ratelimit, once more"),
         to_peer(FIVE),
@@ -139,6 +141,7 @@ TABLES: Final[dict[str, list[Row]]] = {
     ],
     "Refused: to the answer of the bare application": [
         to_bare("refused by a limit", "<1; <1"),
+        to_bare("refused by a limit, statistics=False", "<1; <1"),
         to_bare("refused by a ban", "<1; <1"),
         to_bare("asgi-ratelimit, refused"),
         to_bare("slowapi, refused"),

@@ -26,12 +26,13 @@ from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import wait_at_endpoint
 from .exchange import Entry, Exchange, allowlisted, asked_checks, is_asked, is_preflight
 from .headers import field_value
-from .lists import files_of
+from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _GONE: Final = BanRefusal("gone")
+_NO_RULES: Final = Matched()
 
 
 class Client:
@@ -65,6 +66,7 @@ class Decider:
         rules: The rules of the middleware.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
+        files: The files that these follow.
         calls: Calls the user's functions.
         signals: Strikes, and names the keys whose bans refuse a request.
         stats: Whether units and the refusals of shadows are counted in the stats of their rules.
@@ -78,6 +80,7 @@ class Decider:
         *,
         blocklist: Networks | None,
         allowlist: Networks | None,
+        files: Sequence[ListFiles],
         calls: UserCallbacks,
         signals: BanSignals,
         stats: bool = True,
@@ -91,7 +94,7 @@ class Decider:
         self._header = client.header if client.trusted else None
         self._allowlist = allowlist
         self._blocklist = blocklist
-        self._files = [files for given in (allowlist, blocklist) if (files := files_of(given)) is not None]
+        self._files = files
         self._clients: dict[object, Client] = {}
         self._read = 0
         self._calls = calls
@@ -122,8 +125,9 @@ class Decider:
         if client.verdict is not None:
             return client.verdict
         subjects = client.subjects
-        if client.checks and not before and scope.get("method") != "OPTIONS":
-            return self._engine.decide(client.checks, subjects)
+        if client.checks is not None and not before and scope.get("method") != "OPTIONS":
+            checks = client.checks
+            return self._engine.decide(checks, subjects) if checks else self._uncounted(_NO_RULES, subjects)
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
         matched = self._rules.match(scope)
@@ -138,14 +142,22 @@ class Decider:
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
+        if self._files:
+            self._look_at_files()
         peer = scope.get("client")
         if not peer:
             return self._meet(scope)
-        if self._files and self._read != (read := sum([files.generation for files in self._files])):
-            self._clients, self._read = {}, read
         asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
         clients = self._clients
         return clients.get(asked) or remember(clients, asked, self._meet(scope))
+
+    def _look_at_files(self) -> None:
+        """Have the files of the lists looked at when that is due, and forget all clients where one was read anew."""
+        for files in self._files:
+            files.look_when_due()
+        read = sum([files.generation for files in self._files])
+        if read != self._read:
+            self._clients, self._read = {}, read
 
     def _meet(self, scope: Scope) -> Client:
         """Find a client, and look for it on the lists."""

@@ -41,6 +41,7 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """The refusal of a limit at an endpoint, for exception handlers.
 
     Args:
+        decision: The refusal.
         answer: Its answer, where nobody gives another.
         scope: The scope as the endpoint sees it.
 
@@ -50,13 +51,14 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         handlers: The exception handlers of the application that the endpoint is in.
     """
 
-    def __init__(self, answer: Answer, scope: Scope) -> None:
-        RateLimitExceeded.__init__(self, answer.decision)
+    def __init__(self, decision: Decision, answer: Answer, scope: Scope) -> None:
+        RateLimitExceeded.__init__(self, decision)
         self.answer = answer
-        self.needed = needed_fields(answer.decision)
+        self.needed = needed_fields(decision)
         self.handlers: Any = scope.get(_HANDLERS) or ({}, {})
         fields = {name.decode().title(): value.decode() for name, value in self.needed}
-        HTTPException.__init__(self, answer.status, answer.detail, fields)
+        status, detail, *_ = answer
+        HTTPException.__init__(self, status, detail, fields)
 
 
 class ClientLeft(SlidegateError, ClientDisconnect):
@@ -100,10 +102,11 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     """Refuse a request for a limit at an endpoint, and return the exception for it."""
     scope = connection.scope
     exchange: Exchange = scope[SCOPE_KEY]
-    answer = await exchange.refuse(scope, decision)
+    decision = await exchange.strike(scope, decision)
+    answer = exchange.refuse(scope, decision)
     if exchange.status and scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    refusal = EndpointRefusal(answer, scope)
+    refusal = EndpointRefusal(decision, answer, scope)
     if not exchange.status:
         exchange.raised = refusal
         _put_handler(scope)
@@ -144,7 +147,7 @@ def _is_fastapis(handler: object) -> bool:
 async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
     """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
     exchange: Exchange = connection.scope[SCOPE_KEY]
-    return partial(exchange.parts.refusals.send, refusal.answer)
+    return partial(exchange.parts.refusals.send, refusal.decision, refusal.answer)
 
 
 async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
@@ -177,7 +180,7 @@ async def answer_unanswered(
         except Exception as failed:
             bug = failed
     if not exchange.status:
-        await exchange.parts.refusals.send(refusal.answer, scope, receive, send)
+        await exchange.parts.refusals.send(refusal.decision, refusal.answer, scope, receive, send)
     if bug is not None:
         raise bug
     return refused

@@ -3,7 +3,7 @@
 The outermost middleware makes one `Exchange` for a request, and gives the application its `send`: header fields are
 added to the first message of the answer, and what waits for the status of the answer or for its end is done there.
 Each middleware enters its decision, the outermost first, and a limit at an endpoint adds one for the middleware above
-it. All of them refuse by `Exchange.refuse`.
+it. All of them refuse by `strike` and `refuse`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.stats import UNROUTED
+from .headers import HeaderWriter, add_several, completed
 from .waiting import ReadAhead, refund, until_disconnect
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .callbacks import UserCallbacks
     from .endpoint_refusals import EndpointRefusal
     from .endpoints import EndpointBuckets
-    from .headers import HeaderWriter
     from .responses import Answer, Refusals
     from .rules import Rule
     from .stats import RequestStats
@@ -141,39 +141,41 @@ class Exchange(Decided):
         scope: The same.
         stats: Counts the request; None once it is counted, or where nobody keeps stats.
         began: When the request came, in ticks of the stats.
+        status: The status of the answer, from its first message on; before it 0.
+        refusal: The decision that refuses the request, if one does.
+        raised: The refusal that a limit at an endpoint has raised.
+        on_start: Called one after the other when the status of the answer is known.
+        holds: Whether the request holds anything that is given back when it ends: permits, or a channel.
     """
 
-    refusal: Decision | None = None
-    """The decision that refuses the request."""
     route = UNROUTED
     """The route of a request that is refused, as stats and events name it."""
-    raised: EndpointRefusal | None = None
-    """The refusal that a limit at an endpoint has raised."""
-    status = 0
-    """The status of the answer, from its first message on."""
     waiting: Decision | None = None
     """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
     waited = False
     """Whether the request waited before it was let in."""
     looked: Sequence[tuple[Limiter, Check]] = ()
     """The checks of shadow rules, each with the limiter that was asked."""
-    on_start: Sequence[Hook] = ()
-    """Called one after the other when the status of the answer is known."""
-    holds = False
-    """Whether the request holds anything that is given back when it ends: permits, or a channel."""
     series: Series | None = None
     """The series that has counted the request before its end, of a long answer for example."""
+    _told = False
     _trailers = False
     _channels: Sequence[ReadAhead] = ()
     _asked: Sequence[tuple[object, str]] = ()
 
     def __init__(self, parts: Parts, scope: Scope, send: Send) -> None:
-        super().__init__(parts, [])
+        self.parts = parts
+        self.entries: list[Entry] = []
         self.scope = scope
         self._send = send
         self._headers = parts.headers
         self.stats = stats = parts.stats
         self.began = 0 if stats is None else stats.now()
+        self.status = 0
+        self.refusal: Decision | None = None
+        self.raised: EndpointRefusal | None = None
+        self.on_start: Sequence[Hook] = ()
+        self.holds = False
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
@@ -210,29 +212,19 @@ class Exchange(Decided):
             self.waiting, self.waited = None, decision.allowed
         return decision
 
-    async def refuse(self, scope: Scope, decision: Decision) -> Answer:
-        """Strike for a refusal, enter it and tell of it, in this order; return its answer.
+    async def strike(self, scope: Scope, refusal: Decision) -> Decision:
+        """Strike for a refusal, if it is the first of the request and by a limit.
 
         Args:
             scope: The scope as the middleware or the endpoint sees it that refuses.
-            decision: The refusal.
-        """
-        parts, is_first = self.parts, self.refusal is None and not self.status
-        if is_first:
-            self.refusal = decision
-            if is_limited(decision):
-                decision = self.refusal = await self._strike(scope, decision)
-        before = [entry[1] for entry in self.entries]
-        self.entries.append((parts, decision))
-        answer = parts.refusals.answer(decision, scope, before)
-        if is_first:
-            if "endpoint" in scope:
-                self.route = parts.endpoints.routes.label(scope)
-            parts.refusals.tell(scope, decision, self.route, answer.status)
-        return answer
+            refusal: The refusal.
 
-    async def _strike(self, scope: Scope, refusal: Decision) -> Decision:
-        """Strike for a refusal by a limit, and return it as it reads after the bans that this has made."""
+        Returns:
+            The refusal as it reads after the bans that this has made.
+        """
+        if self.refusal is not None or self.status or not is_limited(refusal):
+            return refusal
+        self.refusal = refusal
         lengths = await self.strike_for_refusal(scope)
         return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
 
@@ -251,6 +243,25 @@ class Exchange(Decided):
                 lengths += [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
             outer.append(parts.signals)
         return lengths
+
+    def refuse(self, scope: Scope, refusal: Decision) -> Answer:
+        """Enter a refusal, tell of the first one, and return its answer.
+
+        Args:
+            scope: The scope as the middleware or the endpoint sees it that refuses.
+            refusal: The refusal.
+        """
+        parts = self.parts
+        answer = parts.refusals.answer(refusal, scope, self.entries)
+        self.entries.append((parts, refusal))
+        if not self.status:
+            self.refusal = refusal
+            if not self._told:
+                self._told = True
+                if "endpoint" in scope:
+                    self.route = parts.endpoints.routes.label(scope)
+                parts.refusals.tell(scope, refusal, self.route, answer[0])
+        return answer
 
     # -- the answer ----------------------------------------------------------------------------------------------------
 
@@ -285,9 +296,12 @@ class Exchange(Decided):
                 self.stats.begin(self)
         if kind == "websocket.close":
             return message
-        needed = () if self.raised is None else self.raised.needed
+        fields, entries = message.get("headers", ()), self.entries
+        if self.raised is not None:
+            fields = completed(fields, self.raised.needed)
+        fields = self._headers.add(fields, entries[0][1]) if len(entries) == 1 else add_several(fields, entries)
         # Another message, because an application may send one prepared message again and again.
-        return {**message, "headers": self._headers.add(message.get("headers", ()), self.entries, needed)}
+        return {**message, "headers": fields}
 
     async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
         """Call the hooks, from the given one on: the status of the answer is known."""

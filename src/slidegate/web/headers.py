@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from time import time
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
 
@@ -22,7 +22,9 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.ring import WindowState
-from .exchange import Entry
+
+if TYPE_CHECKING:
+    from .exchange import Entry
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -75,30 +77,16 @@ class HeaderWriter:
         self._own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
-    def add(
-        self, theirs: Iterable[Field], entries: Sequence[Entry], needed: Sequence[tuple[bytes, bytes]] = ()
-    ) -> list[Field]:
+    def add(self, theirs: Iterable[Field], decision: Decision) -> list[Field]:
         """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limits.
 
         A field comes once, and ours says what the middleware knows.
 
         Args:
             theirs: The fields of the application's.
-            entries: The decisions about the request; those without limits say nothing.
-            needed: The fields that the response has to have.
+            decision: The decision about the request; one without limits says nothing.
         """
-        fields: list[Field] = completed(theirs, needed) if needed else [*theirs]
-        if len(entries) == 1:
-            return self._added(fields, entries[0][1])
-        if all(parts.headers.style == self.style for parts, _ in entries):
-            return self._added(fields, _joined(entries))
-        for style in ("draft", "legacy"):
-            shown = [entry for entry in entries if entry[0].headers.style in (style, "both")]
-            fields = _writer(style)._added(fields, _joined(shown))
-        return fields
-
-    def _added(self, fields: list[Field], decision: Decision) -> list[Field]:
-        """Return fields with those that show a decision."""
+        fields: list[Field] = [*theirs]
         checks, readings, now_us = decision.checks, decision.readings, decision.now_us
         if not readings or not self._own:
             return fields
@@ -136,9 +124,22 @@ class HeaderWriter:
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
 
 
+def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
+    """Return the fields of a response about which several have decided, each in the style of its middleware."""
+    limited = [entry for entry in entries if entry[1].readings]
+    if len(limited) == 1:
+        parts, decision = limited[0]
+        return parts.headers.add(theirs, decision)
+    fields = [*theirs]
+    for style in ("draft", "legacy"):
+        shown = [decision for parts, decision in limited if parts.headers.style in (style, "both")]
+        if shown:
+            fields = _writer(style).add(fields, _joined(shown))
+    return fields
+
+
 @cache
 def _writer(style: HeaderStyle) -> HeaderWriter:
-    """Return what writes the fields of one style where several middlewares have several."""
     return HeaderWriter(style)
 
 
@@ -152,12 +153,11 @@ def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> byt
     return numbers % (left, (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0)
 
 
-def _joined(entries: Sequence[Entry]) -> Decision:
+def _joined(decisions: Sequence[Decision]) -> Decision:
     """Return several decisions as one, with all moments by the clock of the first: stores have clocks of their own."""
-    decisions = [decision for _, decision in entries if decision.readings]
     if len(decisions) == 1:
         return decisions[0]
-    now_us = decisions[0].now_us if decisions else 0
+    now_us = decisions[0].now_us
     checks = [check for decision in decisions for check in decision.checks]
     readings = [
         (spent, leaves_us + now_us - decision.now_us, newest_us + now_us - decision.now_us, wait_us)

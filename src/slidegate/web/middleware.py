@@ -106,7 +106,8 @@ class RateLimitMiddleware(Breakable):
 
     file: Path | None = None
     _guarded: frozenset[str] = frozenset()
-    """What is decided about: nothing before the first call, while it is switched off, or where it could not be made."""
+    """What is decided about without a look at it: nothing in the first requests, while it is switched off, or where it
+    could not be made."""
 
     @names_checked
     def __init__(
@@ -132,7 +133,7 @@ class RateLimitMiddleware(Breakable):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
+        self._files = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
         self.on_refused = on_refused
@@ -160,7 +161,9 @@ class RateLimitMiddleware(Breakable):
 
     def _made_decider(self) -> Decider:
         limiter, client, rules, calls, signals = self.limiter, self._client, self._rules, self._calls, self._signals
-        return Decider(limiter, client, rules, **self.lists, calls=calls, signals=signals, stats=self._counts)
+        return Decider(
+            limiter, client, rules, **self.lists, files=self._files, calls=calls, signals=signals, stats=self._counts
+        )
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
         """Make what counts the messages of websockets, if they have limits."""
@@ -238,46 +241,34 @@ class RateLimitMiddleware(Breakable):
         """Decide about one request, and pass it on or answer it."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
-        if self._checks.left or self._lists:
-            self._look(scope)
-        exchange: Exchange | None = scope.get(SCOPE_KEY)
-        if exchange is not None:
+        outer: Exchange | None = scope.get(SCOPE_KEY)
+        if outer is None:
+            exchange = scope[SCOPE_KEY] = Exchange(self._parts, scope, send)
+            send = exchange.send
+        else:
+            exchange = outer
             exchange.parts = self._parts
-            await self._handle(exchange, scope, receive, send)
-            return
-        exchange = scope[SCOPE_KEY] = Exchange(self._parts, scope, send)
-        try:
-            await self._handle(exchange, scope, receive, exchange.send)
-            if exchange.holds or exchange.stats is not None:
-                await exchange.end()
-        except BaseException as error:
-            await exchange.end(error)
-            raise
-        finally:
-            # Whoever gets the same scope again, from a retry for example, makes another request of it.
-            scope.pop(SCOPE_KEY, None)
-            scope[ENDED_KEY] = exchange.ended()
-
-    async def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """Decide about a request, and have the application answer it, or refuse it."""
         hooks = len(exchange.on_start)
         try:
             answer = self._decider.decide(scope, exchange)
             decision = answer if isinstance(answer, Decision) else await answer
             if decision.allowed:
                 exchange.entries.append((self._parts, decision))
-            elif not await self._refuse(exchange, scope, receive, send, decision):
-                return
-            if self._hooked or scope["type"] == "websocket":
-                receive, send = self._prepare(exchange, scope, receive, send)
-            await self.app(scope, receive, send)
-            if exchange.raised is not None:
+            if decision.allowed or await self._refuse(exchange, scope, receive, send, decision):
+                if self._hooked or scope["type"] == "websocket":
+                    receive, send = self._prepare(exchange, scope, receive, send)
+                await self.app(scope, receive, send)
+            if outer is None and (exchange.holds or exchange.raised is not None or exchange.stats is not None):
                 await answer_unanswered(None, exchange, scope, receive, send)
-        except Exception as error:
-            if is_failure(error) and exchange.refusal is None and not exchange.status:
-                await exchange.start(scope, 500, (), hooks)  # a server makes that of it
-            if not await answer_unanswered(error, exchange, scope, receive, send):
+                await exchange.end()
+        except BaseException as error:
+            if not await self._fail(exchange, scope, receive, send, error, hooks, outermost=outer is None):
                 raise
+        finally:
+            if outer is None:
+                # Whoever gets the same scope again, from a retry for example, makes another request of it.
+                scope.pop(SCOPE_KEY, None)
+                scope[ENDED_KEY] = exchange.ended()
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.
@@ -294,9 +285,43 @@ class RateLimitMiddleware(Breakable):
                 exchange.entries.append((self._parts, last))
                 return True
             decision, receive = last, exchange.channel_of(receive)
-        refused = await exchange.refuse(scope, decision)
-        await self._parts.refusals.send(refused, scope, receive, send)
+        if self.policies or exchange.entries:
+            decision = await exchange.strike(scope, decision)
+        await self._parts.refusals.send(decision, exchange.refuse(scope, decision), scope, receive, send)
         return False
+
+    async def _fail(
+        self,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        error: BaseException,
+        hooks: int,
+        *,
+        outermost: bool,
+    ) -> bool:
+        """Do what an exception of the application leaves to do; return whether it ends here.
+
+        Args:
+            exchange: The request.
+            scope: Its scope.
+            receive: Its receive channel.
+            send: Sends to the client.
+            error: The exception.
+            hooks: How many hooks are those of middlewares further out.
+            outermost: Whether no middleware stands further out.
+        """
+        answered = False
+        try:
+            if isinstance(error, Exception):
+                if is_failure(error) and exchange.refusal is None and not exchange.status:
+                    await exchange.start(scope, 500, (), hooks)  # a server makes that of it
+                answered = await answer_unanswered(error, exchange, scope, receive, send)
+        finally:
+            if outermost:
+                await exchange.end(None if answered else error)
+        return answered
 
     def _prepare(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Note what waits for the status of the answer, and watch over a websocket."""
@@ -347,7 +372,7 @@ class RateLimitMiddleware(Breakable):
                     await end_start(error, scope, receive, send)
                 self._looked = True
             if scope["type"] in _GUARDED:
-                self._guarded = _GUARDED
+                self._look_at_request(scope)
                 return True
         if scope["type"] in _GUARDED:
             scope[DISABLED_KEY] = True
@@ -378,13 +403,13 @@ class RateLimitMiddleware(Breakable):
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.engine.claim(identity)
 
-    def _look(self, scope: Scope) -> None:
-        """Look for findings in the first requests, and now and then at the files of the lists."""
-        for lists in self._lists:
-            lists.look_when_due()
+    def _look_at_request(self, scope: Scope) -> None:
+        """Look for findings in the first requests."""
         if self._checks.left:
             self._checks.left -= 1
             self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
+        else:
+            self._guarded = _GUARDED
 
 
 class _Read(RateLimitMiddleware):

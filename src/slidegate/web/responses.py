@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -31,9 +31,12 @@ from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, distinct_names, sendable
 
+if TYPE_CHECKING:
+    from .exchange import Entry
+
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
-Rendered: TypeAlias = tuple[int, str, bytes, Fields]
-"""An `Answer` but for the decision."""
+Answer: TypeAlias = tuple[int, str, bytes, Fields]
+"""The answer to a refused request: its status, one sentence that says why, its body, and its header fields."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -55,24 +58,6 @@ POLICY_VIOLATION: Final = 1008
 _NORMAL: Final = 1000
 _CLOSED: Final = 403
 """The status that servers make of a close before the handshake is accepted."""
-
-
-class Answer(NamedTuple):
-    """The answer to a refused request.
-
-    Attributes:
-        decision: The refusal.
-        status: Its status.
-        detail: One sentence that says why.
-        body: Its body.
-        fields: Its header fields.
-    """
-
-    decision: Decision
-    status: int
-    detail: str
-    body: bytes
-    fields: Fields
 
 
 class Refusals:
@@ -111,33 +96,43 @@ class Refusals:
         self._calls = calls
         self._policies = dict(policies)
         self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
-        self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Rendered] = {}
-        self._banned: dict[tuple[str, bool], Rendered] = {}
+        self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Answer] = {}
+        self._banned: dict[tuple[str, bool], Answer] = {}
 
-    async def send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that was refused."""
-        decision, status, _, body, fields = answer
+    async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that was refused.
+
+        Args:
+            decision: The refusal.
+            answer: Its answer, where the user gives no other.
+            scope: The scope of the request.
+            receive: Its receive channel.
+            send: Sends to the client.
+        """
+        status, _, body, fields = answer
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)
             return
         own = self._on_refused
-        if own is not None and not self._drops(decision) and await self._send_own(own, answer, scope, receive, send):
-            return
+        if own is not None and not self._drops(decision):
+            needed = [field for field in fields if field[0] in _NEEDED]
+            if await self._send_own(own, decision, needed, scope, receive, send):
+                return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def answer(self, decision: Decision, scope: Scope, before: Sequence[Decision] = ()) -> Answer:
+    def answer(self, decision: Decision, scope: Scope, before: Sequence[Entry] = ()) -> Answer:
         """Return the answer to a refused request.
 
         Args:
             decision: The refusal.
             scope: The scope of the request.
-            before: The decisions of the middlewares further out, whose limits are in the answer, too.
+            before: What was decided further out: those limits are in the answer, too.
         """
         if decision.reason is Reason.BANNED:
-            return Answer(decision, *self._to_banned(decision, scope))
+            return self._to_banned(decision, scope)
         if not decision.readings:
-            return Answer(decision, *_to_client(decision))
+            return _to_client(decision)
         waits = [reading[3] for reading in decision.readings]
         wait_us = min(waits)
         if wait_us >= 0:  # neither `NEVER` nor `OPEN`
@@ -145,7 +140,7 @@ class Refusals:
         if isinstance(decision, StruckRefusal):
             wait_us = decision.retry_after_us or wait_us
         # The buckets, what else is in the answer, which of their limits have no room, and whether they ever will.
-        outer = tuple([bucket for other in before if other.readings for bucket, _, _ in other.checks])
+        outer = tuple([bucket for _, other in before if other.readings for bucket, _, _ in other.checks])
         asked = asked_buckets(decision.checks), outer, tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
         if rendered is None:
@@ -154,7 +149,7 @@ class Refusals:
             violated = [(name, state.limit) for name, state in full if state.retry_after_us != 0]
             too_large = decision.reason is Reason.TOO_LARGE
             rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
-        return Answer(decision, *(rendered if wait_us < 0 else _later(rendered, wait_us)))
+        return rendered if wait_us < 0 else _later(rendered, wait_us)
 
     def tell(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
         """Tell the observers of a refused request.
@@ -202,7 +197,7 @@ class Refusals:
         policy = self._policy_of(decision)
         return policy is not None and policy.answer == "drop"
 
-    def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
+    def _to_banned(self, decision: Decision, scope: Scope) -> Answer:
         """Return the answer to a banned client, which says no more than that and until when."""
         policy = self._policy_of(decision)
         if policy is not None and policy.answer == "drop":
@@ -216,11 +211,12 @@ class Refusals:
             rendered = self._banned[asked] = _shut_out(policy, ends=wait_us is not None)
         return rendered if wait_us is None else _later(rendered, wait_us)
 
-    async def _send_own(self, on_refused: Refused, answer: Answer, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _send_own(
+        self, on_refused: Refused, decision: Decision, needed: Fields, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
         """Send the user's own answer; False if there is none and nothing was sent."""
         started = False
-        rule = refused_by(answer.decision)
-        needed = [field for field in answer.fields if field[0] in _NEEDED]
+        rule = refused_by(decision)
 
         def send_completed(message: Message) -> Awaitable[None]:
             nonlocal started
@@ -231,7 +227,7 @@ class Refusals:
             return send(message)
 
         try:
-            made = on_refused(request_of(scope), answer.decision)
+            made = on_refused(request_of(scope), decision)
             response = await made if isawaitable(made) else made
             await response(scope, receive, send_completed)
         except Exception as error:
@@ -252,7 +248,7 @@ class Refusals:
         return {**message, "headers": good}
 
 
-def _to_client(decision: Decision) -> Rendered:
+def _to_client(decision: Decision) -> Answer:
     """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
     match decision.reason:
         case Reason.UNAVAILABLE:
@@ -300,14 +296,14 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": _NORMAL})
 
 
-def _later(rendered: Rendered, wait_us: int) -> Rendered:
+def _later(rendered: Answer, wait_us: int) -> Answer:
     status, detail, body, fields = rendered
     return status, detail, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
 def _problem(
     kind: str, status: int, detail: str, violated: Sequence[str] = (), *, unsatisfiable: bool = False
-) -> Rendered:
+) -> Answer:
     """Write the answer of a registered problem type; of none, where the title is that of the status."""
     problem: dict[str, object] = {
         "type": f"{_TYPES}{kind}" if kind else "about:blank",
@@ -333,31 +329,31 @@ def _phrase(status: int) -> str:
 
 
 @lru_cache
-def _unavailable() -> Rendered:
+def _unavailable() -> Answer:
     """Return the answer where no store answers."""
     detail = "This service cannot count requests now; Retry-After says when to try again."
     return _problem(_CAPACITY, 503, detail)
 
 
-def _for_nobody(rule: str) -> Rendered:
+def _for_nobody(rule: str) -> Answer:
     detail = "This client's quota is nothing; the request will not pass later either."
     return _problem(_QUOTA, 429, detail, [rule], unsatisfiable=True)
 
 
 @lru_cache
-def _listed() -> Rendered:
+def _listed() -> Answer:
     """Return the answer of a blocklist."""
     return _problem("", 403, "Requests from this address are not accepted.")
 
 
 @lru_cache(_MAX_BLOCKS)
-def _blocked(status: int, rule: str) -> Rendered:
+def _blocked(status: int, rule: str) -> Answer:
     """Return the answer of a rule that blocks."""
     detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
     return _problem("", status, detail, [rule])
 
 
-def _shut_out(policy: BanPolicy | None, *, ends: bool) -> Rendered:
+def _shut_out(policy: BanPolicy | None, *, ends: bool) -> Answer:
     """Return the answer to a banned client, but for the moment."""
     detail = f"This client is shut out{' for now; Retry-After says when to try again.' if ends else '.'}"
     if policy is None:
@@ -365,7 +361,7 @@ def _shut_out(policy: BanPolicy | None, *, ends: bool) -> Rendered:
     return _problem(_ABUSE, policy.status, detail, [policy.name])
 
 
-def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Rendered:
+def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:
     """Return the answer of limits that have no room, but for the moment."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:

@@ -135,13 +135,12 @@ class RequestStats:
 
     def _series(self, exchange: Exchange) -> Series:
         """Return the series of a request that the application has seen."""
-        scope, decisions = exchange.scope, exchange.decisions
-        if exchange.waiting is not None:
-            decisions = [*decisions, exchange.waiting]
+        scope, entries = exchange.scope, exchange.entries
         counted: Counted
-        if len(decisions) == 1 and len(checks := decisions[0].checks) == 1:
+        if len(entries) == 1 and len(checks := entries[0][1].checks) == 1:
             counted = checks[0][0]
         else:
+            decisions = [*exchange.decisions, *([] if exchange.waiting is None else [exchange.waiting])]
             counted = tuple([bucket for decision in decisions for bucket, _, _ in decision.checks])
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._passed.get((counted, id(endpoint)))
