@@ -118,31 +118,48 @@ async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(o
         assert other.codes == []
 
 
-async def test_a_websocket_that_only_sends_is_closed_at_its_next_message_without_a_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sockets, "EVERY_S", 3_600)
-    limiter, banned = Limiter(), asyncio.Event()
+async def test_a_websocket_that_only_sends_is_closed_too() -> None:
+    limiter = Limiter()
     seen: list[str] = []
 
     async def sender(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
-        await send({"type": "websocket.send", "text": "before"})
-        await banned.wait()
         try:
-            await send({"type": "websocket.send", "text": "after"})
+            while True:
+                await send({"type": "websocket.send", "text": "more"})
+                await asyncio.sleep(0)
         except OSError as error:
             seen.append(str(error))
 
     connection = Connection()
-    (ends,) = await opened(RateLimitMiddleware(sender, rules=[], limiter=limiter), connection)
-    await limiter.ban("203.0.113.9", "1h")
-    banned.set()
-    await ends
+    async with asyncio.timeout(BOUND_S):
+        (ends,) = await opened(RateLimitMiddleware(sender, rules=[], limiter=limiter), connection)
+        await limiter.ban("203.0.113.9", "1h")
+        await ends
     assert seen == ["banned"]
-    assert [message["type"] for message in connection.came] == ["websocket.accept", "websocket.send", "websocket.close"]
     assert connection.codes == [1008]
+
+
+async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "EVERY_S", 3_600)
+
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] != "websocket.disconnect":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    limiter, connection = Limiter(), Connection()
+    policy = BanPolicy("3/10m", "1h")
+    asked = questions(limiter)
+    (ends,) = await opened(RateLimitMiddleware(echo, rules=[], limiter=limiter, bans=policy), connection)
+    for _ in range(10):
+        connection.coming.put_nowait({"type": "websocket.receive", "text": "hello"})
+    connection.coming.put_nowait({"type": "websocket.disconnect", "code": 1000})
+    await ends
+    assert [message["type"] for message in connection.came].count("websocket.send") == 10
+    assert asked == []
 
 
 async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:

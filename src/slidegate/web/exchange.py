@@ -9,7 +9,6 @@ it. All of them refuse by `strike` and `refuse`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
@@ -62,11 +61,10 @@ Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitabl
 """Is called with the status and the header fields of an answer before it goes out."""
 
 
-@dataclass(eq=False, slots=True)
 class Parts:
     """What a middleware is made of, as its requests and the limits at endpoints below use it.
 
-    Attributes:
+    Args:
         limiter: The limiter that it asks.
         names: The names that users gave to its rules.
         signals: Its ban policies, and the signals that they strike for.
@@ -76,13 +74,25 @@ class Parts:
         stats: Counts its requests; None where nobody keeps stats.
     """
 
-    limiter: Limiter
-    names: Set[str]
-    signals: BanSignals
-    endpoints: EndpointBuckets
-    refusals: Refusals
-    headers: HeaderWriter
-    stats: RequestStats | None
+    __slots__ = ("endpoints", "headers", "limiter", "names", "refusals", "signals", "stats")
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        names: Set[str],
+        signals: BanSignals,
+        endpoints: EndpointBuckets,
+        refusals: Refusals,
+        headers: HeaderWriter,
+        stats: RequestStats | None,
+    ) -> None:
+        self.limiter = limiter
+        self.names = names
+        self.signals = signals
+        self.endpoints = endpoints
+        self.refusals = refusals
+        self.headers = headers
+        self.stats = stats
 
 
 Entry: TypeAlias = tuple[Parts, Decision]

@@ -3,10 +3,9 @@
 Only ``websocket.receive`` counts. The order and the content of the messages that pass are the client's; a message
 beyond the limit ends the connection or is dropped.
 
-The websocket of a banned client ends at its next message in either direction, or before. A connection that says
-nothing asks nothing, so one task for each event loop looks, as long as websockets are open there: it asks for the bans
-of many connections in one question, and looks closer only where the answer is a ban. The server tells the application
-of the close, as of any connection that ends.
+The websocket of a banned client ends within ten seconds. Messages ask no store for bans: one task for each event loop
+does, as long as websockets are open there. It asks for the bans of many connections in one question, and looks closer
+only where the answer is a ban. The server tells the application of the close, as of any connection that ends.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class GuardedWebSocket:
         receive: The server's channel, which is read ahead while the handshake waits.
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
-        sockets: Finds the bans that end it, and looks after it when the application has accepted it.
+        sockets: Looks after it when the application has accepted it.
         struck: Called for each message that a limit refused.
         messages: Counts its messages; None where they have no limit.
 
@@ -195,8 +194,6 @@ class GuardedWebSocket:
             return self._last  # it was closed while the application waited
         if message["type"] == "websocket.disconnect":
             self.over = True
-        elif message["type"] == "websocket.receive" and await self._banned():
-            return await self._shut_out()
         return message
 
     async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
@@ -210,9 +207,6 @@ class GuardedWebSocket:
             await self._struck()
         return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
 
-    async def _banned(self) -> bool:
-        return await self._sockets.find(self.subjects) is not None
-
     async def _hit(self) -> Decision:
         assert self._count is not None, "messages without limits are not counted"
         answer = self._count()
@@ -220,8 +214,6 @@ class GuardedWebSocket:
 
     async def send(self, message: Message) -> None:
         """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
-        if self._last is None and message["type"] == "websocket.send" and await self._banned():
-            await self._shut_out()
         if self._last is None:
             if (message.get("code"), message.get("reason")) == (TRY_AGAIN_LATER, TOO_MANY):  # of a limit at an endpoint
                 await close_websocket(self._send, TRY_AGAIN_LATER, TOO_MANY)
@@ -281,13 +273,10 @@ class OpenWebSockets:
 
     Args:
         find: Returns a ban that refuses one of some keys and addresses.
-
-    Attributes:
-        find: The same.
     """
 
     def __init__(self, find: Callable[[Sequence[BanSubject]], Awaitable[Ban | None]]) -> None:
-        self.find = find
+        self._find = find
         self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -295,7 +284,7 @@ class OpenWebSockets:
         """Look after a websocket as long as it is open and somebody holds it.
 
         Returns:
-            False under trio, where nobody looks: a banned client is shut out at its next message there.
+            False under trio, where nobody looks: a ban refuses the next handshake there.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -336,7 +325,7 @@ class OpenWebSockets:
             await asyncio.sleep(0)
 
     async def _close_banned(self, loop: asyncio.AbstractEventLoop, sockets: Sequence[GuardedWebSocket]) -> None:
-        if await self.find([subjects for socket in sockets for subjects in socket.subjects]) is None:
+        if await self._find([subjects for socket in sockets for subjects in socket.subjects]) is None:
             return
         if len(sockets) == 1:
             # A client may take its time over the close, and others are not to wait for that.

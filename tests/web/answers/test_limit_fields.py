@@ -229,6 +229,27 @@ async def lies(seed: int) -> list[str]:
     return found
 
 
+STYLES = ("draft", "legacy", "both", None)
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+@pytest.mark.parametrize(("outer", "inner"), list(product(STYLES, STYLES)))
+async def test_each_middleware_shows_its_limits_in_its_own_style(outer: Any, inner: Any, admitted: bool) -> None:
+    within = RateLimitMiddleware(
+        hello, rules=[Rule("*", f"{2 if admitted else 1}/minute", name="within")], headers=inner, limiter=limiter()
+    )
+    app = RateLimitMiddleware(within, rules=[Rule("*", "9/minute", name="around")], headers=outer, limiter=limiter())
+    for _ in range(2):
+        answer = await call(app)
+    assert answer.status == (200 if admitted else 429)
+    drafted = [name for name, style in (("around", outer), ("within", inner)) if style in ("draft", "both")]
+    assert sorted(name for name, _ in items(answer.headers.get("ratelimit-policy", ""))) == drafted
+    assert sorted(name for name, _ in items(answer.headers.get("ratelimit", ""))) == drafted
+    remaining = min([7] * (outer in ("legacy", "both")) + [0] * (inner in ("legacy", "both")), default=None)
+    shown = answer.headers.get("x-ratelimit-remaining")
+    assert shown == (None if remaining is None else str(remaining))
+
+
 async def test_no_answer_says_that_more_is_left_than_a_limit_has() -> None:
     assert [line for seed in range(150) for line in await lies(seed)] == []
 
