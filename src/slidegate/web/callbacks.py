@@ -88,6 +88,12 @@ class UserCallbacks:
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
 
+    async def holds(self, rule: Rule, request: HTTPConnection) -> bool:
+        """Return whether the condition of a limit at an endpoint holds, if it has one; where it fails, it does."""
+        if rule.when is None:
+            return True
+        return await self.ask("when", rule.label, rule.when, (request,), bool, True)
+
     async def evaluated(self, matched: Matched, scope: Scope) -> Matched:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
 

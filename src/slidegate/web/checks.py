@@ -212,6 +212,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
     else:
         places = walk(shown_app)
         yield from _about_unmet_rules(middleware.rules, places, [path for path, _ in _unknown_below(known)])
+        yield from _about_methods_at_endpoints(places)
         yield from _about_exemptions(middleware, places)
     yield from _about_handlers(middleware, app)
 
@@ -323,6 +324,22 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) 
                 f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
                 "those with a wrong body or a wrong key are counted by nobody; leave RateLimit.exempt out, or write a "
                 "rule for it",
+            )
+
+
+def _about_methods_at_endpoints(places: Iterable[Place]) -> Iterator[Finding]:
+    """Yield the findings about limits at endpoints for methods that none of their routes takes."""
+    where: dict[int, tuple[Rule, list[Place]]] = {}
+    for place in places:
+        own = [call.rule for call in dependencies(place.route) if _is_limit(call)]
+        for rule in [*own, *(limit.rule for limit in limits_of(place.endpoint))]:
+            where.setdefault(id(rule), (rule, []))[1].append(place)
+    for rule, there in where.values():
+        if not any(_takes(rule, place) for place in there):
+            yield Finding(
+                "SG124",
+                f"a limit at an endpoint is for {', '.join(sorted(rule.methods or ()))}, which no route that it is at "
+                f"takes, but {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
             )
 
 

@@ -310,6 +310,8 @@ class Decider:
         before: Sequence[Entry],
     ) -> Decision | None:
         """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
+        if not await self._calls.holds(bound.rule, request):
+            return None
         if bound.rule.action != "limit":
             await self._shadows.look(bound, request.scope, client_key, request)
             return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from copy import copy
 from datetime import timedelta
 from functools import wraps
@@ -38,9 +38,10 @@ from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction
 from .routes import Place, RouteIndex, layers, look, walk
-from .rule_set import BoundRule, buckets_of, name_of
+from .rule_set import BoundRule, buckets_of, limits_kind, name_of
 from .rules import (
     DEFAULT_WAIT_MAX,
+    Condition,
     CostFunction,
     CountIf,
     Exceeded,
@@ -80,6 +81,9 @@ class RateLimit:
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
         fallback_limits: The limits that apply when the `limits` function fails.
+        when: As for `Rule`: a function of the request (with its body), sync or async; only requests for which it
+            returns something true are counted.
+        methods: As for `Rule`: the HTTP methods of the requests that are counted, by default all.
         concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
@@ -108,6 +112,8 @@ class RateLimit:
         limits: Limits | LimitsFunction | None = None,
         *,
         fallback_limits: Limits = "60/minute",
+        when: Condition | None = None,
+        methods: Iterable[str] | None = None,
         concurrency: int | str | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
@@ -130,6 +136,8 @@ class RateLimit:
             "*",
             limits,
             fallback_limits=fallback_limits,
+            when=when,
+            methods=methods,
             concurrency=concurrency,
             key=None if isinstance(key, Key) else key,
             cost=cost,
@@ -186,6 +194,8 @@ class RateLimit:
                 return
             raise no_middleware("RateLimit")
         parts, rule = exchange.parts, self.rule
+        if rule.methods is not None and not limits_kind(rule, scope["type"], scope.get("method", "GET")):
+            return
         bound = parts.endpoints.find(self, scope, endpoint)
         if rule.name is None and (turn := exchange.turn(self, bound.bucket.rule)):
             bound = parts.endpoints.find(self, scope, endpoint, turn)

@@ -42,7 +42,7 @@ class BoundRule:
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
         permits: The owner of its permits, where the rule has a concurrency limit beside its limits.
-        plain: Whether limits, key and cost need no call of a user's function, and no permit is held.
+        plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
@@ -53,7 +53,7 @@ class BoundRule:
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.permits = permits
-        functions = (self.key_function, self.cost_function, rule.limits_function)
+        functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
         self._others: dict[tuple[Bucket, int], Bucket] = {}
