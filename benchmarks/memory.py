@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import Bucket
+from slidegate.core import LimitSet
 
 from .report.tables import Cell, Table
 
@@ -33,7 +33,7 @@ def bytes_per_key(limit: Limit, hits: int) -> float:
     """Return the bytes that a store holds for each of `KEYS` keys after so many hits of each."""
     now_us = [START_US]
     store = MemoryStore(max_keys=KEYS, clock=lambda: now_us[0])
-    bucket = Bucket("rule", (limit,))
+    bucket = LimitSet("rule", (limit,))
     keys = [f"client:{number}" for number in range(KEYS)]
     gc.collect()
     tracemalloc.start()
@@ -57,7 +57,7 @@ def collected_ms() -> float:
     return min(taken) / 1_000_000
 
 
-def timed_hit_ms(store: MemoryStore, bucket: Bucket, key: str) -> float:
+def timed_hit_ms(store: MemoryStore, bucket: LimitSet, key: str) -> float:
     """Hit a key once; return the milliseconds that it took."""
     checks = ((bucket, key, 1),)
     began_ns = time.thread_time_ns()
@@ -67,7 +67,7 @@ def timed_hit_ms(store: MemoryStore, bucket: Bucket, key: str) -> float:
 
 def many_keys(number: int) -> list[list[Cell]]:
     """Return the rows of a store with many keys: while they come, while they live, and while they go."""
-    bucket = Bucket("rule", (Limit(100_000, "10s"),))
+    bucket = LimitSet("rule", (Limit(100_000, "10s"),))
     without_ms = collected_ms()
     store = MemoryStore(max_keys=number + LATER)
     coming_ms = max(timed_hit_ms(store, bucket, f"client:{key}") for key in range(number))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import BanStore, BanSubject, Bucket, Check, Observer, Store
+from slidegate.core import BanStore, BanSubject, Check, LimitSet, Observer, Store
 from slidegate.core.reservation import Reservation
 from slidegate.testing import FakeClock
 
@@ -80,7 +80,7 @@ class RemoteStore(Store):
     def reset_all(self) -> Any:
         return self.answer(self.inner.reset_all)
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Any:
         return self.answer(self.inner.inspect, key, buckets)
 
     def observe(self, observer: Observer) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow, Reason
+from slidegate.core import CounterWindow, Decision, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
-from slidegate.limiter.decisions import Behind, Unserved
+from slidegate.limiter.decisions import NotAsked, StoreDown
 from slidegate.limiter.stats import Stats, Traffic
 
 LIMIT = Limit(5, "1m")
-BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")
+BUCKET = LimitSet("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
 OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max")
 OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "states", "retry_after_us", "by", "ban")
@@ -43,8 +43,8 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (StruckRefusal(DECISION, 77), OF_DECISION),
     (BanRefusal("a list", None, 5, (CHECK,)), OF_DECISION),
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
-    (Unserved(False, (CHECK,), 9), OF_DECISION),
-    (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
+    (StoreDown(False, (CHECK,), 9), OF_DECISION),
+    (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
     (summary(), ("start_us", "span_us", "events", "rt")),
     (Traffic(summary()), ("seen",)),
     (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),

@@ -16,16 +16,16 @@ from slidegate import StoreError
 from slidegate.core import (
     AnyLimit,
     BanSubject,
-    Bucket,
     Check,
     Clock,
     Concurrency,
     ConfigurationError,
     Decision,
-    Place,
+    LimitSet,
     Reservation,
     Snapshot,
     Store,
+    WindowRef,
     charge_all,
     decide,
     enter_periods,
@@ -123,7 +123,7 @@ class DictStore(Store):
                 self._reset_us = max(self._clock(), self._latest_us)
             return bool(forgotten)
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows of a key."""
         with self._guard():
             now_us, windows = self._now_us(), self._windows.copy()
@@ -155,7 +155,7 @@ class DictStore(Store):
         self._latest_us = max(self._latest_us, now_us)
         return now_us
 
-    def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[Place]:
+    def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
         """Return where the windows of a question lie; those that are not there yet begin empty."""
         asked = [
             (limit, cost, (bucket.rule, limit.same_window, key))
@@ -170,7 +170,7 @@ class DictStore(Store):
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
-        places: list[Place] = [(limit.counter, cost, windows, name) for limit, cost, name in asked]
+        places: list[WindowRef] = [(limit.counter, cost, windows, name) for limit, cost, name in asked]
         enter_periods(places, now_us, self._unix_us())
         return places
 

@@ -35,7 +35,7 @@ import anyio
 
 from .core.arguments import check_takes
 from .core.bans.rules import PAUSED_BY, PAUSED_KEYS
-from .core.decision import Bucket, Decision, ceil_s
+from .core.decision import Decision, LimitSet, ceil_s
 from .core.draft_parameters import MORE_AFTER_S, REMAINING, WINDOW_S
 from .core.durations import format_duration
 from .core.errors import ConfigurationError, SlidegateError, StoreError
@@ -128,7 +128,7 @@ class _Limited:
         self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
         self._longest_us = parse_duration_us(longest, "longest")
         self._limits = parse_limits(map(_held_limit, parse_limits(limits)))
-        self._bucket = Bucket(check_name(name, "name"), self._limits)
+        self._bucket = LimitSet(check_name(name, "name"), self._limits)
         self._key = key
         self._own_limiter = limiter is None
         self._limiter = Limiter() if limiter is None else limiter

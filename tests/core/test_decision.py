@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.core import NEVER, Bucket, Decision, InvalidKey, Limit, Reason, parse_limits
+from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
 from slidegate.core.decision import Check
 from slidegate.core.ring import WindowState
 from slidegate.testing import FakeClock
@@ -29,7 +29,7 @@ def decide(limits: str, *readings: WindowState, cost: int = 1, rule: str = "api"
     ]
     waits = [wait for *_, wait in readings]
     reason = Reason.TOO_LARGE if NEVER in waits else Reason.LIMITED if any(waits) else Reason.OK
-    checks: list[Check] = [(Bucket(rule, parse_limits(limits)), "ann", cost)]
+    checks: list[Check] = [(LimitSet(rule, parse_limits(limits)), "ann", cost)]
     return Decision(reason is Reason.OK, reason, NOW_US, checks, seen)
 
 
@@ -53,7 +53,7 @@ def test_for_ever_is_longer_than_any_wait() -> None:
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
-    bucket = Bucket("api", parse_limits("1/hour"))
+    bucket = LimitSet("api", parse_limits("1/hour"))
     decision = Decision(False, Reason.LIMITED, 0, [(bucket, "ann", 1)], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (span_us, seconds, seconds)
 
@@ -70,7 +70,7 @@ def test_a_decision_without_limits_has_no_numbers(reason: Reason, allowed: bool,
 
 
 def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
-    first, second = Bucket("login", parse_limits("5/m; 50/h")), Bucket("api", parse_limits("9/s"))
+    first, second = LimitSet("login", parse_limits("5/m; 50/h")), LimitSet("api", parse_limits("9/s"))
     checks: list[Check] = [(first, "ann", 1), (second, "everyone", 2)]
     decision = Decision(True, Reason.OK, 0, checks, [(1, 1, 0, 0), (2, 1, 0, 0), (3, 1, 0, 0)])
     assert [(state.name, state.rule, state.key, state.remaining) for state in decision.states] == [
@@ -92,17 +92,17 @@ def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
     ],
 )
 def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: list[str]) -> None:
-    assert list(Bucket("api", parse_limits(limits)).names) == names
+    assert list(LimitSet("api", parse_limits(limits)).names) == names
 
 
 @pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api-60: 5/s; 6/m; 7/h"])
 def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
-    names = Bucket("api", parse_limits(limits)).names
+    names = LimitSet("api", parse_limits(limits)).names
     assert len(set(names)) == len(names) == 3
 
 
 def test_names_may_be_given() -> None:
-    assert Bucket("api", parse_limits("5/m; 6/h"), names=["one", "two"]).names == ("one", "two")
+    assert LimitSet("api", parse_limits("5/m; 6/h"), names=["one", "two"]).names == ("one", "two")
 
 
 def test_decisions_and_buckets_show_what_they_hold() -> None:
@@ -110,11 +110,11 @@ def test_decisions_and_buckets_show_what_they_hold() -> None:
     assert repr(decision) == (
         "<Decision limited limit=5/1m remaining=0 retry_after_us=20000000 reset_after_us=59000000>"
     )
-    assert repr(decision.checks[0][0]) == "<Bucket 'api' 5/1m; 50/1h>"
+    assert repr(decision.checks[0][0]) == "<LimitSet 'api' 5/1m; 50/1h>"
 
 
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
-    login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
+    login, service = LimitSet("login", parse_limits("5/m; 50/h")), LimitSet("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
     decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
     (part,) = decision.take_back(0)
@@ -139,7 +139,7 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
 def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admission(
     costs: tuple[int, int], spent: tuple[int, int], shown: str
 ) -> None:
-    buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
+    buckets = [LimitSet("requests", parse_limits("60/minute")), LimitSet("tokens", parse_limits("1000/minute"))]
     for order in (1, -1):
         checks: list[Check] = [(bucket, "ann", cost) for bucket, cost in zip(buckets, costs, strict=True)][::order]
         seen = [(units, 9 - place, 0, 0) for place, units in enumerate(spent)][::order]
@@ -150,7 +150,7 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
 
 def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
     store = MemoryStore(clock=FakeClock())
-    decision = store.hit([(Bucket("it", parse_limits("5/minute")), "ann", 2)])
+    decision = store.hit([(LimitSet("it", parse_limits("5/minute")), "ann", 2)])
     assert isinstance(decision, Decision)
     for _ in range(2):
         decision.take_back(0)

@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import NEVER, Bucket
+from slidegate.core import NEVER, LimitSet
 from slidegate.core.ring import GRACE_US, MAX_UNITS, reserve
 from slidegate.testing import FakeClock
 
@@ -71,7 +71,7 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
     """The store keeps a ring that was moved although nothing was spent in it."""
     for limits in (EXACT, SLICED):
         clock = FakeClock(10**12)
-        store, asked = MemoryStore(clock=clock), (Bucket("rule", (limits,)), "ann", limits.amount)
+        store, asked = MemoryStore(clock=clock), (LimitSet("rule", (limits,)), "ann", limits.amount)
         assert store.hit((asked,))
         clock.advance(us=-3_600 * SECOND_US)
         first = store.hit((asked,))
@@ -100,7 +100,11 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
 
 def test_nothing_is_kept_where_there_is_room_for_who_waits() -> None:
     clock = FakeClock(10**12)
-    store, full, free = MemoryStore(clock=clock), Bucket("full", (Limit(1, "10s"),)), Bucket("free", (Limit(9, "10s"),))
+    store, full, free = (
+        MemoryStore(clock=clock),
+        LimitSet("full", (Limit(1, "10s"),)),
+        LimitSet("free", (Limit(9, "10s"),)),
+    )
     both = ((full, "ann", 1), (free, "ann", 1))
     assert store.hit(both)
     assert not store.hit(both, first_in_line=True)

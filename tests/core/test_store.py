@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import BanStore, BanSubject, Bucket, Check, Decision, Event, Snapshot, Store
+from slidegate.core import BanStore, BanSubject, Check, Decision, Event, LimitSet, Snapshot, Store
 from slidegate.core.reservation import Reservation
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
@@ -48,7 +48,7 @@ class Smallest(Store):
     def reset_all(self) -> bool:
         return self.inner.reset_all()
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         return self.inner.inspect(key, buckets)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, Check, ConfigurationError, Limit, parse_limits
+from slidegate.core import Check, ConfigurationError, Limit, LimitSet, parse_limits
 from slidegate.core.addresses import address_key, canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
@@ -61,7 +61,7 @@ async def test_limits_may_be_text_objects_or_several(limiter: Limiter) -> None:
 
 
 async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
-    bucket = Bucket("rule", parse_limits("5/minute"))
+    bucket = LimitSet("rule", parse_limits("5/minute"))
     checks: list[Check] = [(bucket, "ann", 3)]
     decision, peeked = await limiter.hit_all(checks), await limiter.peek_all(checks)
     checks[0] = (bucket, "bob", 3)
@@ -155,7 +155,7 @@ async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter
 
 
 async def test_all_networks_of_one_larger_network_share_its_limit(limiter: Limiter) -> None:
-    wide, narrow = Bucket("per /48", parse_limits("100/minute")), Bucket("per /64", parse_limits("5/minute"))
+    wide, narrow = LimitSet("per /48", parse_limits("100/minute")), LimitSet("per /64", parse_limits("5/minute"))
     first = int(ipaddress.IPv6Address("2001:db8:7::"))
     admitted = 0
     for number in range(8_192):
@@ -198,8 +198,8 @@ def test_a_digest_of_a_kind_with_a_long_name_is_no_longer_than_a_key_may_be() ->
 
 
 def test_a_rule_is_claimed_once_under_its_own_name() -> None:
-    claim = Limiter().engine.claim
-    assert [claim(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
+    unique_id = Limiter().engine.unique_id
+    assert [unique_id(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
 
 
 # -- addresses of stores ---------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ async def test_a_key_that_is_no_text_is_named(limiter: Limiter, key: object, met
 
 @pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
 async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
-    bucket = Bucket("rule", parse_limits("100/minute"))
+    bucket = LimitSet("rule", parse_limits("100/minute"))
     for _ in range(3):
         assert await limiter.hit("ann", "100/minute")
         for ask in (limiter.hit, limiter.peek):
@@ -276,7 +276,7 @@ async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before
 
 @pytest.mark.parametrize("method", ["hit_all", "peek_all", "charge_all"])
 async def test_what_is_no_check_is_named_and_nothing_is_charged(limiter: Limiter, method: str) -> None:
-    bucket = Bucket("rule", parse_limits("5/minute"))
+    bucket = LimitSet("rule", parse_limits("5/minute"))
     ask_all, good = getattr(limiter, method), (bucket, "ann", 1)
     for wrong in (None, 5, "checks", good, [good, 5], [good, (bucket, "ann")], [("rule", "ann", 1)], [(bucket, 5, 1)]):
         with pytest.raises(ConfigurationError, match=r"checks: expected \(bucket, key, cost\) each, for .*, not "):

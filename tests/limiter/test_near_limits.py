@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
-from slidegate.core.decision import Bucket
+from slidegate.core.decision import LimitSet
 from slidegate.events import Event
 from slidegate.limiter import near_limits
 from slidegate.testing import FakeClock, RecordingObserver
@@ -75,7 +75,7 @@ def test_the_share_is_exact(amount: int, percent: int) -> None:
     near = near_limits.NearLimits(percent / 100, lambda: 0, told.append)
     least = -((-amount * Fraction(percent, 100)) // 1)
     store = MemoryStore(clock=FakeClock(10**15))
-    bucket = Bucket("rule", Limiter(store)._bucket("rule", f"{amount}/minute").limits)
+    bucket = LimitSet("rule", Limiter(store)._bucket("rule", f"{amount}/minute").limits)
     if least > 1:
         near.look(store.hit(((bucket, "ann", least - 1),)))
         assert told == []

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from slidegate import Limiter
 from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Bucket, Decision
+from slidegate.core.decision import Decision, LimitSet
 from slidegate.core.store import Event
 from slidegate.testing.contract.player import settle
 
@@ -69,7 +69,7 @@ class Holder:
 
     def __init__(self, limiter: Limiter, amount: int, board: mmap.mmap, place: int) -> None:
         self.store = limiter.store
-        self.bucket = Bucket("render", [Concurrency(amount)])
+        self.bucket = LimitSet("render", [Concurrency(amount)])
         self.held: deque[Decision] = deque()
         self.board = board
         self.place = place

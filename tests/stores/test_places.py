@@ -18,7 +18,7 @@ import pytest
 from slidegate import ConfigurationError, Limiter, Quota, StoreError
 from slidegate.core import StoreUnavailable
 from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
 from slidegate.core.reservation import Reservation
 from slidegate.stores.leases import HeldPermits
@@ -33,8 +33,8 @@ from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
-TWO = Bucket("render", [Concurrency(2)])
-WINDOW = Bucket("window", parse_limits("100/minute"))
+TWO = LimitSet("render", [Concurrency(2)])
+WINDOW = LimitSet("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
 BOUND_S = 30
 
@@ -108,7 +108,7 @@ async def at_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     await made.close()
 
 
-async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
+async def take(store: Any, key: str = "ann", *others: tuple[LimitSet, str, int], bucket: LimitSet = TWO) -> Decision:
     decision: Decision = await settle(store.hit(((bucket, key, 1), *others)))
     return decision
 
@@ -347,7 +347,7 @@ def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
 def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
     store = in_file.hire(map_size=2**17, max_map_size=2**17)
     held = [take_now(store), take_now(store)]
-    hour, number = Bucket("hour", parse_limits("1000/hour")), 0
+    hour, number = LimitSet("hour", parse_limits("1000/hour")), 0
     while "map_full" not in in_file.seen[0].kinds:
         store.hit(((hour, f"user:{number}", 1),))
         number += 1
@@ -445,7 +445,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     place, wall = in_file.place, Wall(YEAR_2100_US)
     assert isinstance(place, Path)
     store, held = in_file.hire(wall_clock=wall), list[Decision]()
-    day = Bucket("day", (Quota("1000/day"),))
+    day = LimitSet("day", (Quota("1000/day"),))
 
     def fail() -> Any:
         return store.hit(((day, "ann", 1),))
@@ -474,7 +474,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
 
 async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
     holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
-    many = Bucket("many", [Concurrency(700)])
+    many = LimitSet("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):
         held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slidegate import Decision, Quota
-from slidegate.core import Bucket, StoreUnavailable, parse_limits
+from slidegate.core import LimitSet, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
@@ -21,7 +21,7 @@ from ..redis_servers import RedisServer, needs_redis
 
 MIDNIGHT_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
 HOUR_US = 3_600_000_000
-ASKED = ((Bucket("plan", parse_limits(Quota("5/day"))), "ann", 1),)
+ASKED = ((LimitSet("plan", parse_limits(Quota("5/day"))), "ann", 1),)
 
 
 def hit(store: MemoryStore | LmdbStore) -> Decision:
@@ -50,7 +50,7 @@ def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_is_need
     ticks, wall = FakeClock(7), FakeClock(MIDNIGHT_US + 23 * HOUR_US)
     stores: dict[str, Any] = {"memory": MemoryStore, "lmdb": partial(LmdbStore, tmp_path)}
     store = stores[kind](clock=ticks, wall_clock=wall)
-    other = ((Bucket("other", parse_limits("1000/second")), "bob", 1),)
+    other = ((LimitSet("other", parse_limits("1000/second")), "bob", 1),)
 
     def live_on() -> None:
         """Let a day pass on the clock of windows, in which other keys ask all the time."""

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slidegate import MemoryStore, Quota
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.decision import Decision
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
@@ -22,7 +22,7 @@ from ..redis_servers import RedisServer, needs_redis
 from .redis.stores import store_of
 
 START_US = 1_900_000_000_000_000
-RULES = [Bucket("rule", parse_limits("500/hour")), Bucket("plan", parse_limits(Quota("500/year")))]
+RULES = [LimitSet("rule", parse_limits("500/hour")), LimitSet("plan", parse_limits(Quota("500/year")))]
 KEYS = ("ann", "bob")
 NewStore: TypeAlias = Callable[[FakeClock], Any]
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.store import Store
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -25,8 +25,8 @@ LONG_S = 60.0
 """Seconds that only a hang takes."""
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    return Bucket(rule, parse_limits(limits))
+def bucket(limits: str, rule: str = "rule") -> LimitSet:
+    return LimitSet(rule, parse_limits(limits))
 
 
 def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
@@ -140,7 +140,7 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
             assert {decision.remaining for decision in left} == {2}
 
 
-async def spend(store: Store, rule: Bucket) -> None:
+async def spend(store: Store, rule: LimitSet) -> None:
     while await settle(store.hit(((rule, "ann", 1),))):
         pass
 

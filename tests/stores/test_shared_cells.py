@@ -14,7 +14,7 @@ import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
-from slidegate.core import Bucket, Check, Decision, Limit, parse_limits
+from slidegate.core import Check, Decision, Limit, LimitSet, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
@@ -30,8 +30,8 @@ Small = Callable[[FakeClock, int], MemoryStore | LmdbStore]
 """Makes a store of so many windows."""
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    return Bucket(rule, parse_limits(limits))
+def bucket(limits: str, rule: str = "rule") -> LimitSet:
+    return LimitSet(rule, parse_limits(limits))
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -150,9 +150,9 @@ class Traffic:
         self.admitted: list[Admitted] = []
         self.decisions: list[Decision] = []
 
-    def bucket(self, rule: str) -> Bucket:
+    def bucket(self, rule: str) -> LimitSet:
         limit = Limit(self.amounts[rule], timedelta(microseconds=HOLD_US), resolution=4)
-        return Bucket(rule, [limit])
+        return LimitSet(rule, [limit])
 
     def run(self) -> None:
         while self.dice:

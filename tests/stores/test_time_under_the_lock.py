@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import Bucket, Decision, StoreUnavailable, parse_limits
+from slidegate.core import Decision, LimitSet, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -72,7 +72,7 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 ) -> None:
     """Its old time moves units that others have spent since back to it, so that they leave too early."""
     clock = StoppingClock()
-    store, asked = make(clock=clock), Bucket("rule", parse_limits(limits))
+    store, asked = make(clock=clock), LimitSet("rule", parse_limits(limits))
     amount = asked.limits[0].amount
     one = ((asked, "ann", 1),)
     stopped = threading.Thread(target=lambda: getattr(store, what)(one))
@@ -96,7 +96,7 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 
 
 def test_threads_together_admit_no_more_than_the_amount_in_any_window(make: Callable[..., Any]) -> None:
-    store, asked = make(), Bucket("rule", parse_limits("5/20ms"))
+    store, asked = make(), LimitSet("rule", parse_limits("5/20ms"))
     with hurried(collecting=False):
         decisions = at_once(lambda _: [store.hit(((asked, "ann", 1),)) for _ in range(300)])
     moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)

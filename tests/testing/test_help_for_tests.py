@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, ConfigurationError, Event, Reason, parse_limits
+from slidegate.core import ConfigurationError, Event, LimitSet, Reason, parse_limits
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.programs import Choices, program
@@ -88,7 +88,7 @@ def test_a_contract_without_a_store_says_what_is_missing() -> None:
 
 def test_the_reference_on_traffic_worked_out_by_hand() -> None:
     model = Model()
-    checks = [(Bucket("rule", parse_limits("3/minute; 100/minute @6")), "ann", 2)]
+    checks = [(LimitSet("rule", parse_limits("3/minute; 100/minute @6")), "ann", 2)]
     verdict, charged = model.hit(checks, 5)
     full = Answer(remaining=98, retry_after_us=0, more_after_us=70_000_000 - 5, reset_after_us=70_000_000 - 5)
     assert verdict == Verdict(True, Reason.OK, 0, (Answer(1, 0, MINUTE_US, MINUTE_US), full))

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello
@@ -159,7 +159,7 @@ async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> N
     middleware = RateLimitMiddleware(
         hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")]
     )
-    held = store.hit([(Bucket("one", (Concurrency(1),)), PEER, 1)])
+    held = store.hit([(LimitSet("one", (Concurrency(1),)), PEER, 1)])
     waiting = asyncio.create_task(call(middleware))
     await asyncio.sleep(5.05)
     assert not waiting.done()

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from pydantic import ValidationError
 
 from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
-from ..core.decision import Bucket, Check, Decision
+from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import StoreError
 from ..core.logs import escaped, logger
 from ..core.statistics.hot_keys import HotKeys
@@ -172,7 +172,7 @@ class ActivityRecorder:
         self._refused = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
         self._shadow = HotKeys(_MAX_SHADOWED, _NEVER_HOT, SHADOW_WINDOW_S, slices=6)
         self._counted_by: dict[str, dict[str, None]] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, LimitSet] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
         self._number = 0
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
@@ -212,7 +212,7 @@ class ActivityRecorder:
         with self._lock:
             return list(self._counted_by.get(key, ()))
 
-    def bucket(self, name: str) -> Bucket | None:
+    def bucket(self, name: str) -> LimitSet | None:
         """Return a bucket that has counted lately, by its name."""
         return self._buckets.get(name)
 
@@ -266,7 +266,7 @@ class ActivityRecorder:
             if refused[key]:
                 self._refused.hit(key, now_us, refused[key])
 
-    def _learn(self, bucket: Bucket, key: str) -> None:
+    def _learn(self, bucket: LimitSet, key: str) -> None:
         """Remember which bucket counts a key, of the keys that came lately."""
         names = self._counted_by.get(key)
         if names is None:
@@ -373,7 +373,7 @@ def only_looks(rule: str) -> bool:
 
 
 @lru_cache(maxsize=_MAX_KEYS)
-def bucket_name(bucket: Bucket) -> str:
+def bucket_name(bucket: LimitSet) -> str:
     """Return a name for a bucket that is the same in every worker: its rule and its limits.
 
     Limits that depend on the client make several buckets of one rule.

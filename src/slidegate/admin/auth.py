@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from ..core.addresses import Address
 from ..core.arguments import check_takes
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import parse_limits
 from ..core.logs import escaped, logger
@@ -44,8 +44,8 @@ MAKE_ONE: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"
 _MAX_NAME: Final = 64
 _KEY: Final = b"slidegate: key of sessions"
 _NAME: Final = b"slidegate: name of a token"
-_PER_CLIENT: Final = Bucket("slidegate-wrong-tokens", parse_limits("5/minute"))
-_ALL_CLIENTS: Final = Bucket("slidegate-all-wrong-tokens", parse_limits("100/minute"))
+_PER_CLIENT: Final = LimitSet("slidegate-wrong-tokens", parse_limits("5/minute"))
+_ALL_CLIENTS: Final = LimitSet("slidegate-all-wrong-tokens", parse_limits("100/minute"))
 _MAX_PROVEN: Final = 1_024
 _LOCAL_KEYS: Final = 10_000
 

@@ -21,7 +21,7 @@ from .. import core
 from ..core.addresses import parse_network
 from ..core.bans.ban import MAX_REASON, Ban, ban_key
 from ..core.bans.policy import hand_ban_key
-from ..core.decision import Bucket
+from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
 from ..limiter import Limiter
@@ -330,7 +330,7 @@ class AdminService:
             raise failed[0]
         return [nearest[client.key] for client in clients]
 
-    async def _nearest_of(self, client: ClientActivity, named: dict[str, Bucket]) -> views.BusyClient:
+    async def _nearest_of(self, client: ClientActivity, named: dict[str, LimitSet]) -> views.BusyClient:
         key = client.key
         buckets = [named.get(name) or self._activity.bucket(name) for name in client.rules]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
@@ -367,10 +367,10 @@ class AdminService:
             return False
         return version == by.address[0] and first <= by.address[1] <= last
 
-    def _buckets_called(self, rule: str) -> list[Bucket]:
+    def _buckets_called(self, rule: str) -> list[LimitSet]:
         """Return the buckets of a rule, by its name or its identity; those of an identity go before those of a name."""
-        named: dict[str, Bucket] = {}
-        exact: dict[str, Bucket] = {}
+        named: dict[str, LimitSet] = {}
+        exact: dict[str, LimitSet] = {}
         for _, bucket in views.buckets_of(self._limiter):
             if bucket.held or not bucket.limits:
                 continue

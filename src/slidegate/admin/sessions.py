@@ -20,7 +20,7 @@ from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Decision, LimitSet, Reason
 from ..core.limits import Limit, parse_span_us
 from ..limiter import Limiter
 from .auth import MAX_TOKEN, Authenticator, Identity, Token, User
@@ -33,7 +33,7 @@ _MAX_COOKIE: Final = 512
 _EARLY_S: Final = 60
 """How far the clock of the worker that opened a session may be ahead of that of the worker that reads it."""
 _SALT: Final = b"slidegate: session"
-_REVOKED: Final = Bucket("slidegate-revoked", (Limit(1, "31d"),))
+_REVOKED: Final = LimitSet("slidegate-revoked", (Limit(1, "31d"),))
 _PATH_CHARACTERS: Final = frozenset(map(chr, range(0x21, 0x7F))) - set('";,\\%')
 
 

@@ -18,7 +18,7 @@ from pydantic import AliasPath, BeforeValidator, Field
 from ..core import limits
 from ..core.bans.ban import MAX_REASON
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision, LimitState
+from ..core.decision import Decision, LimitSet, LimitState
 from ..core.logs import escaped
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
@@ -336,7 +336,7 @@ def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
     return middlewares
 
 
-def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, Bucket]]:
+def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, LimitSet]]:
     """Yield the buckets of all middlewares, one that several share as often as they do."""
     for middleware in middlewares_of(limiter).values():
         for bound in middleware.bound():

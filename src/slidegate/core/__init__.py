@@ -8,8 +8,8 @@ from .bans.ban import Ban, BanChange, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
 from .counter_window import CounterWindow
-from .decide import Place, charge_all, decide, enter_periods, refund_all
-from .decision import Bucket, Check, Decision, LimitState, Reason
+from .decide import WindowRef, charge_all, decide, enter_periods, refund_all
+from .decision import Check, Decision, LimitSet, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
@@ -35,7 +35,6 @@ __all__ = [
     "BanChange",
     "BanStore",
     "BanSubject",
-    "Bucket",
     "Calendar",
     "Check",
     "Clock",
@@ -47,6 +46,7 @@ __all__ = [
     "HotKeys",
     "InvalidKey",
     "Limit",
+    "LimitSet",
     "LimitState",
     "MetricSummary",
     "MetricWindow",
@@ -54,7 +54,6 @@ __all__ = [
     "Observer",
     "Observers",
     "Period",
-    "Place",
     "Quota",
     "Reason",
     "Reservation",
@@ -66,6 +65,7 @@ __all__ = [
     "Store",
     "StoreTimeout",
     "StoreUnavailable",
+    "WindowRef",
     "WindowSlice",
     "WindowState",
     "WindowView",

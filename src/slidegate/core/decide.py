@@ -21,14 +21,14 @@ TOO_LARGE: Final = Reason.TOO_LARGE
 
 Counter: TypeAlias = Ring | Quota | Concurrency
 """What counts the units of a limit, see `Ring`: quotas and permits are counted by their limit itself."""
-Place: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
+WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
 """The counter of a limit, the cost, and where the window lies: a mapping, which has it, and its key there.
 
 A question has one for each limit of each check, in turn.
 """
 
 
-def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool = False) -> Decision:
+def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, first_in_line: bool = False) -> Decision:
     """Charge all windows of a question if all of them have room, else none.
 
     Args:
@@ -65,7 +65,7 @@ def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
 
 
 def _refuse(
-    checks: Sequence[Check], places: Sequence[Place], states: list[WindowState], now_us: int, first_in_line: bool
+    checks: Sequence[Check], places: Sequence[WindowRef], states: list[WindowState], now_us: int, first_in_line: bool
 ) -> Decision:
     """Refuse a question for which some window has no room."""
     reason, counts = LIMITED, False
@@ -83,7 +83,7 @@ def _refuse(
     return Decision(False, reason, now_us, checks, states)
 
 
-def _take_back(places: Sequence[Place], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
+def _take_back(places: Sequence[WindowRef], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
     """Take back what the limits with room were charged."""
     for at in range(len(places) - 1, -1, -1):  # backwards, because places may have a window in common
         if not states[at][3]:
@@ -92,7 +92,7 @@ def _take_back(places: Sequence[Place], before: Sequence[bytes], states: list[Wi
             states[at] = counter.state(window)
 
 
-def _charge_refusal(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> None:
+def _charge_refusal(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> None:
     """Charge a refusal to the limits that count such."""
     counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
     for (counter, cost, windows, key), counted in zip(places, counts, strict=True):
@@ -100,7 +100,7 @@ def _charge_refusal(checks: Sequence[Check], places: Sequence[Place], now_us: in
             windows[key], _ = counter.charge(windows[key], now_us, cost)
 
 
-def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: int) -> None:
+def _keep_free(places: Sequence[WindowRef], states: Sequence[WindowState], now_us: int) -> None:
     """Keep what comes free for the first of those who wait, until it asks again."""
     until_us = now_us + min(max(state[3] for state in states), KEPT_US) + GRACE_US
     for (counter, _, windows, key), state in zip(places, states, strict=True):
@@ -108,7 +108,7 @@ def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: i
             windows[key] = reserve(windows[key], until_us)
 
 
-def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> Decision:
+def charge_all(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question, whatever their limits."""
     states: list[WindowState] = []
     units: list[int] = []
@@ -119,7 +119,9 @@ def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) ->
     return Decision(True, OK, now_us, checks, states, _reserved(places, checks, now_us, units))
 
 
-def _reserved(places: Sequence[Place], checks: Sequence[Check], now_us: int, units: Sequence[int]) -> list[Reservation]:
+def _reserved(
+    places: Sequence[WindowRef], checks: Sequence[Check], now_us: int, units: Sequence[int]
+) -> list[Reservation]:
     """Return what a question has charged."""
     marks = [counter.mark(windows[key]) for counter, _, windows, key in places]
     return reserved(checks, now_us, marks, units)
@@ -127,7 +129,7 @@ def _reserved(places: Sequence[Place], checks: Sequence[Check], now_us: int, uni
 
 def refund_all(
     reservations: Sequence[Reservation],
-    places: Sequence[Place],
+    places: Sequence[WindowRef],
     now_us: int,
     *,
     latest_us: int,
@@ -156,7 +158,7 @@ def refund_all(
     return changed
 
 
-def enter_periods(places: Sequence[Place], now_us: int, unix_us: int) -> None:
+def enter_periods(places: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
     """Let the counts of quotas enter the periods of now, before anything is asked of them.
 
     Args:
@@ -169,13 +171,13 @@ def enter_periods(places: Sequence[Place], now_us: int, unix_us: int) -> None:
             windows[key] = counter.enter(windows[key], now_us, unix_us)
 
 
-def _states(places: Sequence[Place], waits: Sequence[int]) -> list[WindowState]:
+def _states(places: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowState]:
     return [
         counter.state(windows[key], wait_us) for (counter, _, windows, key), wait_us in zip(places, waits, strict=True)
     ]
 
 
-def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool) -> list[int]:
+def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, first_in_line: bool) -> list[int]:
     """Return how long each limit holds a question up, and charge nothing.
 
     What a question asks of one window for one key has to fit together. Keys that share a window have to fit each by

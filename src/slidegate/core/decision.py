@@ -47,7 +47,7 @@ class Reason(StrEnum):
     """The store did not answer, and `on_error` says "allow" or "deny"; nothing was counted."""
 
 
-class Bucket:
+class LimitSet:
     """A rule as a store sees it: its name and its limits. It is made once, kept, and compared by identity.
 
     Args:
@@ -108,7 +108,7 @@ class Bucket:
         return self.rule, self.limits
 
     def __repr__(self) -> str:
-        return f"<Bucket {self.rule!r} {'; '.join(map(str, self.limits))}>"
+        return f"<LimitSet {self.rule!r} {'; '.join(map(str, self.limits))}>"
 
 
 def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def unique_name(name: str, taken: Collection[str]) -> str:
     return unique
 
 
-Check: TypeAlias = tuple[Bucket, str, int]
+Check: TypeAlias = tuple[LimitSet, str, int]
 """One thing to charge: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
@@ -225,11 +225,11 @@ class Decision:
         place = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
         return self._state(*asked[place], readings[place])
 
-    def _asked(self) -> list[tuple[Bucket, str, int, int]]:
+    def _asked(self) -> list[tuple[LimitSet, str, int, int]]:
         """Return (bucket, key, cost, place of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
-    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
+    def _state(self, bucket: LimitSet, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
         spent, leaves_us, newest_us, wait_us = reading
         limit = bucket.limits[at]
         return LimitState(

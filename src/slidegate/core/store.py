@@ -15,7 +15,7 @@ from .bans.ban import Ban, BanChange, BanSubject
 from .bans.policy import BanPolicy
 from .bans.rows import Row
 from .bans.strikes import StoredRecords
-from .decision import Bucket, Check, Decision
+from .decision import Check, Decision, LimitSet
 from .errors import StoreUnavailable
 from .logs import escaped, logger
 from .reservation import Reservation
@@ -295,7 +295,7 @@ class Store:
         """
 
     @abstractmethod
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
 
     def observe(self, observer: Observer) -> None:

@@ -9,7 +9,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.ring import OPEN
 
 
-class Unserved(Decision):
+class StoreDown(Decision):
     """A decision without a store. Nothing was counted.
 
     Args:
@@ -38,7 +38,7 @@ class Unserved(Decision):
         return 0 if self.allowed else self._wait_us
 
 
-class Behind(Decision):
+class NotAsked(Decision):
     """Stands for the refusal of a request that comes behind others in a line, and was not asked about.
 
     Args:

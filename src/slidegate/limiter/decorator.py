@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..core.arguments import signature_of
 from ..core.bans.ban import BanSubject
-from ..core.decision import Bucket, Check, Decision
+from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
@@ -114,7 +114,7 @@ class Limited:
     ) -> None:
         """Do nothing: what the block spent stays spent."""
 
-    def _take(self, bucket: Bucket, key: str) -> Decision:
+    def _take(self, bucket: LimitSet, key: str) -> Decision:
         """Take the units, after a wait in line where they come later."""
         spelled, subjects = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
@@ -122,7 +122,7 @@ class Limited:
             decision = self._without_loop.wait(self._engine.lines.wait(decision, subjects), self._wait_us)
         return _unless_refused(decision)
 
-    async def _take_async(self, bucket: Bucket, key: str) -> Decision:
+    async def _take_async(self, bucket: LimitSet, key: str) -> Decision:
         spelled, subjects = self._engine.keys.learn(key)
         decision = await self._ask(((bucket, spelled, self._cost),), subjects)
         if may_wait(decision):
@@ -143,9 +143,9 @@ class Limited:
             f'limited: a block has no arguments, so its key is text, for example key="github", not {quoted(self._key)}'
         )
 
-    def _bucket(self, rule: str) -> Bucket:
+    def _bucket(self, rule: str) -> LimitSet:
         waiting = MAX_WAITING if self._wait_us else 0
-        return Bucket(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
+        return LimitSet(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
 
 
 def _unless_refused(decision: Decision) -> Decision:

@@ -115,7 +115,7 @@ class Engine:
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
-        self._claimed: dict[str, int] = {}
+        self._ids: dict[str, int] = {}
         self._closed = False
         self.rebuild()
         events.on_change(self.rebuild)
@@ -135,9 +135,9 @@ class Engine:
         self._listeners = (*self._listeners, listener)
         self.rebuild()
 
-    def claim(self, rule: str) -> str:
-        """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
-        count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
+    def unique_id(self, rule: str) -> str:
+        """Return a rule identity that nobody else has: `rule` for the first caller, ``rule#2`` for the next."""
+        count = self._ids[rule] = self._ids.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:

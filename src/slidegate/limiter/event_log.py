@@ -13,7 +13,7 @@ from logging import Logger, LoggerAdapter, getLogger
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
-from ..core.decision import Bucket
+from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_limits
 from ..core.logs import SPEAKER, escaped
@@ -56,8 +56,8 @@ class LogEvents:
             raise ConfigurationError(f"level: expected a number such as logging.WARNING, not {quoted(level)}")
         self._logger = logger
         self._level = level
-        self._all = Bucket("all", parse_limits(max_rate))
-        self._each = Bucket("each", parse_limits(each))
+        self._all = LimitSet("all", parse_limits(max_rate))
+        self._each = LimitSet("each", parse_limits(each))
         self._lines = MemoryStore(max_keys=MAX_SUBJECTS, clock=clock)
         self._left_out: dict[_Subject, int] = {}
         self._lock = Lock()

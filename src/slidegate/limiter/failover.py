@@ -43,7 +43,7 @@ from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .aio import Deadline, to_the_end, within
-from .decisions import Unserved
+from .decisions import StoreDown
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -308,7 +308,7 @@ class Failover:
         if self.on_error != "local":
             now_us = self._clock()
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
-            return Unserved(self.on_error == "allow" or what == "charge", checks, max(open_us, MIN_RETRY_US))
+            return StoreDown(self.on_error == "allow" or what == "charge", checks, max(open_us, MIN_RETRY_US))
         if what == "peek":
             return self._local.keep().peek(checks, subjects)
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]

@@ -13,7 +13,7 @@ from ..core.addresses import BITS, format_network, parse_network, prefix_length
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import PolicyStrikes, policy_strikes
-from ..core.decision import Bucket
+from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
@@ -41,10 +41,10 @@ class Caller(Protocol):
     def policies(self) -> Sequence[BanPolicy]:
         """The ban policies by which it strikes."""
 
-    def buckets(self) -> Iterable[Bucket]:
+    def buckets(self) -> Iterable[LimitSet]:
         """Return the buckets that it has counted in, or will, as far as is known by now."""
 
-    def fallbacks(self) -> Iterable[Bucket]:
+    def fallbacks(self) -> Iterable[LimitSet]:
         """Return those of them that stand for the limits that a function returns for each request."""
 
 
@@ -53,10 +53,10 @@ class BucketCaller:
 
     policies: Final = ()
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: LimitSet) -> None:
         self._bucket = bucket
 
-    def buckets(self) -> tuple[Bucket]:
+    def buckets(self) -> tuple[LimitSet]:
         """See `Caller.buckets`."""
         return (self._bucket,)
 
@@ -69,16 +69,16 @@ class Plans:
     """The limits that functions have returned for keys lately, in bounded memory."""
 
     def __init__(self) -> None:
-        self._fresh: dict[tuple[str, str], Bucket | None] = {}
-        self._stale: dict[tuple[str, str], Bucket | None] = {}
+        self._fresh: dict[tuple[str, str], LimitSet | None] = {}
+        self._stale: dict[tuple[str, str], LimitSet | None] = {}
 
-    def note(self, rule: str, key: str, bucket: Bucket | None) -> None:
+    def note(self, rule: str, key: str, bucket: LimitSet | None) -> None:
         """Remember in which bucket of a rule a key was counted last; None for no limits."""
         if len(self._fresh) >= MAX_PLANS:
             self._stale, self._fresh = self._fresh, {}
         self._fresh[rule, key] = bucket
 
-    def of(self, fallback: Bucket, key: str) -> Bucket | None:
+    def of(self, fallback: LimitSet, key: str) -> LimitSet | None:
         """Return that bucket, the fall-back of the rule where it is not known; None for no limits."""
         name = fallback.rule, key
         return self._fresh.get(name, self._stale.get(name, fallback))
@@ -118,7 +118,7 @@ class Callers:
         """Return the ban policies of all callers."""
         return [policy for caller in self.listed() for policy in caller.policies]
 
-    def buckets(self, key: str, others: Iterable[Bucket]) -> tuple[list[Bucket], set[Bucket]]:
+    def buckets(self, key: str, others: Iterable[LimitSet]) -> tuple[list[LimitSet], set[LimitSet]]:
         """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.
 
         Returns:
@@ -136,7 +136,7 @@ class Callers:
         return [*known.values(), *further.values()], fallbacks
 
 
-def _windows_of(bucket: Bucket) -> tuple[object, ...]:
+def _windows_of(bucket: LimitSet) -> tuple[object, ...]:
     return bucket.rule, *(limit.same_window for limit in bucket.limits)
 
 
@@ -158,7 +158,9 @@ class KeyView(NamedTuple):
     """How many further rules were not looked at: 0 unless there are more than 4,096."""
 
 
-async def look_at(engine: Engine, key: str, buckets: Sequence[Bucket], fallbacks: Collection[Bucket] = ()) -> KeyView:
+async def look_at(
+    engine: Engine, key: str, buckets: Sequence[LimitSet], fallbacks: Collection[LimitSet] = ()
+) -> KeyView:
     """Return the windows of a key.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..core.arguments import names_checked
 from ..core.bans.ban import Ban, BanChange, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, ban_target, hand_ban_key
-from ..core.decision import Bucket, Check, Decision
+from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import remember
@@ -100,7 +100,7 @@ class Limiter:
         self.digest = self.engine.keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
-        self._buckets: dict[tuple[str, Limits], Bucket] = {}
+        self._buckets: dict[tuple[str, Limits], LimitSet] = {}
         self._known = self.engine.keys.known
         self._without_loop = WithoutLoop(self.engine)
         self._closed = False
@@ -175,7 +175,7 @@ class Limiter:
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
-        It never waits: the `wait_us` of a `Bucket` is for middlewares and `limited`.
+        It never waits: the `wait_us` of a `LimitSet` is for middlewares and `limited`.
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
@@ -260,7 +260,7 @@ class Limiter:
             ConfigurationError: The key or the limits cannot be used.
             StoreError: The store does not answer.
         """
-        spelled, fallbacks = self.key_for(key), set[Bucket]()
+        spelled, fallbacks = self.key_for(key), set[LimitSet]()
         if rules is None:
             buckets, fallbacks = self.engine.callers.buckets(spelled, list(self._buckets.values()))
         elif not isinstance(rules, Mapping):
@@ -268,7 +268,7 @@ class Limiter:
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
-            buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
+            buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await look_at(self.engine, spelled, buckets, fallbacks)
 
     # -- bans ----------------------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ class Limiter:
             text, subjects = self.engine.keys.learn(key)
         return ((bucket, text, cost),), subjects
 
-    def _bucket(self, rule: str, limits: Limits) -> Bucket:
+    def _bucket(self, rule: str, limits: Limits) -> LimitSet:
         """Return the bucket of a rule: one for the same limits, however they are written."""
         if isinstance(limits, list):
             limits = tuple(limits)  # nothing is found by a list
@@ -593,7 +593,7 @@ class Limiter:
             return self._buckets[rule, limits]
         except (KeyError, TypeError):
             parsed = parse_limits(limits)
-        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or Bucket(rule, parsed)
+        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or LimitSet(rule, parsed)
         remember(self._buckets, (rule, parsed), bucket)
         if isinstance(limits, (str, AnyLimit, tuple)):
             remember(self._buckets, (rule, limits), bucket)
@@ -629,13 +629,13 @@ def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
     Raises:
         ConfigurationError: One of them is none.
     """
-    expected = 'checks: expected (bucket, key, cost) each, for example (Bucket("api", limits), "user:42", 1)'
+    expected = 'checks: expected (bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
     if not isinstance(checks, Iterable) or isinstance(checks, str):
         raise ConfigurationError(f"{expected}, not {quoted(checks)}")
     listed = tuple(checks)
     for check in listed:
         is_check = isinstance(check, tuple) and len(check) == 3
-        if not is_check or not isinstance(check[0], Bucket) or not isinstance(check[1], str):
+        if not is_check or not isinstance(check[0], LimitSet) or not isinstance(check[1], str):
             raise ConfigurationError(f"{expected}, not {quoted(check)}")
         check_cost(check[2], what)
     return listed

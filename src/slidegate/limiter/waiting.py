@@ -2,7 +2,7 @@
 
 There is a line for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
 
-    let in  <--  first  <--  second  <--  third        at most `Bucket.wait_max`
+    let in  <--  first  <--  second  <--  third        at most `LimitSet.wait_max`
                    |            '-----------'--------- sleep until they are called, or their bound is over
                    '-- asks the store, sleeps until its retry-after or a second, asks again
 
@@ -32,7 +32,7 @@ import anyio
 
 from ..core.bans.ban import BanSubject
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.limits import AnyLimit, Limit
 from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
@@ -40,7 +40,7 @@ from ..core.statistics.histogram import ResponseTimes
 from ..core.store import Clock
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
-from .decisions import Behind
+from .decisions import NotAsked
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -58,7 +58,7 @@ OUTCOMES: Final = (PASSED, REFUSED, LEFT)
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
-NOBODY: Final[Counter[Bucket]] = Counter()
+NOBODY: Final[Counter[LimitSet]] = Counter()
 
 
 class Waiter:
@@ -102,7 +102,7 @@ class Line:
 
     def __init__(self) -> None:
         self.waiters: deque[Waiter] = deque()
-        self.units: Counter[Bucket] = Counter()
+        self.units: Counter[LimitSet] = Counter()
         """What they will be charged; units of one rule lie in the same windows only if their bucket is the same."""
 
     def starts_with(self, waiter: Waiter) -> bool:
@@ -197,7 +197,7 @@ class WaitingLines:
         for check in checks:
             bucket = check[0]
             if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
-                return Behind(check, checks)
+                return NotAsked(check, checks)
         return self._engine.decide(checks, subjects)
 
     def forget(self) -> None:
@@ -217,7 +217,7 @@ class WaitingLines:
 
     def join(
         self, name: Name, waiter: Waiter, max_waiting: int, units: Sequence[Check] = ()
-    ) -> tuple[Line | None, Counter[Bucket]]:
+    ) -> tuple[Line | None, Counter[LimitSet]]:
         """Go to the end of a line; `leave` it afterwards.
 
         Args:
@@ -260,7 +260,7 @@ class WaitingLines:
         """Wait in line, as long as the rules of a request allow.
 
         Args:
-            refused: The refusal of the request, or its `Behind`.
+            refused: The refusal of the request, or its `NotAsked`.
             subjects: Further keys whose bans refuse.
 
         Returns:
@@ -309,7 +309,7 @@ class _Request:
         self._question = refused.checks
         self._subjects = subjects
         self._waiter = Waiter()
-        self._last: Decision | None = None if isinstance(refused, Behind) else refused
+        self._last: Decision | None = None if isinstance(refused, NotAsked) else refused
         self._name, self._max_waiting, self._bound_us = _place(refused)
         self._began_s = self._waiter.now_s()
         self._waits_from_us: int | None = None
@@ -392,7 +392,7 @@ class _Request:
             return decision
         return await self._ask(first_in_line=False)
 
-    async def _turned_away(self, ahead: Counter[Bucket]) -> Decision:
+    async def _turned_away(self, ahead: Counter[LimitSet]) -> Decision:
         """Return the refusal of a request that is not let in, whatever the store has room for now.
 
         Where refusals are charged the store says, in one step: it keeps what is there for those ahead.
@@ -413,7 +413,7 @@ class _Request:
     def _until_s(self) -> float:
         return self._began_s + self._bound_us / 1_000_000
 
-    def _has_time(self, decision: Decision, ahead: Counter[Bucket] = NOBODY) -> bool:
+    def _has_time(self, decision: Decision, ahead: Counter[LimitSet] = NOBODY) -> bool:
         """Tell whether a request that got an answer may be let in before its bound."""
         lacks = _lacks(decision)
         if lacks is None:
@@ -428,7 +428,7 @@ class _Request:
 class _Asked(NamedTuple):
     """One limit of a question, and what a store said of it."""
 
-    bucket: Bucket
+    bucket: LimitSet
     key: str
     limit: AnyLimit
     cost: int
@@ -439,7 +439,7 @@ class _Asked(NamedTuple):
 
 def may_wait(decision: Decision) -> bool:
     """Tell whether a request may wait: it was not let through, and all that it lacks will come back."""
-    return isinstance(decision, Behind) or (not decision.allowed and bool(_lacks(decision)))
+    return isinstance(decision, NotAsked) or (not decision.allowed and bool(_lacks(decision)))
 
 
 def _asked(decision: Decision, name: Name | None = None) -> list[_Asked]:
@@ -465,7 +465,7 @@ def _lacks(decision: Decision) -> list[_Asked] | None:
 
 def _place(decision: Decision) -> tuple[Name, int, int]:
     """Return the line of a request that is not let through, how many may stand in it, and how long."""
-    if isinstance(decision, Behind):
+    if isinstance(decision, NotAsked):
         bucket, key, _ = decision.check
     else:
         # In the line of what comes last it holds up nobody who lacks less.
@@ -473,7 +473,7 @@ def _place(decision: Decision) -> tuple[Name, int, int]:
     return (bucket.rule, key), bucket.wait_max, bucket.wait_us
 
 
-def _later_us(lack: _Asked, ahead: Counter[Bucket]) -> int:
+def _later_us(lack: _Asked, ahead: Counter[LimitSet]) -> int:
     """Return how long a request waits at least under one limit, behind the units of those ahead of it."""
     _, _, limit, cost, wait_us, here = lack
     units = ahead[lack.bucket] if here else 0
@@ -484,8 +484,8 @@ def _later_us(lack: _Asked, ahead: Counter[Bucket]) -> int:
     return max(wait_us, windows * limit.window_us + (wait_us if before + 1 >= cost else 0), 0)
 
 
-def _units(name: Name, checks: Sequence[Check]) -> Counter[Bucket]:
-    units: Counter[Bucket] = Counter()
+def _units(name: Name, checks: Sequence[Check]) -> Counter[LimitSet]:
+    units: Counter[LimitSet] = Counter()
     for bucket, key, cost in checks:
         if (bucket.rule, key) == name:
             units[bucket] += cost

@@ -243,7 +243,7 @@ class Suggestion:
         self._clients = survey.clients
         self._allowed = int(touch * len(survey.clients.tallies) + 1e-9)
         rules = survey.rules(routes)
-        self._rules = RuleSet(rules, Limiter().engine.claim)
+        self._rules = RuleSet(rules, Limiter().engine.unique_id)
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
         self._requests: Counter[str] = Counter()
         self._now_us = 0

@@ -26,7 +26,7 @@ _P = ParamSpec("_P")
 _M = TypeVar("_M")
 
 
-class Breakable:
+class FailsAtStartup:
     """A middleware that keeps the error of its constructor where Starlette is building its stack.
 
     Of nested constructors of one object the outermost decides, that of the user's own class.

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
@@ -65,7 +65,7 @@ class UserCallbacks:
         """Return the checks of a request, asking the rule's functions; none if the rule does not count the request."""
         request = request_of(scope) if request is None else request
         rule = bound.rule
-        bucket: Bucket | None
+        bucket: LimitSet | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)

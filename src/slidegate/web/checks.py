@@ -22,7 +22,7 @@ from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .default_limits import dependencies, is_exempt, limits_of
 from .paths import RulePath, may_hold_a_slash
-from .routes import Application, Place, look, shown, walk
+from .routes import Application, MountedRoute, look, shown, walk
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -225,7 +225,9 @@ def _unknown_below(app: Application, above: str = "") -> Iterator[tuple[str, App
         yield from _unknown_below(mount.app, above + mount.path)
 
 
-def _about_unmet_rules(rules: Sequence[Rule], places: Sequence[Place], unknown: Sequence[str]) -> Iterator[Finding]:
+def _about_unmet_rules(
+    rules: Sequence[Rule], places: Sequence[MountedRoute], unknown: Sequence[str]
+) -> Iterator[Finding]:
     """Yield the findings about rules that no route meets. Those that block meet scanners, on purpose."""
     by_path = _PlacesByPath(places)
     unmet: list[tuple[str, Rule]] = []
@@ -262,13 +264,13 @@ class _PlacesByPath:
         listed: The path of each route without its host, its template, and the route.
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[MountedRoute]) -> None:
         self.listed = [(_HOST.sub("", place.path), _HOST.sub("", place.template), place) for place in places]
-        self._by_first: dict[str, list[tuple[str, Place]]] = {}
+        self._by_first: dict[str, list[tuple[str, MountedRoute]]] = {}
         for path, _, place in self.listed:
             self._by_first.setdefault(_first_of(path), []).append((path, place))
 
-    def meeting(self, path: str) -> list[Place]:
+    def meeting(self, path: str) -> list[MountedRoute]:
         """Return the routes with which a path may have a text in common."""
         first = _first_of(path)
         groups = [first, _VARIES] if first is not _VARIES else list(self._by_first)
@@ -281,7 +283,7 @@ def _first_of(path: str) -> str:
     return _VARIES if "{" in first else first
 
 
-def _takes(rule: Rule, place: Place) -> bool:
+def _takes(rule: Rule, place: MountedRoute) -> bool:
     if rule.connection is not None and rule.connection != place.connection:
         return False
     if place.connection == "websocket":
@@ -307,7 +309,7 @@ def _segments_meet(one: str, another: str) -> bool:
     return "{" in one and ("{" in another or RulePath(f"/{one}").takes(f"/{another}") is not None)
 
 
-def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) -> Iterator[Finding]:
+def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about endpoints that `RateLimit.exempt` marks."""
     limiting = [rule for rule in middleware.rules if rule.action == "limit" and not rule.exempt]
     for place in [one for one in places if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
@@ -327,9 +329,9 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[Place]) 
             )
 
 
-def _about_methods_at_endpoints(places: Iterable[Place]) -> Iterator[Finding]:
+def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about limits at endpoints for methods that none of their routes takes."""
-    where: dict[int, tuple[Rule, list[Place]]] = {}
+    where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
     for place in places:
         own = [call.rule for call in dependencies(place.route) if _is_limit(call)]
         for rule in [*own, *(limit.rule for limit in limits_of(place.endpoint))]:
@@ -343,7 +345,7 @@ def _about_methods_at_endpoints(places: Iterable[Place]) -> Iterator[Finding]:
             )
 
 
-def _is_about(rule: Rule, place: Place) -> bool:
+def _is_about(rule: Rule, place: MountedRoute) -> bool:
     return any(path == "*" or may_meet(path, place.path) for path in rule.paths)
 
 

@@ -104,9 +104,9 @@ class Decider:
         self._shadows = ShadowRules(limiter, calls, self._hit, stats=stats)
         self._stats = stats
         for bound in rules.bound():
-            self.price(bound)
+            self.register_cost(bound)
 
-    def price(self, bound: BoundRule) -> None:
+    def register_cost(self, bound: BoundRule) -> None:
         """Have the stats of a rule know what each of its requests costs."""
         if bound.cost != 1:
             self._engine.statistics.costs[bound.bucket.label] = bound.cost

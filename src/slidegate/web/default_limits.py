@@ -17,7 +17,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
 from .paths import is_astray
-from .routes import Place, reach, shown
+from .routes import MountedRoute, reach, shown
 from .rule_set import BoundRule, buckets_of
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
@@ -39,7 +39,7 @@ class DefaultLimits:
     Args:
         limits: The limits, each route by itself, or a function of the request that returns them.
         key: Whom to count; None for the client's address.
-        claimed: An identity that no other middleware on the limiter has.
+        own_id: An identity that no other middleware on the limiter has.
         app: The application that the middleware guards.
 
     Attributes:
@@ -50,14 +50,14 @@ class DefaultLimits:
     """
 
     def __init__(
-        self, limits: Limits | LimitsFunction, key: Key | KeyFunction | None, claimed: str, app: object
+        self, limits: Limits | LimitsFunction, key: Key | KeyFunction | None, own_id: str, app: object
     ) -> None:
         try:
             self._rule = Rule("*", limits, key=key)
         except ConfigurationError as error:
             raise ConfigurationError(f"default_limits: {str(error).removeprefix('limits: ')}") from None
         self.limits = self._rule.limits
-        self._claimed = claimed
+        self._own_id = own_id
         self._app = app
         self._bound: dict[str, BoundRule] = {}
 
@@ -86,7 +86,7 @@ class DefaultLimits:
             rule = copy(self._rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
-            identity = identity_of(rule.label, self._claimed, name)
+            identity = identity_of(rule.label, self._own_id, name)
             if len(rule.label) == MAX_LABEL:  # it was shortened, and so may another be
                 rule.label = f"{rule.label[:-9]}-{identity[-8:]}"
             bound = BoundRule(rule, *buckets_of(rule, identity, rule.wire_names()))
@@ -122,7 +122,7 @@ class Exemption:
         return endpoint
 
 
-def is_exempt(place: Place, method: str) -> bool:
+def is_exempt(place: MountedRoute, method: str) -> bool:
     """Return whether a route has no default limits.
 
     Args:

@@ -37,7 +37,7 @@ from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction
-from .routes import Place, RouteIndex, layers, look, walk
+from .routes import MountedRoute, RouteIndex, layers, look, walk
 from .rule_set import BoundRule, buckets_of, limits_kind, name_of
 from .rules import (
     DEFAULT_WAIT_MAX,
@@ -220,7 +220,7 @@ class EndpointBuckets:
     """The limits at the endpoints below one middleware, each with its buckets.
 
     Args:
-        claimed: An identity that no other middleware on the limiter has.
+        own_id: An identity that no other middleware on the limiter has.
         routes: Finds the routes that requests came by.
         decider: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
@@ -231,13 +231,13 @@ class EndpointBuckets:
         calls: The same.
     """
 
-    def __init__(self, claimed: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks) -> None:
-        self._claimed = claimed
+    def __init__(self, own_id: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks) -> None:
+        self._own_id = own_id
         self.decider = decider
         self.calls = calls
         self.routes = routes
-        self._bound: dict[tuple[RateLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
-        self._names: dict[Place | str, dict[str, str]] = {}
+        self._bound: dict[tuple[RateLimit, MountedRoute | str, int, int], tuple[BoundRule, object]] = {}
+        self._names: dict[MountedRoute | str, dict[str, str]] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
@@ -267,14 +267,16 @@ class EndpointBuckets:
             entry = self._bound[limit, place, turn, id(function)] = bound, function
         return entry[0]
 
-    def _bind(self, limit: RateLimit, place: Place | str, scope: Scope, function: object, turn: int) -> BoundRule:
+    def _bind(
+        self, limit: RateLimit, place: MountedRoute | str, scope: Scope, function: object, turn: int
+    ) -> BoundRule:
         labels = self._labels(limit, place, scope, function)
         rule = copy(limit.rule)
         rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
         rule.label = rule.name or label_of(rule.paths)
         identity = rule.identity
         if rule.name is None:
-            identity = identity_of(rule.label, self._claimed, limit.rule.identity, labels)
+            identity = identity_of(rule.label, self._own_id, limit.rule.identity, labels)
             identity += f"#{turn + 1}" if turn else ""
         # Names have to differ on one response only, where limits are asked in the same order in every process.
         taken = self._names.setdefault(place, {})
@@ -282,10 +284,10 @@ class EndpointBuckets:
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
-        self.decider.price(bound)
+        self.decider.register_cost(bound)
         return bound
 
-    def _labels(self, limit: RateLimit, route: Place | str, scope: Scope, function: object) -> list[str]:
+    def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
         below = self.routes.labels_below(scope, limit)
         if below is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from starlette.types import Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs, unique_name
+from ..core.decision import Check, Decision, LimitSet, Reason, ceil_s, tightest_first, unequal_costs, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .exchange import Entry
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
-Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
+Buckets: TypeAlias = LimitSet | tuple[LimitSet, ...]
 Field: TypeAlias = Any
 """A field as an application wrote it: two of bytes, or of another kind of bytes, in a tuple or a list."""
 Fields: TypeAlias = list[tuple[bytes, bytes]]
@@ -111,7 +111,7 @@ class HeaderWriter:
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
         """Learn what follows from the buckets of a request alone."""
-        buckets = (asked,) if isinstance(asked, Bucket) else asked
+        buckets = (asked,) if isinstance(asked, LimitSet) else asked
         limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
         named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
         items = [_policy_item(*item) for item in named]
@@ -173,7 +173,7 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def distinct_names(buckets: Iterable[Bucket]) -> list[str]:
+def distinct_names(buckets: Iterable[LimitSet]) -> list[str]:
     """Return the name of each limit in an answer: of two that are called alike, the later one gets a number."""
     names: list[str] = []
     for bucket in buckets:

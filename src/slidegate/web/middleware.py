@@ -18,14 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket, Decision
+from ..core.decision import Decision, LimitSet
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..core.store import Observer
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
-from .broken import Breakable, end_start
+from .broken import FailsAtStartup, end_start
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _GUARDED: Final = frozenset({"http", "websocket"})
 
 
-class RateLimitMiddleware(Breakable):
+class RateLimitMiddleware(FailsAtStartup):
     """Counts requests, and answers those beyond a limit with 429 and an exact `Retry-After`.
 
     Args:
@@ -140,12 +140,12 @@ class RateLimitMiddleware(Breakable):
         self.rules = tuple(all_rules(limits, rules, key))
         defaults = None
         if default_limits is not None:
-            defaults = DefaultLimits(default_limits, key, self._claim("per-route:"), app)
+            defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
         self._calls = UserCallbacks()
         self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
-        self._rules = RuleSet(self.rules, self._claim, app, defaults)
+        self._rules = RuleSet(self.rules, self._unique_id, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_permits()
         self._counts = check_flag("statistics", statistics)
@@ -170,7 +170,7 @@ class RateLimitMiddleware(Breakable):
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is None:
             return None
-        return MessageCounter(messages, self.limiter, self._client, self._claim("messages:"))
+        return MessageCounter(messages, self.limiter, self._client, self._unique_id("messages:"))
 
     def _made_parts(self) -> Parts:
         """Make what requests use of this middleware."""
@@ -179,7 +179,7 @@ class RateLimitMiddleware(Breakable):
             self.limiter,
             self._rules.names(),
             self._signals,
-            EndpointBuckets(self._claim("endpoints:"), routes, self._decider, self._calls),
+            EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls),
             Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
             RequestStats(self.limiter, routes) if self._counts else None,
@@ -228,12 +228,12 @@ class RateLimitMiddleware(Breakable):
         """Return the rules with their buckets, those for endpoints and routes that were met so far too."""
         return [*self._rules.bound(), *self._parts.endpoints.met()]
 
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[LimitSet]:
         """Return the buckets to count in, those of routes and endpoints that requests have reached."""
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
-    def fallbacks(self) -> list[Bucket]:
+    def fallbacks(self) -> list[LimitSet]:
         """Return those of them that stand for the limits that a function returns for each request."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
@@ -399,9 +399,9 @@ class RateLimitMiddleware(Breakable):
         """Have the middleware found by those who ask the limiter which rules are in force."""
         self.limiter.engine.callers.add(self)
 
-    def _claim(self, identity: str) -> str:
+    def _unique_id(self, identity: str) -> str:
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
-        return self.limiter.engine.claim(identity)
+        return self.limiter.engine.unique_id(identity)
 
     def _look_at_request(self, scope: Scope) -> None:
         """Look for findings in the first requests."""
@@ -426,8 +426,8 @@ class _Read(RateLimitMiddleware):
         self.file = shared.file
         super().__init__(app, **options)
 
-    def _claim(self, identity: str) -> str:
-        return self._shared.claim(identity, self.limiter)
+    def _unique_id(self, identity: str) -> str:
+        return self._shared.unique_id(identity, self.limiter)
 
     def _enlist(self) -> None:
         """Do nothing: the `ReloadingMiddleware` enlists those that it puts to work."""

@@ -25,7 +25,7 @@ from ..core.logs import logger
 from ..core.store import Event, Observer
 from ..limiter import FailurePolicy, Limiter
 from ..limiter.events import listed_observers
-from .broken import Breakable, end_start, whole
+from .broken import FailsAtStartup, end_start, whole
 from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
@@ -51,7 +51,7 @@ class FileState:
         self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
-        self._claimed: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
 
     def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
         """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
@@ -67,14 +67,14 @@ class FileState:
             raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
         return self._limiter
 
-    def claim(self, identity: str, limiter: Limiter) -> str:
+    def unique_id(self, identity: str, limiter: Limiter) -> str:
         """Return an identity for counts of a middleware: the same one as for the middleware before it."""
-        if identity not in self._claimed:
-            self._claimed[identity] = limiter.engine.claim(identity)
-        return self._claimed[identity]
+        if identity not in self._ids:
+            self._ids[identity] = limiter.engine.unique_id(identity)
+        return self._ids[identity]
 
 
-class ReloadingMiddleware(Breakable):
+class ReloadingMiddleware(FailsAtStartup):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:

@@ -159,7 +159,7 @@ def _serves_files(router: Any) -> bool:
 
 
 @dataclass(eq=False, slots=True)  # a route of Starlette's cannot be hashed
-class Place:
+class MountedRoute:
     """A route, at one of the places where it is mounted.
 
     Attributes:
@@ -192,13 +192,13 @@ class Place:
         return f"{names if self.connection == 'http' else 'WS'} {self.template}"
 
 
-def _place(route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()) -> Place:
+def _place(route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()) -> MountedRoute:
     methods = getattr(route, "methods", None)
     connection = "http" if hasattr(route, "methods") else "websocket"
     there = tuple(Required(dependency, above + where) for dependency, where in required)
     taken = frozenset(methods) if methods else None
     path = above + (getattr(route, "path", None) or route.path_format)
-    return Place(route, route.endpoint, path, connection, taken, there, inside)
+    return MountedRoute(route, route.endpoint, path, connection, taken, there, inside)
 
 
 def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
@@ -209,12 +209,12 @@ def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
     return f"//{mount.host}" if len(alike) == 1 else ""
 
 
-def walk(app: object) -> list[Place]:
+def walk(app: object) -> list[MountedRoute]:
     """Return every route of an application, a router, or a wrapper around one, at each place where it is mounted.
 
     What comes behind something that cannot be read is left out.
     """
-    places: list[Place] = []
+    places: list[MountedRoute] = []
     try:
         places.extend(_walk(app, "", ()))
     except Exception:
@@ -222,7 +222,7 @@ def walk(app: object) -> list[Place]:
     return places
 
 
-def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[Place]:
+def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[MountedRoute]:
     router, routes = router_of(app), routes_of(app)
     own = tuple(Required(depends.dependency, "") for depends in getattr(router, "dependencies", None) or ())
     for route, required in _listed(router.routes, own) if routes is not None else ():
@@ -241,7 +241,7 @@ class Reached(NamedTuple):
         answers: Whether the route takes the method too; where it does not, the router answers 405.
     """
 
-    place: Place | None = None
+    place: MountedRoute | None = None
     answers: bool = True
 
 
@@ -263,7 +263,7 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
     router = router_of(app)
     if router is None:
         *_, end = layers(app)
-        return Reached(Place(None, end, f"{above}/{{path:path}}") if above else None)
+        return Reached(MountedRoute(None, end, f"{above}/{{path:path}}") if above else None)
     route, child, answers = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
@@ -292,10 +292,10 @@ class RouteIndex:
     """Finds the routes by which requests came, where an endpoint or the end of an answer asks."""
 
     def __init__(self) -> None:
-        self._routers: dict[int, tuple[Any, int, dict[int, list[Place]]]] = {}
+        self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
 
-    def find(self, scope: Scope) -> Place | None:
+    def find(self, scope: Scope) -> MountedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
         candidates = self.candidates(scope)
         if len(candidates) > 1 and (route := scope.get("route")) is not None:  # routers say it since Starlette 1
@@ -308,7 +308,7 @@ class RouteIndex:
             (one for one in candidates if place and one.route is place.route and one.label == place.label), None
         )
 
-    def candidates(self, scope: Scope) -> Sequence[Place]:
+    def candidates(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of the endpoint that a request reached: one, unless several lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
         if endpoint is None or not isinstance(look(router, "routes"), Sequence):
@@ -333,12 +333,12 @@ class RouteIndex:
         found = [(label, required) for label, required in requiring if required.dependency is dependency]
         return (found[0][1].where, sorted({label for label, _ in found})) if found else None
 
-    def _places(self, router: Any) -> dict[int, list[Place]]:
+    def _places(self, router: Any) -> dict[int, list[MountedRoute]]:
         """Return the routes below a router by the ids of their endpoints, which they hold."""
         known = self._routers.get(id(router))
         if known is not None and known[0] is router and known[1] == len(router.routes):
             return known[2]
-        places: dict[int, list[Place]] = {}
+        places: dict[int, list[MountedRoute]] = {}
         for place in walk(router):
             places.setdefault(id(place.endpoint), []).append(place)
         remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Scope
 
-from ..core.decision import Bucket, Check, unique_name, wire_names
+from ..core.decision import Check, LimitSet, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
@@ -45,7 +45,7 @@ class BoundRule:
         plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.
     """
 
-    def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
+    def __init__(self, rule: Rule, bucket: LimitSet, permits: LimitSet | None = None) -> None:
         self.rule = rule
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
@@ -55,21 +55,21 @@ class BoundRule:
         self.permits = permits
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
-        self._plans: dict[object, Bucket] = {}
-        self._others: dict[tuple[Bucket, int], Bucket] = {}
+        self._plans: dict[object, LimitSet] = {}
+        self._others: dict[tuple[LimitSet, int], LimitSet] = {}
         self._preflights: BoundRule | None = None
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling functions of the user's."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[LimitSet]:
         """Return the buckets of the rule; where a function returns its limits, that of its fall-back."""
         own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._others.values(), *apart]
 
-    def fallbacks(self) -> list[Bucket]:
+    def fallbacks(self) -> list[LimitSet]:
         """Return those of them that stand for the limits that a function returns."""
         own = [] if self.rule.limits_function is None else [self.bucket]
         return own if self._preflights is None else [*own, *self._preflights.fallbacks()]
@@ -100,7 +100,7 @@ class BoundRule:
                 left.append((own, key, cost))
         return left
 
-    def _in_turn(self, bucket: Bucket, turn: int) -> Bucket:
+    def _in_turn(self, bucket: LimitSet, turn: int) -> LimitSet:
         """Return a bucket with the same limits and windows of its own: the second of a name on a request, or later."""
         other = self._others.get((bucket, turn))
         if other is None:
@@ -122,7 +122,7 @@ class BoundRule:
             self._preflights = BoundRule(self.rule, _apart(self.bucket), permits)
         return self._preflights
 
-    def plan(self, limits: Limits) -> Bucket | None:
+    def plan(self, limits: Limits) -> LimitSet | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
         The bucket has no limits where nobody may pass.
@@ -165,7 +165,7 @@ class RuleSet:
 
     Args:
         rules: The rules.
-        claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
+        unique_id: Returns a unique identity for that of a rule, as `Engine.unique_id` does.
         app: The application that the middleware guards.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
@@ -182,13 +182,13 @@ class RuleSet:
     def __init__(
         self,
         rules: Sequence[Rule],
-        claim: Callable[[str], str],
+        unique_id: Callable[[str], str],
         app: object = None,
         defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
         taken: set[str] = set()
-        self._bound = [BoundRule(rule, *_buckets(rule, claim, taken)) for rule in rules]
+        self._bound = [BoundRule(rule, *_buckets(rule, unique_id, taken)) for rule in rules]
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
@@ -378,20 +378,20 @@ def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
             )
 
 
-def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
+def _buckets(rule: Rule, unique_id: Callable[[str], str], taken: set[str]) -> Sequence[LimitSet]:
     """Make the buckets of a rule; its limits get names in header fields that no other rule's limits have."""
     if not rule.counts:
-        return [Bucket(rule.identity, ())]
+        return [LimitSet(rule.identity, ())]
     names = []
     for name in rule.wire_names():
         names.append(unique_name(name, taken))
         taken.add(names[-1])
     # Unnamed rules of two middlewares count apart, even on one limiter; a name joins their counts.
-    identity = rule.identity if rule.name is not None else claim(rule.identity)
+    identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)
 
 
-def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Bucket]:
+def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
     """Make the bucket of a rule's limits and that of its permits, those of them that it has.
 
     Args:
@@ -405,7 +405,7 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
     if rule.concurrency is not None:
         wait_us, wait_max = rule.wait_us, rule.wait_max
         buckets.append(
-            Bucket(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
+            LimitSet(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
         )
     return buckets
 
@@ -420,15 +420,15 @@ def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
     return {limit.same_window: limit.amount for limit in limits}
 
 
-def _apart(bucket: Bucket) -> Bucket:
+def _apart(bucket: LimitSet) -> LimitSet:
     """Return a bucket with the same limits and windows of its own."""
     twin = copy(bucket)
     twin.rule += _PREFLIGHTS
     return twin
 
 
-def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:
-    return Bucket(
+def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> LimitSet:
+    return LimitSet(
         identity,
         limits,
         names if names is not None else wire_names(rule.label, limits),

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Bucket, Decision, Reason, RuleRefusal
+from ..core.decision import Decision, LimitSet, Reason, RuleRefusal
 from ..core.memo import remember
 from ..core.statistics.metrics import OVERFLOW
 from ..core.statistics.series import MAX_NOTED, Outcome, Series
@@ -26,7 +26,7 @@ from ..limiter import Limiter
 from .exchange import Exchange
 from .routes import RouteIndex
 
-Counted: TypeAlias = Bucket | tuple[Bucket, ...]
+Counted: TypeAlias = LimitSet | tuple[LimitSet, ...]
 """The bucket that counted a request, where it is one; else all of them."""
 
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
@@ -146,7 +146,7 @@ class RequestStats:
         known = self._passed.get((counted, id(endpoint)))
         if known is not None and known[1] is router:
             return known[0]
-        labels = (counted.label,) if isinstance(counted, Bucket) else tuple([bucket.label for bucket in counted])
+        labels = (counted.label,) if isinstance(counted, LimitSet) else tuple([bucket.label for bucket in counted])
         # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
         series = self._statistics.series(labels, self._routes.label(scope))
         if len(self._routes.candidates(scope)) <= 1:  # else the path decides

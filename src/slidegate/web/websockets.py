@@ -21,8 +21,8 @@ from starlette.types import Message, Scope, Send
 
 from ..core.arguments import names_checked
 from ..core.bans.ban import Ban, BanSubject
-from ..core.decide import Place, decide, enter_periods
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decide import WindowRef, decide, enter_periods
+from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
@@ -97,22 +97,22 @@ class MessageCounter:
         messages: The limits, the key, and the action beyond a limit.
         limiter: The limiter that counts clients.
         client: Finds the client's address.
-        claimed: An identity that no other middleware on the limiter has.
+        own_id: An identity that no other middleware on the limiter has.
 
     Attributes:
         beyond: The action on a message beyond a limit.
         shared: The limiter that counts; None where each connection counts by itself.
     """
 
-    def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
-        self._bucket = Bucket(claimed, messages.limits)
+    def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, own_id: str) -> None:
+        self._bucket = LimitSet(own_id, messages.limits)
         self._key = messages.key
         self._engine = limiter.engine
         self._client = client
         self.beyond = messages.beyond
         self.shared = None if messages.key == "connection" else limiter
 
-    def buckets(self) -> Sequence[Bucket]:
+    def buckets(self) -> Sequence[LimitSet]:
         """Return the bucket that clients share; a connection by itself counts in windows of its own."""
         return () if self.shared is None else (self._bucket,)
 
@@ -121,7 +121,7 @@ class MessageCounter:
         if self.shared is None:
             # These windows live as long as the connection does, so they need no store that others share.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
-            places: list[Place] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
+            places: list[WindowRef] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
             return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.statistics.now_us)
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
@@ -129,7 +129,7 @@ class MessageCounter:
         return partial(self._engine.lines.decide, ((self._bucket, key, 1),), ())
 
 
-def _count(checks: Sequence[Check], places: Sequence[Place], clock: Clock) -> Decision:
+def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -> Decision:
     now_us = clock()
     enter_periods(places, now_us, now_us)
     return decide(checks, places, now_us)

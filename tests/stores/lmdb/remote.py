@@ -10,7 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from slidegate.core import BanStore, Bucket, Decision, Store
+from slidegate.core import BanStore, Decision, LimitSet, Store
 from slidegate.core.reservation import Reservation
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
@@ -81,7 +81,7 @@ class TwoProcesses(Store):
     def reset_all(self) -> Any:
         return self.turn("store", "reset_all")
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Any:
         return self.turn("store", "inspect", key, buckets)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class _Bans(BanStore):
 def serve(address: str) -> None:
     """Answer calls until the other side hangs up."""
     stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-    buckets: dict[tuple[Any, ...], Bucket] = {}
+    buckets: dict[tuple[Any, ...], LimitSet] = {}
 
     with Client(address, "AF_UNIX") as pipe:
         while True:
@@ -163,17 +163,17 @@ def serve(address: str) -> None:
             pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)
 
 
-def _known(buckets: dict[tuple[Any, ...], Bucket], given: Any) -> Any:
+def _known(buckets: dict[tuple[Any, ...], LimitSet], given: Any) -> Any:
     """Return checks, or what they charged, with the buckets that were seen before, as an application has them."""
     for reservation in given if isinstance(given, list) else ():
         if isinstance(reservation, Reservation):
             (reservation.check,) = _known(buckets, (reservation.check,))
-    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
+    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], LimitSet):
         return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
     return given
 
 
-def _likeness(bucket: Bucket) -> tuple[Any, ...]:
+def _likeness(bucket: LimitSet) -> tuple[Any, ...]:
     return bucket.rule, bucket.limits, bucket.count_denied, bucket.wait_us, bucket.wait_max
 
 

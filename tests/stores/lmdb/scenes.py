@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core import ConfigurationError, LimitSet, parse_limits
 from slidegate.core.errors import StoreError, StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
@@ -26,8 +26,8 @@ HOUR_US = 3_600_000_000
 SHARED_AMOUNT = 300
 
 
-def bucket(amount: int) -> Bucket:
-    return Bucket("rule", parse_limits(f"{amount}/hour"))
+def bucket(amount: int) -> LimitSet:
+    return LimitSet("rule", parse_limits(f"{amount}/hour"))
 
 
 def actor(act: Callable[[int], None]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.core import Bucket, Reason, parse_limits
+from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network
 from slidegate.core.bans.ban import BanSubject
 from slidegate.core.errors import StoreTimeout
@@ -24,7 +24,7 @@ from ...virtual_time import VirtualTime
 from .test_store import gate_held
 
 SECOND_US = 1_000_000
-HIT = Bucket("rule", parse_limits("1000000/hour"))
+HIT = LimitSet("rule", parse_limits("1000000/hour"))
 
 
 @pytest.fixture

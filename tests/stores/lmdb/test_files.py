@@ -23,7 +23,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core import ConfigurationError, LimitSet, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
@@ -36,7 +36,7 @@ from ...hurry import at_once, hurried
 from .test_store import child, fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
-ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+ASKED = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
 SMALL: dict[str, Any] = {"map_size": 1 << 20}
 
 
@@ -326,9 +326,9 @@ def test_a_file_that_grows_whenever_a_reader_has_mapped_it_whole_is_no_damage(
     store.hit(ASKED)
     code = f"""
 import sys
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.stores.lmdb import LmdbStore
-store, asked, number = LmdbStore({str(path)!r}, map_size=1 << 16), Bucket("rule", parse_limits("5/hour")), 0
+store, asked, number = LmdbStore({str(path)!r}, map_size=1 << 16), LimitSet("rule", parse_limits("5/hour")), 0
 while store.stats().bytes_used <= int(sys.argv[1]):
     store.hit(((asked, f"user:{{sys.argv[1]}}-{{number:>040}}", 1),))
     number += 1
@@ -377,12 +377,12 @@ def test_whatever_bytes_are_damaged_the_next_worker_starts_and_counts(tmp_path: 
         content[chance.randrange(used)] ^= 1 << chance.randrange(8)
     data.write_bytes(content)
     code = f"""
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.core.errors import StoreUnavailable
 for turn in range(3):
     store = LmdbStore({str(path)!r}, map_size=1 << 20)
-    asked = Bucket("rule", parse_limits("5/hour"))
+    asked = LimitSet("rule", parse_limits("5/hour"))
     for number in range(450):
         for again in range(3):
             try:
@@ -422,7 +422,7 @@ def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_
 ) -> None:
     """By itself, or by a worker that starts; every error in between is the store's own."""
     store, heard = opened(place)
-    asked = ((Bucket("rule", parse_limits("50/day")), "user:ann", 1),)
+    asked = ((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),)
     asks: dict[str, Callable[[], Any]] = {
         "hit": lambda: store.hit(asked),
         "peek": lambda: store.peek(asked),
@@ -435,13 +435,13 @@ def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_
         code = f"""
 from contextlib import suppress
 from functools import partial
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.errors import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 store = LmdbStore({str(place)!r}, map_size=1 << 20)
 for _ in range(21):
     with suppress(StoreUnavailable):
-        store.hit(((Bucket("rule", parse_limits("50/day")), "user:ann", 1),))
+        store.hit(((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),))
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     for act in (asks[ask], asks["hit"], asks["hit"]):
@@ -632,11 +632,11 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(tmp_path: Pat
     code = f"""
 import os, sys
 from pathlib import Path
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.errors import ConfigurationError, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
-asked, clock = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),), FakeClock(10**12)
+asked, clock = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),), FakeClock(10**12)
 store = LmdbStore({str(running)!r}, map_size=1 << 20, clock=clock)
 (Path({str(running)!r}) / {name!r}).unlink()
 os.rename({str(path / name)!r}, {str(running / name)!r})

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import pytest
 
-from slidegate.core import Bucket, ConfigurationError, Decision, Quota, Reason, parse_limits
+from slidegate.core import ConfigurationError, Decision, LimitSet, Quota, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.core.ring import GRACE_US
@@ -44,8 +44,8 @@ MINUTE_US = 60_000_000
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    return Bucket(rule, parse_limits(limits))
+def bucket(limits: str, rule: str = "rule") -> LimitSet:
+    return LimitSet(rule, parse_limits(limits))
 
 
 class InFiles:
@@ -243,7 +243,7 @@ def test_what_is_kept_for_the_first_in_line_is_kept_from_every_worker_and_no_lon
 def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
     workers: Callable[[], tuple[Any, Any]], limits: Any
 ) -> None:
-    asked = Bucket("rule", parse_limits(limits))
+    asked = LimitSet("rule", parse_limits(limits))
     for everything in (False, True):
         one, other = workers()
         amount = asked.limits[0].amount
@@ -263,7 +263,7 @@ def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restar
 def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     ticks, wall = FakeClock(10**12), FakeClock(10**15)
     store: Any = LmdbStore(tmp_path / "lmdb", clock=ticks, wall_clock=wall, **SMALL)
-    asked = ((Bucket("rule", parse_limits(limits)), "ann", 1),)
+    asked = ((LimitSet("rule", parse_limits(limits)), "ann", 1),)
     while store.hit(asked):
         pass
     written = store._env._lmdb.info()["last_txnid"]
@@ -326,7 +326,7 @@ class Ended(FakeClock):
 
 @pytest.mark.parametrize("durability", ["fast", "safe"])
 async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(tmp_path: Path, durability: Any) -> None:
-    wall, quota = Ended(10**15), ((Bucket("quota", [Quota("5/day")]), "ann", 1),)
+    wall, quota = Ended(10**15), ((LimitSet("quota", [Quota("5/day")]), "ann", 1),)
     store = LmdbStore(tmp_path / "lmdb", durability=durability, wall_clock=wall, **SMALL)
     asked = ((bucket("5/hour"), "ann", 1),)
     with gate_held(store):

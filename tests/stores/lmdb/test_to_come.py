@@ -17,7 +17,7 @@ import lmdb.verify
 import pytest
 
 from slidegate import Limiter, StoreError
-from slidegate.core import Bucket, Reason, parse_limits
+from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 
@@ -27,7 +27,7 @@ from .test_store import SHARED_MEMORY, disk_of
 
 HOUR_US = 3_600_000_000
 PATIENCE_S = 60.0
-BANNED = ((Bucket("rule", parse_limits("5/hour")), "user:eve", 1),)
+BANNED = ((LimitSet("rule", parse_limits("5/hour")), "user:eve", 1),)
 
 
 @pytest.mark.xfail(
@@ -49,10 +49,10 @@ def test_bans_of_a_damaged_file_hold_for_every_worker_as_soon_as_one_has_set_it_
     else:
         pytest.fail("nobody has set it aside")
     code = f"""
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 store = LmdbStore({str(path)!r}, map_size=1 << 20)
-print(store.hit(((Bucket("rule", parse_limits("5/hour")), "user:eve", 1),)).reason.value)
+print(store.hit(((LimitSet("rule", parse_limits("5/hour")), "user:eve", 1),)).reason.value)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from slidegate.core import Bucket, Check, Reason, parse_duration_us, parse_limits
+from slidegate.core import Check, LimitSet, Reason, parse_duration_us, parse_limits
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
@@ -14,8 +14,8 @@ SECOND_US = 1_000_000
 NewStore: TypeAlias = Callable[..., MemoryStore]
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    return Bucket(rule, parse_limits(limits))
+def bucket(limits: str, rule: str = "rule") -> LimitSet:
+    return LimitSet(rule, parse_limits(limits))
 
 
 def a_known_refusal_ends_when_the_window_changes(new_store: NewStore) -> None:
@@ -114,7 +114,7 @@ def a_cost_of_the_whole_amount_waits_beside_a_stranger(new_store: NewStore) -> N
     assert store.hit(both)
 
 
-def mates(store: MemoryStore, asked: Bucket) -> tuple[str, str]:
+def mates(store: MemoryStore, asked: LimitSet) -> tuple[str, str]:
     """Return two keys that meet in the cell in which "stranger" is counted."""
     found = [key for key in (f"client-{number}" for number in range(100_000)) if not free(store, (asked, key, 5))]
     return found[0], found[1]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
+from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_limits
 from slidegate.core.addresses import format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores import MemoryBans
@@ -30,7 +30,7 @@ NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
 PLAIN = BanPolicy("3/minute", "10m", factor=2, jitter=0)
 AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
-BUCKET = Bucket("rule", parse_limits("5/minute"))
+BUCKET = LimitSet("rule", parse_limits("5/minute"))
 
 
 class Scene:

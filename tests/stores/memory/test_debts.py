@@ -8,14 +8,14 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 
-from slidegate.core import Bucket, Decision, Reason, parse_limits
+from slidegate.core import Decision, LimitSet, Reason, parse_limits
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import Ask, Debt, Program, Refund, Step, programs
 
 
-def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
-    return Bucket("rule", parse_limits(limits), count_denied=count_denied)
+def bucket(limits: str, *, count_denied: bool = False) -> LimitSet:
+    return LimitSet("rule", parse_limits(limits), count_denied=count_denied)
 
 
 class Ledger:
@@ -25,10 +25,10 @@ class Ledger:
         self.clock = FakeClock(program.start_us)
         self.store = MemoryStore(clock=self.clock)
         self.buckets = [
-            Bucket(f"rule-{place}", limits, count_denied=counts)
+            LimitSet(f"rule-{place}", limits, count_denied=counts)
             for place, (limits, counts) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
-        self.plain = [Bucket(bucket.rule, bucket.limits) for bucket in self.buckets]
+        self.plain = [LimitSet(bucket.rule, bucket.limits) for bucket in self.buckets]
         self.let_through: list[Decision] = []
         for move in program.moves:
             self.play(move)

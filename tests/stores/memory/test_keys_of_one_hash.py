@@ -11,7 +11,7 @@ import types
 from collections import Counter
 from typing import Any
 
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.addresses import format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
@@ -55,7 +55,7 @@ def test_the_addresses_have_one_hash_as_integers() -> None:
 
 def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
     store = MemoryStore(clock=FakeClock())
-    bucket = Bucket("rule", parse_limits("5/minute"))
+    bucket = LimitSet("rule", parse_limits("5/minute"))
     policy = BanPolicy("1/minute", "10m", max_rate="1000000/s")
     for shift in (0, 16, 40):
         for text in crafted(shift):

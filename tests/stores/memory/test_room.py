@@ -6,10 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import MemoryStore
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import LimitSet, parse_limits
 from slidegate.testing import FakeClock
 
-RULES = [Bucket("one", parse_limits("3/10s; 2/minute")), Bucket("two", parse_limits("5/minute"))]
+RULES = [LimitSet("one", parse_limits("3/10s; 2/minute")), LimitSet("two", parse_limits("5/minute"))]
 KEYS = ("ann", "bob", "eve")
 
 moves = st.one_of(

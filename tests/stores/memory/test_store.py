@@ -17,12 +17,12 @@ import slidegate.stores.memory.store
 from slidegate import Quota
 from slidegate.core import (
     AnyLimit,
-    Bucket,
     Concurrency,
     ConfigurationError,
     Decision,
     Event,
     Limit,
+    LimitSet,
     Reason,
     parse_limits,
 )
@@ -40,8 +40,8 @@ MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    return Bucket(rule, parse_limits(limits))
+def bucket(limits: str, rule: str = "rule") -> LimitSet:
+    return LimitSet(rule, parse_limits(limits))
 
 
 class TestContract(StoreContract):
@@ -58,7 +58,7 @@ def _fine_switching() -> Iterator[None]:
         yield
 
 
-def admitted(store: MemoryStore, asked: Bucket) -> int:
+def admitted(store: MemoryStore, asked: LimitSet) -> int:
     """Return how many of 16 times 200 hits are admitted to threads that begin together."""
     checks = ((asked, Hesitant("ann"), 1),)
     return sum(at_once(lambda _: sum(store.hit(checks).allowed for _ in range(200)), threads=16))
@@ -104,7 +104,7 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
     """Each asks for keys of several shards in any order, while limits come and go; all that passes is within them."""
     store, keys = MemoryStore(), [f"client-{number}" for number in range(40)]
     admitted: Counter[str] = Counter()
-    together, counting = Bucket("together", parse_limits("25/hour; 30/day")), threading.Lock()
+    together, counting = LimitSet("together", parse_limits("25/hour; 30/day")), threading.Lock()
     seeds = [rng.random() for _ in range(16)]
 
     def work(thread: int) -> None:
@@ -269,7 +269,7 @@ def test_no_key_passes_its_bound_while_windows_come_and_go(rng: random.Random) -
 )
 def test_that_keys_are_shared_is_told_once_a_window_and_once_a_second_at_most(limit: AnyLimit, told: int) -> None:
     clock, observer = FakeClock(), RecordingObserver()
-    store, asked = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
+    store, asked = MemoryStore(max_keys=1, clock=clock), LimitSet("rule", [limit])
     store.observe(observer)
     assert store.hit(((asked, "ann", 1),))
     for number in range(200):
@@ -311,7 +311,7 @@ def test_expired_keys_go_some_at_a_time() -> None:
 @pytest.mark.parametrize("limit", [Limit(5, "1m"), Quota("5/day"), Concurrency(5)], ids=repr)
 def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> None:
     clock = FakeClock(10**15)
-    store, asked = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
+    store, asked = MemoryStore(max_keys=6_000, clock=clock), LimitSet("rule", [limit])
     for number in range(9_000):  # a third of them count in shared cells
         decision = store.hit(((asked, f"client-{number}", 1),))
         assert store.refund(decision.take_back()) or decision.reason is Reason.LIMITED
@@ -352,7 +352,7 @@ def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
 
 
 def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back() -> None:
-    clock, asked = FakeClock(), Bucket("rule", [Concurrency(1)])
+    clock, asked = FakeClock(), LimitSet("rule", [Concurrency(1)])
     store = MemoryStore(max_keys=1, clock=clock)
     ann, bob = (store.hit(((asked, key, 1),)) for key in ("ann", "bob"))
     assert store.permits_held() == 2
@@ -487,26 +487,26 @@ def calls_of(store: MemoryStore, questions: list[tuple[Any, ...]]) -> int:
     return calls
 
 
-COMMON = Bucket("everyone", parse_limits("1000000/hour"))
+COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
 
 
 def one_that_waits(store: MemoryStore, clock: FakeClock) -> None:
-    waits = Bucket("waits", parse_limits("2/s; 9/minute"), wait_us=SECOND_US, wait_max=5)
+    waits = LimitSet("waits", parse_limits("2/s; 9/minute"), wait_us=SECOND_US, wait_max=5)
     for _ in range(4):
         store.hit(((waits, "ann", 1), (COMMON, "all", 1)))
 
 
 def one_whose_refusals_count(store: MemoryStore, clock: FakeClock) -> None:
     for _ in range(4):
-        store.hit(((Bucket("counted", parse_limits("2/s; 9/minute"), count_denied=True), "ann", 1),))
+        store.hit(((LimitSet("counted", parse_limits("2/s; 9/minute"), count_denied=True), "ann", 1),))
 
 
 def a_quota(store: MemoryStore, clock: FakeClock) -> None:
-    store.hit(((Bucket("quota", (Quota("9/day"), *parse_limits("9/s"))), "ann", 1),))
+    store.hit(((LimitSet("quota", (Quota("9/day"), *parse_limits("9/s"))), "ann", 1),))
 
 
 def a_moment_without_room(store: MemoryStore, clock: FakeClock) -> None:
-    crowd = Bucket("crowd", parse_limits("5/s"))
+    crowd = LimitSet("crowd", parse_limits("5/s"))
     for number in range(store.max_keys + 100):
         store.hit(((crowd, f"user:{number}", 1),))
     assert store.stats().shared_hits
@@ -525,8 +525,8 @@ def test_hits_of_other_limits_cost_what_they_did_before(
 ) -> None:
     clock = FakeClock(10**12)
     store = MemoryStore(clock=clock, max_keys=5_000)
-    buckets = [Bucket(f"route:{number}", parse_limits("1000/day; 50/hour")) for number in range(routes)]
-    single = Bucket("single", parse_limits("50/hour"))
+    buckets = [LimitSet(f"route:{number}", parse_limits("1000/day; 50/hour")) for number in range(routes)]
+    single = LimitSet("single", parse_limits("50/hour"))
     questions: list[tuple[Any, ...]] = [((buckets[number * 7 % routes], "ann", 1),) for number in range(200)]
     questions += [((single, "ann", 1),), ((buckets[3], "ann", 1), (COMMON, "all", 1))] * 100
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule
 from slidegate.core import Reason
-from slidegate.core.decision import Bucket, Check
+from slidegate.core.decision import Check, LimitSet
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.limiter import failover
@@ -47,7 +47,7 @@ LIMIT = f"{AMOUNT}/hour"
 QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
 SECRET = b"s" * 32
-BUCKET = Bucket("hit", parse_limits(LIMIT))
+BUCKET = LimitSet("hit", parse_limits(LIMIT))
 
 
 class Site:
@@ -298,7 +298,7 @@ class Askers:
 
     KEYS = 97
     STEP = 200_003
-    BUCKET = Bucket("asked", parse_limits("2000000000/hour"))
+    BUCKET = LimitSet("asked", parse_limits("2000000000/hour"))
 
     def __init__(self, hit: Callable[[Sequence[Check]], Awaitable[Decision]], rng: random.Random) -> None:
         self.hit, self.rng = hit, rng

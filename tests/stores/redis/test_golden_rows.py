@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from slidegate.core.decide import decide, refund_all
-from slidegate.core.decision import Bucket, Decision
+from slidegate.core.decision import Decision, LimitSet
 from slidegate.core.limits import Limit, parse_limits
 from slidegate.core.quotas import PERIOD, Quota
 from slidegate.core.ring import HEAD, entries
@@ -63,7 +63,7 @@ class Golden:
         self.latest_us = max(self.latest_us, self.clock.now_us)
         first, twice = self.dice.below(4) == 0, self.dice.below(6) == 0
         twice = twice and self.limit.counter.state(self.window)[0] < 2**31  # a ring that is full holds no second cost
-        bucket = Bucket("rule", (self.limit,), count_denied=self.dice.below(8) == 0)
+        bucket = LimitSet("rule", (self.limit,), count_denied=self.dice.below(8) == 0)
         checks = [(bucket, "ann", self.dice.pick((1, 1, 2, 3, 0))) for _ in range(1 + twice)]
         ours = await settle(self.store.hit(checks, first_in_line=first))
         windows = {"ann": self.window}
@@ -82,7 +82,7 @@ class Golden:
 
     async def _charge(self, units: int) -> None:
         self.latest_us = max(self.latest_us, self.clock.now_us)
-        ours = await self.store.charge([(Bucket("rule", (self.limit,)), "ann", units)])
+        ours = await self.store.charge([(LimitSet("rule", (self.limit,)), "ann", units)])
         self.window, kept = self.limit.counter.charge(self.window, self.clock.now_us, min(units, 2**32 - 1))
         (charged,) = ours.reservations
         assert ([*charged.marks], [*charged.units]) == ([self.limit.counter.mark(self.window)], [kept])
@@ -134,7 +134,7 @@ def test_rings_are_stored_in_the_bytes_of_the_core(server: RedisServer) -> None:
 
 async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: RedisServer) -> None:
     clock = FakeClock(YEAR_2100_US)
-    bucket = Bucket("plan", parse_limits(Quota("10/day")))
+    bucket = LimitSet("plan", parse_limits(Quota("10/day")))
     end_us = Quota("10/day").period_at(YEAR_2100_US).end_us
     async with store_at(server, clock=clock) as store:
         charged = [await settle(store.hit([(bucket, "ann", cost)])) for cost in (3, 4)]
@@ -148,7 +148,7 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
 
 async def test_a_quota_beside_a_window_keeps_nothing_for_those_who_wait(server: RedisServer) -> None:
     clock = FakeClock(YEAR_2100_US)
-    asked = ((Bucket("rule", parse_limits(["2/second", Quota("3/day")])), "ann", 1),)
+    asked = ((LimitSet("rule", parse_limits(["2/second", Quota("3/day")])), "ann", 1),)
     async with store_at(server, clock=clock) as store:
         for both in (store, MemoryStore(clock=clock)):
             clock.set(YEAR_2100_US)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate.core import StoreUnavailable
-from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MIN_APART, ServerBatcher
@@ -80,7 +80,7 @@ def held(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Held:
     return Held(monkeypatch)
 
 
-def ask(store: RedisStore, key: str, asked: Bucket = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
+def ask(store: RedisStore, key: str, asked: LimitSet = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
     return asyncio.ensure_future(settle(store.hit(((asked, key, cost),))))
 
 

@@ -15,7 +15,7 @@ from slidegate import BanPolicy, Decision
 from slidegate.core.bans.ban import Ban
 from slidegate.core.bans.rows import Bans, to_rows
 from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Bucket, Reason
+from slidegate.core.decision import LimitSet, Reason
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.core.reservation import Permit, reserved
@@ -27,7 +27,7 @@ from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import RedisCluster, RedisServer, needs_redis
 
 BOUND_S: Final = 20.0
-BUCKET: Final = Bucket("hit", parse_limits("3/hour"))
+BUCKET: Final = LimitSet("hit", parse_limits("3/hour"))
 CHECKS: Final = ((BUCKET, "user:1", 1),)
 
 
@@ -131,7 +131,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
-    checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
+    checks = (*CHECKS, (LimitSet("held", [Concurrency(2)]), "user:1", 1))
     permit = Permit(b"slidegate:4:p:{x}:00", 2, member=bytes(12))
     reservations = reserved(checks, 1, [1, 0], [1, 1])
     reservations[1].permit = permit
@@ -142,7 +142,7 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
     policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 1)]
     dumped = list(to_rows(Bans([Ban("user:9", "", "ann", 0, 1, None, 1)], []), 1, 1))
-    held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
+    held = ((LimitSet("held", [Concurrency(2)]), "user:1", 1),)
     return {
         "hit": lambda: store.hit(CHECKS),
         "hit of permits": lambda: store.hit(held),

@@ -18,7 +18,7 @@ from slidegate import BanPolicy, ConfigurationError
 from slidegate.core import StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
 from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
@@ -47,12 +47,12 @@ async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) ->
 
 
 @cache
-def usual(limits: str) -> Bucket:
+def usual(limits: str) -> LimitSet:
     """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
     return bucket(limits)
 
 
-async def hit(store: RedisStore, key: str, limits: str | Bucket = "5/minute", cost: int = 1) -> Decision:
+async def hit(store: RedisStore, key: str, limits: str | LimitSet = "5/minute", cost: int = 1) -> Decision:
     asked = usual(limits) if isinstance(limits, str) else limits
     return await settle(store.hit(((asked, key, cost),)))
 
@@ -93,7 +93,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
     checks = ((bucket("5/minute"), "ann", 1),)
     policy = BanPolicy("1/minute", "10m", name="p", prefix_after="2/1h")
     row = StatsRow("5s", 0, b"figure", 60_000_000)
-    held = await settle(store.hit(((Bucket("two", [Concurrency(2)]), "ann", 1),)))
+    held = await settle(store.hit(((LimitSet("two", [Concurrency(2)]), "ann", 1),)))
     calls: dict[str, Callable[[], object]] = {
         "hit": lambda: store.hit(checks),
         "peek": lambda: store.peek(checks),

@@ -35,7 +35,7 @@ except ImportError as error:
 from ...core.bans.ban import BanSubject
 from ...core.concurrency import Concurrency
 from ...core.decide import charge_all, decide, refund_all
-from ...core.decision import Bucket, Check, Decision
+from ...core.decision import Check, Decision, LimitSet
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.limits import check_whole
 from ...core.memo import remember
@@ -228,7 +228,7 @@ class LmdbStore(Store):
         """
         return self._batcher.run(lambda transaction: transaction.reset_all())
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
         return self._transactions.read(partial(self._inspect, key, buckets))
 
@@ -307,6 +307,6 @@ class LmdbStore(Store):
         latest_us, floor_us = max(self._transactions.latest_us, now_us), transaction.reset_us()
         return refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us) or changed
 
-    def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
+    def _inspect(self, key: str, buckets: Sequence[LimitSet], transaction: Transaction) -> Snapshot:
         places = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)
         return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in places])

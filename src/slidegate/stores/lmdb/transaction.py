@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import lmdb
 
-from ...core.decision import Bucket
+from ...core.decision import LimitSet
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Clock, Event, Observers, closed
@@ -69,7 +69,7 @@ class Transactions:
         self.max_keys = max_keys
         self.permits = permits
         self._observers = observers
-        self.bound: dict[Bucket, Bound] = {}
+        self.bound: dict[LimitSet, Bound] = {}
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.bans: LmdbBans | None = None

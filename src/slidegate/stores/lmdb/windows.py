@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import lmdb
 
 from ...core import ring
-from ...core.decide import Place
-from ...core.decision import Bucket, Check
+from ...core.decide import WindowRef
+from ...core.decision import Check, LimitSet
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
@@ -89,7 +89,7 @@ class Transaction:
         self.now_us = now_us
         self.windows: dict[bytes, bytes] = {}
         self.cells: dict[bytes, bytes] = {}
-        self.places: Sequence[Place] = ()
+        self.places: Sequence[WindowRef] = ()
         self.permits: PermitRows | None = None
         self.events: list[Event] = []
         self.undo: list[Callable[[], None]] = []
@@ -99,7 +99,7 @@ class Transaction:
         self._process = process
         self._key_count = -1
 
-    def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[Place]:
+    def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[WindowRef]:
         """Return where the windows of a question lie.
 
         Args:
@@ -109,7 +109,7 @@ class Transaction:
         """
         if takes:
             self._process.latest_us = max(self._process.latest_us, self.now_us)
-        places: list[Place] = []
+        places: list[WindowRef] = []
         for bucket, key, cost in checks:
             for digest, head, limit in self._process.bound.get(bucket) or _bind(bucket, self._process.bound):
                 if bucket.held:
@@ -290,7 +290,7 @@ def _row_of(key: str, digest: bytes) -> bytes:
     return key.encode() + _BETWEEN + digest
 
 
-def _bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
+def _bind(bucket: LimitSet, memo: dict[LimitSet, Bound]) -> Bound:
     """Work out the limits of a bucket, and put them into a memo."""
     bound = []
     for limit in bucket.limits:

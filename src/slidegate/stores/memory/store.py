@@ -25,8 +25,8 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, Place, charge_all, decide, enter_periods, refund_all
-from ...core.decision import Bucket, Check, Decision
+from ...core.decide import Counter, WindowRef, charge_all, decide, enter_periods, refund_all
+from ...core.decision import Check, Decision, LimitSet
 from ...core.errors import ConfigurationError, Whole, check_positive, quoted
 from ...core.limits import AnyLimit
 from ...core.reservation import Reservation
@@ -114,7 +114,7 @@ class MemoryStore(Store):
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
-        self._bound: dict[Bucket, list[tuple[Counter, Tables]]] = {}
+        self._bound: dict[LimitSet, list[tuple[Counter, Tables]]] = {}
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -179,7 +179,7 @@ class MemoryStore(Store):
         decision.reservations = ()
         return decision
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         self.expect_open()
         now_us, places = self._imagined([(bucket, key, 0) for bucket in buckets])
@@ -268,9 +268,9 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _places(self, checks: Sequence[Check], now_us: int) -> list[Place]:
+    def _places(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
         """Return where the windows of a question lie, those of quotas in the period of now."""
-        places: list[Place] = []
+        places: list[WindowRef] = []
         dated = False
         for bucket, key, cost in checks:
             at = hash(key) >> HASH_BITS & self._mask
@@ -289,10 +289,10 @@ class MemoryStore(Store):
             enter_periods(places, now_us, self.unix_us())
         return places
 
-    def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[Place]]:
+    def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
         windows: dict[Any, bytes] = {}
-        places: list[Place] = []
+        places: list[WindowRef] = []
         room = self._room.max_keys - self._room.keys
         for bucket, key, cost in checks:
             at = self._shard_of(key)
@@ -312,7 +312,7 @@ class MemoryStore(Store):
         enter_periods(places, now_us, self.unix_us())
         return now_us, places
 
-    def _bind(self, bucket: Bucket) -> list[tuple[Counter, Tables]]:
+    def _bind(self, bucket: LimitSet) -> list[tuple[Counter, Tables]]:
         """Return the counters of a bucket with their tables; missing ones are made. A shard's lock is held."""
         bound = []
         for limit in bucket.limits:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import BanRefusal, Bucket, Check, Decision, Reason
+from ...core.decision import BanRefusal, Check, Decision, LimitSet, Reason
 from ...core.reservation import Reservation
 from ...core.ring import NEVER, WindowState
 from .script import CHARGE, GLANCE, HIT, LOOK
@@ -120,11 +120,11 @@ def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reaso
     return Reason.TOO_LARGE if any(reading[3] == NEVER for reading in readings) else Reason.LIMITED
 
 
-def plain(bucket: Bucket) -> Bucket:
+def plain(bucket: LimitSet) -> LimitSet:
     """Return a bucket with the same windows that counts no refusals."""
     if not bucket.count_denied:
         return bucket
-    return Bucket(bucket.rule, bucket.limits, bucket.names, label=bucket.label)
+    return LimitSet(bucket.rule, bucket.limits, bucket.names, label=bucket.label)
 
 
 def group_by_key(checks: Sequence[Check]) -> list[list[int]]:

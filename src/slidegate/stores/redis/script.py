@@ -14,7 +14,7 @@ from importlib import resources
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Check, Decision, LimitSet, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
@@ -104,7 +104,7 @@ class Packing:
         self._unix_us = unix_us
         self._readable = readable
         self._known: dict[str, bytes] = {}
-        self._plans: dict[Bucket, tuple[bytes, ...]] = {}
+        self._plans: dict[LimitSet, tuple[bytes, ...]] = {}
         self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def name_of(self, key: str) -> bytes:
@@ -165,7 +165,7 @@ class Packing:
         head = REQUEST.pack(RENEW, len(members)) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
         return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
 
-    def permits_row(self, bucket: Bucket, key: str) -> bytes:
+    def permits_row(self, bucket: LimitSet, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""
         field = self._fields.get(bucket.rule)
         if field is None:
@@ -177,14 +177,14 @@ class Packing:
         """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
         return names.setdefault(self.name_of(key), len(names))
 
-    def _own_permits_plan(self, bucket: Bucket) -> tuple[bytes, ...]:
+    def _own_permits_plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
         self._held.enter_process()
         return (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
 
     def _permits_plan(self, amount: int, worker: bytes) -> bytes:
         return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
 
-    def _plan(self, bucket: Bucket) -> tuple[bytes, ...]:
+    def _plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
         plans = []
         for limit in bucket.limits:
             field = _field(bucket.rule, limit)

@@ -21,7 +21,7 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import Bucket, Check, Decision
+from ...core.decision import Check, Decision, LimitSet
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
 from ...core.reservation import Reservation, end_permits
@@ -220,7 +220,7 @@ class RedisStore(Store):
         self._shared.refusals.forget_all_windows()
         return forgotten > 0
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         checks = [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)

@@ -11,7 +11,7 @@ from ...core.addresses import parse_address
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.strikes import StoredRecord, policy_strikes
-from ...core.decision import Bucket, Reason
+from ...core.decision import LimitSet, Reason
 from ...core.limits import parse_limits
 from ...core.store import Event, Store
 from ..clock import FakeClock
@@ -54,7 +54,7 @@ class BanPlayer:
         self.moves: list[str] = []
         self.named: set[str] = set()
         self._ladders = [*self.policies, *(policy.prefix for policy in self.policies if policy.prefix is not None)]
-        self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
+        self._bucket = LimitSet("rule", parse_limits("3600/400d @3600"))
         self._ahead_us = 0  # of the reference, whose time never steps back
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ...core.addresses import parse_address
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
-from ...core.decision import Bucket, Decision
+from ...core.decision import Decision, LimitSet
 from ...core.limits import parse_limits
 from ...core.store import Store
 from ..clock import FakeClock
@@ -38,15 +38,15 @@ class StoreHarness:
         self.heard = RecordingObserver()
         store.observe(self.heard)
 
-    async def hit(self, *checks: tuple[Bucket, str, int]) -> Decision:
+    async def hit(self, *checks: tuple[LimitSet, str, int]) -> Decision:
         """Charge all checks or none."""
         return await settle(self.raw.hit(checks))
 
-    async def peek(self, *checks: tuple[Bucket, str, int]) -> Decision:
+    async def peek(self, *checks: tuple[LimitSet, str, int]) -> Decision:
         """Ask without charging."""
         return await settle(self.raw.peek(checks))
 
-    async def charge(self, *checks: tuple[Bucket, str, int]) -> Decision:
+    async def charge(self, *checks: tuple[LimitSet, str, int]) -> Decision:
         """Charge whatever the limits."""
         return await settle(self.raw.charge(checks))
 
@@ -93,9 +93,9 @@ class StoreHarness:
         return rows
 
 
-def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
+def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> LimitSet:
     """Return a bucket for limits as text."""
-    return Bucket(rule, parse_limits(limits), count_denied=count_denied)
+    return LimitSet(rule, parse_limits(limits), count_denied=count_denied)
 
 
 async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 
 from ...core.concurrency import Concurrency
-from ...core.decision import Bucket
+from ...core.decision import LimitSet
 from ...core.limits import parse_limits
 from ...core.quotas import Quota
 from ...core.store import Store
@@ -23,7 +23,7 @@ MAX_MOMENTS = 12
 """How many of the moments at which something leaves are looked at, for each key and rule."""
 
 
-async def views_of(store: Store, key: str, *buckets: Bucket) -> list[WindowView]:
+async def views_of(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
     """Return the windows of a key under some buckets, as a store shows them."""
     now_us, windows = await settle(store.inspect(key, buckets))
     named = [(made, name, limit) for made in buckets for name, limit in zip(made.names, made.limits, strict=True)]
@@ -33,7 +33,7 @@ async def views_of(store: Store, key: str, *buckets: Bucket) -> list[WindowView]
     ]
 
 
-async def as_peek_says(store: Store, key: str, *buckets: Bucket) -> list[WindowView]:
+async def as_peek_says(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
     """Return the windows of a key, and see that they say what a peek says about each of them."""
     views = await views_of(store, key, *buckets)
     peeked = [await settle(store.peek(((made, key, 0),))) for made in buckets]
@@ -111,14 +111,14 @@ class InspectContract:
 
     @with_store()
     async def test_quotas_and_permits_are_shown_too(self, store: StoreHarness) -> None:
-        plan = Bucket("plan", parse_limits(Quota("100/day")))
+        plan = LimitSet("plan", parse_limits(Quota("100/day")))
         await store.hit((plan, "ann", 30))
         (view,) = await as_peek_says(store.raw, "ann", plan)
         ((start_us, end_us, leaves_us, count),) = view.slices
         assert (count, leaves_us, end_us - start_us) == (30, end_us, 86_400 * SECOND_US)
         assert start_us <= store.clock.now_us < end_us
         if store.raw.permits_held() is not None:
-            held = Bucket("held", (Concurrency(2),))
+            held = LimitSet("held", (Concurrency(2),))
             first = await store.hit((held, "ann", 1))
             assert (await views_of(store.raw, "ann", held))[0][4:7] == (1, 1, 0)
             second = await store.hit((held, "ann", 1))
@@ -144,7 +144,7 @@ class InspectContract:
     @with_store()
     async def test_reset_all_lets_bans_and_permits_stay(self, store: StoreHarness) -> None:
         await settle(store.raw.bans.ban("eve", None, "manual", "test"))
-        held = Bucket("held", (Concurrency(1),))
+        held = LimitSet("held", (Concurrency(1),))
         permit = await store.hit((held, "ann", 1)) if store.raw.permits_held() is not None else None
         await store.hit((bucket("5/minute"), "ann", 5))
         assert await store.reset_all() is True
@@ -156,7 +156,7 @@ class InspectContract:
 
     @with_store()
     async def test_reset_all_forgets_quotas(self, store: StoreHarness) -> None:
-        plan = Bucket("plan", parse_limits(Quota("100/day")))
+        plan = LimitSet("plan", parse_limits(Quota("100/day")))
         early = await store.hit((plan, "ann", 30))
         assert await store.reset_all() is True
         assert (await store.hit((plan, "ann", 1))).remaining == 99
@@ -180,7 +180,7 @@ class InspectContract:
                 assert view.used == used.get((rule, key), 0)
 
 
-async def _see_it_empty(store: StoreHarness, key: str, asked: Bucket) -> None:
+async def _see_it_empty(store: StoreHarness, key: str, asked: LimitSet) -> None:
     """See that every unit leaves at the moment that its slice names, and none before."""
     shown = await as_peek_says(store.raw, key, asked)
     moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})

@@ -6,16 +6,16 @@ import random
 from operator import methodcaller
 
 from ...core.concurrency import Concurrency
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Check, Decision, LimitSet, Reason
 from .harness import StoreHarness, bucket, with_store
 from .programs import SECOND_US
 
 HOLDS_PERMITS = methodcaller("permits_held")
 
 
-def permits(amount: int, rule: str = "rule") -> Bucket:
+def permits(amount: int, rule: str = "rule") -> LimitSet:
     """Return the bucket of a concurrency limit."""
-    return Bucket(rule, (Concurrency(amount),))
+    return LimitSet(rule, (Concurrency(amount),))
 
 
 class PermitsContract:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from ...core.decision import Bucket, Check, Decision
+from ...core.decision import Check, Decision, LimitSet
 from ...core.limits import Limit
 from ...core.store import Store
 from ..clock import FakeClock
@@ -43,7 +43,7 @@ class Player:
         self.clock = clock
         self.model = Model()
         self.count_denied = count_denied or [False] * len(rules)
-        self.plain = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(rules)]
+        self.plain = [LimitSet(f"rule-{number}", limits) for number, limits in enumerate(rules)]
         self.buckets = [_counting(*pair) for pair in zip(self.plain, self.count_denied, strict=True)]
         self.named: set[tuple[int, str]] = set()
         self.charged: list[tuple[Decision, list[Note]]] = []
@@ -140,7 +140,7 @@ class Player:
         old = changed[number]
         assert isinstance(old, Limit), "programs have windows alone"
         changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
-        self.plain[rule] = Bucket(bucket.rule, changed)
+        self.plain[rule] = LimitSet(bucket.rule, changed)
         self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
 
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
@@ -148,8 +148,8 @@ class Player:
         return [(buckets[rule], key, cost) for rule, key, cost in question]
 
 
-def _counting(bucket: Bucket, count_denied: bool) -> Bucket:
-    return Bucket(bucket.rule, bucket.limits, bucket.names, count_denied=count_denied)
+def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:
+    return LimitSet(bucket.rule, bucket.limits, bucket.names, count_denied=count_denied)
 
 
 def same(answered: object, expected: object) -> None:

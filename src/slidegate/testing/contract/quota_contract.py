@@ -11,7 +11,7 @@ from typing import TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Check, Decision, LimitSet, Reason
 from ...core.limits import AnyLimit, parse_limits
 from ...core.quotas import Quota
 from .harness import StoreHarness, play_to, with_store
@@ -31,9 +31,9 @@ def unix_us(text: str) -> int:
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND_US
 
 
-def held(*limits: str | AnyLimit, rule: str = "plan", **modes: int) -> Bucket:
+def held(*limits: str | AnyLimit, rule: str = "plan", **modes: int) -> LimitSet:
     """Return a bucket of limits and quotas."""
-    return Bucket(rule, parse_limits(limits), **modes)  # type: ignore[arg-type]
+    return LimitSet(rule, parse_limits(limits), **modes)  # type: ignore[arg-type]
 
 
 class QuotaPlayer:

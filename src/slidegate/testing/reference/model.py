@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Check, Decision, LimitSet, Reason
 from ...core.limits import Limit
 from .model_window import Answer, ModelWindow
 
@@ -104,7 +104,7 @@ class Model:
             ask.window.touch(ask.limit.amount, now_us)
         return asked
 
-    def _window(self, bucket: Bucket, key: str, limit: Limit) -> ModelWindow:
+    def _window(self, bucket: LimitSet, key: str, limit: Limit) -> ModelWindow:
         identity = (bucket.rule, key, limit.window_us, limit.resolution)
         return self._windows.setdefault(identity, ModelWindow(limit.window_us, limit.resolution))
 
