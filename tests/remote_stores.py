@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
@@ -62,8 +61,8 @@ class RemoteStore(Store):
         """Return or await what the inner store answers."""
         return question(*arguments)
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False) -> Any:
-        return self.answer(partial(self.inner.hit, first_in_line=first_in_line), checks, subjects)
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Any:
+        return self.answer(self.inner.hit, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Any:
         return self.answer(self.inner.peek, checks, subjects)

@@ -65,9 +65,7 @@ class DictStore(Store):
         self._limits: dict[Name, AnyLimit] = {}
         self.bans = MemoryBans(self._now_us, wall_clock=clock, tell=self.observers.tell_all, max_bans=most)
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
-    ) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects, prolong=True)
@@ -75,7 +73,7 @@ class DictStore(Store):
             return refusal
         with self._guard():
             now_us = self._now_us()
-            return decide(checks, self._find(checks, self._windows, now_us), now_us, first_in_line)
+            return decide(checks, self._find(checks, self._windows, now_us), now_us)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""

@@ -204,17 +204,17 @@ class _Limited:
         Raises:
             TurnTimeout: The turn would not come in time, or too many stand in line.
         """
-        lines, waiter = self._limiter.engine.lines, Waiter()
+        queues, waiter = self._limiter.engine.queues, Waiter()
         name = self._bucket.rule, self._limiter.key_for(key)
-        line, _ = lines.join(name, waiter, self._wait_max)
-        if line is None:
+        queue = queues.join(name, waiter, self._wait_max)
+        if queue is None:
             raise TurnTimeout(f"{self._wait_max} requests stand in line for {key!r} already", key=key)
         try:
             with anyio.CancelScope(deadline=until_s):
-                if await line.turn(waiter, until_s):
+                if await queue.turn(waiter, until_s):
                     return await self._take_first(key, until_s, waiter)
         finally:
-            lines.leave(name, waiter)
+            queues.leave(name, waiter)
         raise TurnTimeout(f"the turn of a request for {key!r} did not come in time", key=key)
 
     async def _take_first(self, key: str, until_s: float, waiter: Waiter) -> _Unit:
@@ -223,7 +223,7 @@ class _Limited:
         while True:
             wait_us: int | None = ceil(max(self._paused_here.get(key, 0.0) - anyio.current_time(), 0.0) * 1_000_000)
             if wait_us == 0:
-                decision = await engine.lines.ask(((self._bucket, known, 1),), subjects)
+                decision = await engine.queues.ask(((self._bucket, known, 1),), subjects)
                 if decision:
                     return _Unit(self._limiter, key, self._limits, decision)
                 wait_us = decision.retry_after_us

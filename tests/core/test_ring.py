@@ -10,8 +10,8 @@ from struct import pack
 import pytest
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import NEVER, LimitSet
-from slidegate.core.ring import GRACE_US, MAX_UNITS, reserve
+from slidegate.core import LimitSet
+from slidegate.core.ring import MAX_UNITS
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
@@ -26,8 +26,8 @@ def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
     return ring
 
 
-def head(units: int, newest: int, newest_us: int, oldest_us: int, floor_us: int = -1, reserved_us: int = 0) -> bytes:
-    return pack("<IIqqqq", units, newest, newest_us, oldest_us, floor_us, reserved_us)
+def head(units: int, newest: int, newest_us: int, oldest_us: int, floor_us: int = -1) -> bytes:
+    return pack("<IIqqq", units, newest, newest_us, oldest_us, floor_us)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,6 @@ def head(units: int, newest: int, newest_us: int, oldest_us: int, floor_us: int 
             head(3, 3, 4_999_999, 4_999_999, 7_999_999),
         ),
         (EXACT.counter.reset(spent(EXACT, (5, 3)), 6), head(0, 0, 0, 0, floor_us=6)),
-        (reserve(spent(EXACT, (5, 1)), 77), head(1, 1, 5, 5, reserved_us=77)),
         (EXACT.counter.charge(b"", 5, 2**40)[0], head(MAX_UNITS, MAX_UNITS, 5, 5)),
     ],
 )
@@ -56,14 +55,14 @@ def test_golden_rows(ring: bytes, row: bytes) -> None:
 
 
 def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
-    assert len(spent(SLICED, (5, 1))) == 40
+    assert len(spent(SLICED, (5, 1))) == 32
     ring = b""
     for step in range(10_000):
         ring, _ = SLICED.counter.charge(ring, step * 100_000, 1)
-    assert len(ring) <= 40 + 12 * 11
+    assert len(ring) <= 32 + 12 * 11
     for step in range(10_000):  # debts of an exact limit are moments without end
         ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
-    assert len(ring) <= 40 + 12 * 2 * EXACT.resolution
+    assert len(ring) <= 32 + 12 * 2 * EXACT.resolution
     assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
 
 
@@ -96,44 +95,3 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
-
-
-def test_nothing_is_kept_where_there_is_room_for_who_waits() -> None:
-    clock = FakeClock(10**12)
-    store, full, free = (
-        MemoryStore(clock=clock),
-        LimitSet("full", (Limit(1, "10s"),)),
-        LimitSet("free", (Limit(9, "10s"),)),
-    )
-    both = ((full, "ann", 1), (free, "ann", 1))
-    assert store.hit(both)
-    assert not store.hit(both, first_in_line=True)
-    assert not store.hit(((full, "ann", 1),))
-    assert store.hit(((free, "ann", 1),)), "others may have what the first of the line does not lack"
-
-
-def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusals_say() -> None:
-    limit = Limit(2, "1s")
-    ring = spent(limit, (10, 2))
-    ring = reserve(ring, SECOND_US + 10 + GRACE_US)  # by the first of a line, which asked at 10
-    assert limit.counter.spend(ring, SECOND_US + 10, 1)[1][3] == GRACE_US
-    assert limit.counter.spend(ring, SECOND_US + 10, 3)[1][3] == NEVER
-    assert limit.counter.spend(ring, SECOND_US + 10, 1, 0, True)[1][3] == 0
-    assert limit.counter.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
-    assert limit.counter.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
-    assert limit.expires_us(reserve(b"", 77)) >= 77
-    assert limit.expires_us(b"") == 0, "of nothing, nothing is waited for"
-
-
-def test_what_the_first_of_a_line_leaves_is_kept_for_a_moment_for_the_next_one() -> None:
-    limit = Limit(2, "1s")
-    ring = reserve(b"", 10 + 3 * GRACE_US)
-    ring, _ = limit.counter.spend(ring, 10, 1, 0, True)
-    assert limit.counter.spend(ring, 11, 1)[1][3] == GRACE_US - 1
-    assert limit.counter.spend(ring, 11, 1, 0, True)[1][3] == 0
-
-
-def test_a_clock_that_steps_back_frees_what_was_kept() -> None:
-    limit = Limit(2, "1s")
-    ring = reserve(spent(limit, (10**12, 1)), 10**12 + SECOND_US)
-    assert limit.counter.spend(ring, 10**11, 1)[1][3] == 0

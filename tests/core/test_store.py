@@ -26,11 +26,9 @@ class Smallest(Store):
         self.inner = MemoryStore(clock=clock)
         self.bans = MemoryBans(clock, wall_clock=clock, tell=self.observers.tell_all)
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         refusal = self.bans.decide(checks, subjects, prolong=True)
-        return self.inner.hit(checks, first_in_line=first_in_line) if refusal is None else refusal
+        return self.inner.hit(checks) if refusal is None else refusal
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         refusal = self.bans.decide(checks, subjects, prolong=False)

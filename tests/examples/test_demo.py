@@ -222,7 +222,7 @@ EDITOR = ("editor", "correct horse battery staple")
         ("GET", "/", None, 200, "Notes on waiting"),
         ("GET", "/articles/ring-buffers", None, 200, "an index make a queue"),
         ("GET", "/static/site.css", None, 200, "sans-serif"),
-        ("GET", "/api/search?q=LimitSet", None, 200, '{"found":["token-buckets"]}'),
+        ("GET", "/api/search?q=Bucket", None, 200, '{"found":["token-buckets"]}'),
         ("GET", "/export?full=1", None, 200, "cold-starts,The first request"),
         ("POST", "/login", ("editor", "guess"), 401, "wrong name or password"),
         ("POST", "/login", EDITOR, 200, '{"user":"editor"}'),

@@ -78,7 +78,7 @@ def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
         assert system.ask().passed
 
 
-class LimitSet:
+class Bucket:
     """A token bucket of 100 that fills in a minute: its worst case is known."""
 
     def __init__(self, clock: FakeClock) -> None:
@@ -95,7 +95,7 @@ class LimitSet:
 
 
 def test_the_attack_finds_the_worst_case_of_a_token_bucket() -> None:
-    assert worst(LimitSet) == [199, 101]
+    assert worst(Bucket) == [199, 101]
 
 
 def test_the_attack_finds_twice_the_limit_of_a_fixed_window() -> None:

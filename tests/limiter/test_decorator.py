@@ -217,7 +217,7 @@ def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
     asyncio.run(main())
     assert time.monotonic() - began_s >= 0.14
     assert most > 1
-    assert real.engine.lines.lines == {}
+    assert real.engine.queues.by_name == {}
 
 
 class Interrupt(BaseException):
@@ -240,7 +240,7 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    while real.engine.lines.lines:  # its event loop hears of it a moment later
+    while real.engine.queues.by_name:  # its event loop hears of it a moment later
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us is not None

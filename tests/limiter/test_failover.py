@@ -419,7 +419,7 @@ class Parts(SickStore):
     def part_of(self, checks: Sequence[Check]) -> str:
         return checks[0][1].partition(":")[0] if checks else "bans"
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[Any] = (), *, first_in_line: bool = False) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[Any] = ()) -> Decision:
         part = self.part_of(checks)
         self.parts_asked.append(part)
         if part in self.sick:

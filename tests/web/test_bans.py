@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
@@ -502,22 +502,6 @@ async def test_a_handshake_of_a_banned_client_is_refused() -> None:
     scope = scope_of("/", type="websocket", extensions={"websocket.http.response": {}})
     full = await send_scope(house.middleware, scope)
     assert (full.status, full.headers["retry-after"]) == (403, "3600")
-
-
-async def test_a_ban_ends_an_open_websocket_with_1008_at_the_next_message() -> None:
-    listener = Listener()
-    house = House(listener, rules=[])
-
-    class Abuser(Socket):
-        async def receive(self) -> Message:
-            if len(self.waiting) == 2:
-                await house.limiter.ban(PEER, "1h")
-            return await super().receive()
-
-    abuser = await Abuser([*texts(3), BYE]).run(house.middleware)
-    assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
-    assert listener.heard[-1]["code"] == 1008
-    assert abuser.came[1:] == [{"type": "websocket.close", "code": 1008, "reason": "banned"}]
 
 
 async def test_messages_beyond_their_limit_strike() -> None:

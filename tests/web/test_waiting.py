@@ -139,27 +139,9 @@ async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: Virtu
     await asyncio.sleep(0.999999)
     virtual.clock.advance(us=1)
     checks = (await app.limiter.peek(PEER, "1/s", rule="slow")).checks
-    assert app.limiter.store.hit(checks, first_in_line=True)  # the first of the line of another worker
+    assert app.limiter.store.hit(checks)  # of another worker
     assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 429)]
     assert virtual.passed_s <= 1.5
-
-
-async def test_a_stream_of_others_does_not_starve_a_line(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/s", wait="1h")
-    crowd = Crowd(app, virtual)
-    await crowd.come(5)
-    taken = 0
-    for _ in range(4_000):
-        await asyncio.sleep(0.001)
-        taken += (await app.limiter.hit(PEER, "2/s", rule="slow")).allowed
-    assert [(number, status, round(at_s, 1)) for number, status, at_s in await crowd.all()] == [
-        (0, 200, 0.0),
-        (1, 200, 0.0),
-        (2, 200, 1.0),
-        (3, 200, 1.0),
-        (4, 200, 2.0),
-    ]
-    assert taken == 2 + 1 + 1, "what those who wait do not need is for everybody"
 
 
 async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: VirtualTime) -> None:
@@ -250,13 +232,13 @@ async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: Virt
     virtual.clock.advance("100ms")
     checks = (await app.limiter.peek(PEER, "2/2s", rule="slow")).checks
     for _ in range(2):
-        assert app.limiter.store.hit(checks, first_in_line=True)  # the first of the line of another worker
+        assert app.limiter.store.hit(checks)  # of another worker
     assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
-    assert (await app.limiter.peek(PEER, "4/2s", rule="slow")).remaining == 1
+    assert (await app.limiter.peek(PEER, "4/2s", 0, rule="slow")).remaining == 1
 
 
 @pytest.mark.parametrize("room", [False, True])
-async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged_for_being_let_in(room: bool) -> None:
+async def test_one_that_is_cancelled_while_it_asks_is_charged_for_nothing(room: bool) -> None:
     clock = FakeClock(10**9)
     store: Any = SickStore(clock)
     limiter = Limiter(store, deadline="60s")
@@ -283,7 +265,7 @@ async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged
         await leaving
     await some_turns()
     clock.advance("9s")
-    assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 5)
+    assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 6)
 
 
 async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
@@ -322,15 +304,6 @@ async def test_a_request_that_is_refused_at_once_keeps_nothing_free(virtual: Vir
     virtual.clock.advance("500ms")
     assert (await call(app, headers=keys[3])).status == 200
     assert virtual.passed_s == 0.0
-
-
-async def test_what_comes_free_is_kept_for_the_first_of_a_line_whose_refusals_count(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/s", wait="1h", count_denied=True)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    virtual.clock.advance("1020ms")  # room is there, and the one who waits does not know yet
-    assert not await app.limiter.hit(PEER, "1/s", rule="slow")
-    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200)]
 
 
 @given(
@@ -419,14 +392,14 @@ class Losing:
         self.messages = list(messages)
         self.delay_s = delay_s
         self.sent: list[Message] = []
-        self.cancelled = 0
+        self.lost = 0
 
     async def receive(self) -> Message:
         taken = self.messages.pop(0) if self.messages else None
         try:
             await asyncio.sleep(self.delay_s if taken else 3_600)
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.lost += taken is not None
             raise
         assert taken is not None
         return taken
@@ -464,7 +437,7 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
     for server in servers:
         heard = [message.get("body") or message.get("text", "").encode() for message in server.sent]
         assert b"".join(heard) == b"ab"
-        assert server.cancelled == 0
+        assert server.lost == 0
 
 
 async def test_a_clock_that_steps_back_while_a_request_waits_lets_nobody_in_too_early() -> None:
@@ -483,7 +456,6 @@ async def test_a_clock_that_steps_back_while_a_request_waits_lets_nobody_in_too_
     assert not done, "three within 100 s of the store's time"
 
 
-@pytest.mark.xfail(strict=True, reason="stores: what the store raises while a request waits comes as an ExceptionGroup")
 @pytest.mark.parametrize("at", ["rule", "endpoint"])
 async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at: str, virtual: VirtualTime) -> None:
     store = SickStore(virtual.clock, inline=True)
@@ -499,9 +471,6 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
         await waiting
 
 
-@pytest.mark.xfail(
-    strict=True, reason="stores: a client that leaves while it waits is not noticed before its body is whole"
-)
 async def test_a_client_that_leaves_in_the_middle_of_its_body_stands_in_line_no_more(virtual: VirtualTime) -> None:
     app = middleware(hello, virtual, "1/10s", wait="1h")
     assert await statuses(app, 1) == [200]
@@ -529,7 +498,6 @@ class Underway:
         await self
 
 
-@pytest.mark.xfail(strict=True, reason="stores: a request that is closed with its event loop awaits its hand-back")
 async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
     """As a server does that ends its event loop with requests under way."""
     store, app = SlowStore(FakeClock()), Underway()

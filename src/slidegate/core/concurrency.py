@@ -39,9 +39,7 @@ class Concurrency(AnyLimit):
             check_name(name, "limit name")
         self._fill(amount=_amount(amount), name=name)
 
-    def spend(
-        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-    ) -> tuple[bytes, WindowState]:
+    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; where all permits are taken the wait is `OPEN`."""
         wanted = cost or 1
         if taken(window) + wanted > self.amount:

@@ -13,7 +13,7 @@ from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
 from .quotas import Quota
 from .reservation import Reservation, reserved
-from .ring import GRACE_US, KEPT_US, NEVER, Ring, WindowState, reserve
+from .ring import NEVER, Ring, WindowState
 
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
@@ -28,15 +28,13 @@ A question has one for each limit of each check, in turn.
 """
 
 
-def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, first_in_line: bool = False) -> Decision:
+def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question if all of them have room, else none.
 
     Args:
         checks: The question.
         places: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
         now_us: The moment.
-        first_in_line: Whether the request is the first of those who wait: what is kept for them is its own. Where it
-            lacks room, what comes free is kept for it for `KEPT_US`, or until it is to ask again if that is sooner.
     """
     before: list[bytes] = []
     states: list[WindowState] = []
@@ -44,19 +42,19 @@ def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, fi
     for counter, cost, windows, key in places:
         window = windows[key]
         before.append(window)
-        windows[key], state = counter.spend(window, now_us, cost, 0, first_in_line)
+        windows[key], state = counter.spend(window, now_us, cost)
         states.append(state)
         if state[3]:
             refused = True
     if refused and len(places) > 1:
         _take_back(places, before, states, now_us)
         if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in places}) < len(places):
-            waits = _waits(checks, places, now_us, first_in_line)
+            waits = _waits(checks, places, now_us)
             if not any(waits):
                 return charge_all(checks, places, now_us)
             states = _states(places, waits)
     if refused:
-        return _refuse(checks, places, states, now_us, first_in_line)
+        return _refuse(checks, places, states, now_us)
     for bucket, _, _ in checks:
         if not bucket.plain:
             units = [cost for _, cost, _, _ in places]
@@ -64,9 +62,7 @@ def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, fi
     return Decision(True, OK, now_us, checks, states, None)
 
 
-def _refuse(
-    checks: Sequence[Check], places: Sequence[WindowRef], states: list[WindowState], now_us: int, first_in_line: bool
-) -> Decision:
+def _refuse(checks: Sequence[Check], places: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
     """Refuse a question for which some window has no room."""
     reason, counts = LIMITED, False
     for state in states:
@@ -75,11 +71,9 @@ def _refuse(
     for bucket, _, _ in checks:
         if bucket.count_denied:
             counts = True
-    if reason is LIMITED and first_in_line:
-        _keep_free(places, states, now_us)
-    elif reason is LIMITED and counts:
+    if reason is LIMITED and counts:
         _charge_refusal(checks, places, now_us)
-        states = _states(places, _waits(checks, places, now_us, first_in_line))
+        states = _states(places, _waits(checks, places, now_us))
     return Decision(False, reason, now_us, checks, states)
 
 
@@ -98,14 +92,6 @@ def _charge_refusal(checks: Sequence[Check], places: Sequence[WindowRef], now_us
     for (counter, cost, windows, key), counted in zip(places, counts, strict=True):
         if counted:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
-
-
-def _keep_free(places: Sequence[WindowRef], states: Sequence[WindowState], now_us: int) -> None:
-    """Keep what comes free for the first of those who wait, until it asks again."""
-    until_us = now_us + min(max(state[3] for state in states), KEPT_US) + GRACE_US
-    for (counter, _, windows, key), state in zip(places, states, strict=True):
-        if state[3] > 0 and not isinstance(counter, Quota):  # nobody waits for the next day
-            windows[key] = reserve(windows[key], until_us)
 
 
 def charge_all(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> Decision:
@@ -177,7 +163,7 @@ def _states(places: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowSta
     ]
 
 
-def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, first_in_line: bool) -> list[int]:
+def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> list[int]:
     """Return how long each limit holds a question up, and charge nothing.
 
     What a question asks of one window for one key has to fit together. Keys that share a window have to fit each by
@@ -189,7 +175,7 @@ def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int, fi
     clients = [client for bucket, client, _ in checks for _ in bucket.limits]
     for (counter, cost, windows, key), client in zip(places, clients, strict=True):
         window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
-        window, state = counter.spend(window, now_us, cost, ahead, first_in_line)
+        window, state = counter.spend(window, now_us, cost, ahead)
         if state[3]:
             window, _ = counter.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
         imagined[id(windows), key, client] = window, ahead + cost

@@ -64,6 +64,7 @@ class LimitSet:
         held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
         plain: Whether all its limits are windows that slide.
         dated: Whether one of them is a quota, which goes by the calendar.
+        uncounted: The same limits and windows where no refusal is charged.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class LimitSet:
         "names",
         "plain",
         "rule",
+        "uncounted",
         "unit",
         "wait_max",
         "wait_us",
@@ -103,9 +105,23 @@ class LimitSet:
         self.dated = any(isinstance(limit, Quota) for limit in self.limits)
         self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
+        self.uncounted = self if not count_denied else self.under(rule, count_denied=False)
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.rule, self.limits
+
+    def under(self, rule: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None) -> LimitSet:
+        """Return the same limits with the windows of another rule, and other names on the wire if they are given."""
+        return LimitSet(
+            rule,
+            self.limits,
+            self.names if names is None else names,
+            count_denied=self.count_denied if count_denied is None else count_denied,
+            wait_us=self.wait_us,
+            wait_max=self.wait_max,
+            unit=self.unit,
+            label=self.label,
+        )
 
     def __repr__(self) -> str:
         return f"<LimitSet {self.rule!r} {'; '.join(map(str, self.limits))}>"

@@ -27,7 +27,7 @@ MAX_UNITS: Final = 2**52
 """No debt grows beyond it; stores write such numbers without loss."""
 KEPT_US: Final = 3_600_000_000
 """How long a count outlives its period: a system clock that is set back by so much still finds it."""
-PERIOD: Final = Struct("<qqqq")
+PERIOD: Final = Struct("<qqqqx")  # no ring is as long, so a store can tell them apart
 
 QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
 _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
@@ -88,9 +88,7 @@ class Quota(AnyLimit):
             return _pack(until_us, now_us - unix_us, floor_us, 0)
         return _pack(known_us, now_us - unix_us, floor_us, spent)
 
-    def spend(
-        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-    ) -> tuple[bytes, WindowState]:
+    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
         """See `Ring.spend`."""
         until_us, ahead_us, floor_us, spent = _read(window)
         wanted = cost or 1

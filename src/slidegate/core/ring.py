@@ -19,14 +19,12 @@ moment when enough have left is the answer.
 The bytes are the same in memory, in LMDB and in Redis, little-endian:
 
 =====================  ===============================================================================================
-head, 40 bytes         units in all, units of the newest entry (uint32 each); moment of the newest entry, of the oldest
-                       entry, `floor_us` and `reserved_us` (int64 each)
+head, 32 bytes         units in all, units of the newest entry (uint32 each); moment of the newest entry, of the oldest
+                       entry, and `floor_us` (int64 each)
 entries, 12 bytes      those before the newest, oldest first: moment (int64), units (uint32)
 =====================  ===============================================================================================
 
-``floor_us``     charges made up to this moment cannot be handed back: the key was reset, or the clock stepped back
-                 (-1 for none);
-``reserved_us``  until then, units that come free belong to those who wait in a line.
+Charges made up to `floor_us` cannot be handed back: the key was reset, or the clock stepped back (-1 for none).
 
 Nothing at all is ``b""``. What changes a ring returns new bytes: who asks several limits keeps the old ones until all
 agree.
@@ -47,21 +45,16 @@ OPEN: Final = -2
 """The wait for a permit: it ends when somebody gives one back, and nobody knows when."""
 MAX_UNITS: Final = 2**32 - 1
 """The most units of one ring, debts included; an amount is less than half of it."""
-KEPT_US: Final = 1_000_000
-"""How long units that come free are kept for those who wait at most, unless the first of them asks again: so nobody who
-gave up waiting holds others up for longer."""
-GRACE_US: Final = 50_000
-"""How much longer they are kept than until the first of them is to ask; and so long after that for the next one."""
 
 WindowState: TypeAlias = tuple[int, int, int, int]
 """The state of one window after a question: units spent, when the oldest leave (a moment), the newest moment, and how
 long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
 
-HEAD: Final = Struct("<IIqqqq")
+HEAD: Final = Struct("<IIqqq")
 ENTRY: Final = Struct("<qI")
-_Head: TypeAlias = tuple[int, int, int, int, int, int]
-"""Units in all, of the newest entry; moments of the newest entry, of the oldest; `floor_us`, `reserved_us`."""
-_NOTHING: Final[_Head] = (0, 0, 0, 0, -1, 0)
+_Head: TypeAlias = tuple[int, int, int, int, int]
+"""Units in all, of the newest entry; moments of the newest entry, of the oldest; `floor_us`."""
+_NOTHING: Final[_Head] = (0, 0, 0, 0, -1)
 _unpack: Final = HEAD.unpack_from
 _pack: Final = HEAD.pack
 _HEAD_BYTES: Final = HEAD.size
@@ -92,9 +85,7 @@ class Ring:
     def __getnewargs__(self) -> tuple[int, int, int, int]:
         return self.amount, self.resolution, self.step_us, self.span_us
 
-    def spend(
-        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
-    ) -> tuple[bytes, WindowState]:
+    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
         """Spend units if there is room for them.
 
         Args:
@@ -102,18 +93,17 @@ class Ring:
             now_us: The moment.
             cost: Units; 0 spends nothing, and passes while there is room for one.
             ahead: Units in the ring that this question has just spent: a cost that fits only without them never fits.
-            first_in_line: Whether units that are kept for those who wait are for this request.
 
         Returns:
             The ring afterwards, brought up to now, and its state.
         """
         span_us, step_us = self.span_us, self.step_us
         head: _Head = _unpack(window) if window else _NOTHING
-        spent, units, newest_us, oldest_us, floor_us, reserved_us = head
+        spent, units, newest_us, oldest_us, floor_us = head
         leaves_us = oldest_us + span_us if spent else 0
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = self.settle(window, now_us)
-            spent, units, newest_us, oldest_us, floor_us, reserved_us = _read(window)
+            spent, units, newest_us, oldest_us, floor_us = _read(window)
             leaves_us = oldest_us + span_us if spent else 0
         excess = spent + (cost or 1) - self.amount
         if excess > 0:
@@ -121,24 +111,19 @@ class Ring:
                 return window, (spent, leaves_us, newest_us, NEVER)
             wait_us = leaves_us - now_us if excess == 1 else self._wait_us(window, now_us, excess)
             return window, (spent, leaves_us, newest_us, wait_us)
-        if now_us < reserved_us:
-            # If they are kept for longer, the clock has stepped back since.
-            if not first_in_line and reserved_us - now_us <= KEPT_US + GRACE_US:
-                return window, (spent, leaves_us, newest_us, reserved_us - now_us)
-            reserved_us = min(reserved_us, now_us + GRACE_US)  # the next in line is called now
         if not cost:
             return window, (spent, leaves_us, newest_us, 0)
         if spent and now_us <= newest_us:
             spent += cost
-            window = _pack(spent, units + cost, newest_us, oldest_us, floor_us, reserved_us) + window[_HEAD_BYTES:]
+            window = _pack(spent, units + cost, newest_us, oldest_us, floor_us) + window[_HEAD_BYTES:]
             return window, (spent, leaves_us, newest_us, 0)
         moment_us = self.moment_us(now_us)
         if not spent:
-            window = _pack(cost, cost, moment_us, moment_us, floor_us, reserved_us)
+            window = _pack(cost, cost, moment_us, moment_us, floor_us)
             return window, (cost, moment_us + span_us, moment_us, 0)
         spent += cost
         older = window[_HEAD_BYTES:] + _pack_entry(newest_us, units)
-        window = _pack(spent, cost, moment_us, oldest_us, floor_us, reserved_us) + older
+        window = _pack(spent, cost, moment_us, oldest_us, floor_us) + older
         if len(older) > 2 * self.resolution * _ENTRY_BYTES:
             window = _merge_oldest(window)
             return window, self.state(window)
@@ -149,9 +134,7 @@ class Ring:
         window = self.settle(window, now_us)
         kept = min(units, MAX_UNITS - self.state(window)[0])
         boundless = Ring(MAX_UNITS, self.resolution, self.step_us, self.span_us)
-        charged, _ = boundless.spend(window, now_us, kept, 0, True)
-        kept_until_us = reserved_until_us(window)
-        return reserve(charged, kept_until_us) if kept_until_us > now_us else charged, kept
+        return boundless.spend(window, now_us, kept)[0], kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
         """Hand back units that were spent.
@@ -173,14 +156,14 @@ class Ring:
         for place, (at_us, there) in enumerate(kept):
             if at_us == mark and units <= there:
                 kept[place] = at_us, there - units
-                return _with(window, [entry for entry in kept if entry[1]])
+                return _with(_read(window)[4], [entry for entry in kept if entry[1]])
         return None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
         """Return a ring without what has left, and with what lies ahead of now moved back to now."""
         if not window:
             return window
-        spent, _, newest_us, oldest_us, floor_us, reserved_us = _read(window)
+        spent, _, newest_us, oldest_us, floor_us = _read(window)
         span_us = self.span_us
         steps_back = newest_us - now_us >= self.step_us
         if spent and now_us < oldest_us + span_us and not steps_back:
@@ -192,15 +175,13 @@ class Ring:
             latest_us = self.moment_us(now_us)
             moved = sum(units for at_us, units in kept if at_us >= latest_us)
             kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
-        if not kept and now_us >= floor_us + span_us and now_us >= reserved_us:
-            return b""
-        return _with(_pack(0, 0, 0, 0, floor_us, reserved_us), kept)
+        return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
 
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
         """Return the state of a ring that is settled, with a wait."""
         if not window:
             return 0, 0, 0, wait_us
-        spent, _, newest_us, oldest_us, _, _ = _read(window)
+        spent, _, newest_us, oldest_us, _ = _read(window)
         return spent, oldest_us + self.span_us if spent else 0, newest_us, wait_us
 
     def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
@@ -212,9 +193,9 @@ class Ring:
             latest_us: The latest moment that the store has seen: charges may lie ahead of now where its clock has
                 stepped back, though none behind the newest entry.
         """
-        spent, _, newest_us, _, floor_us, _ = _read(window)
+        spent, _, newest_us, _, floor_us = _read(window)
         floor_us = max(floor_us, now_us, min(latest_us, newest_us)) if spent or floor_us >= 0 else -1
-        return _pack(0, 0, 0, 0, floor_us, 0) if floor_us >= 0 else b""
+        return _pack(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
 
     def mark(self, window: bytes) -> int:
         """Return by what `remove` finds the units that were spent last: the newest moment."""
@@ -233,16 +214,6 @@ class Ring:
         return now_us - now_us % self.step_us + self.step_us - 1
 
 
-def reserve(window: bytes, until_us: int) -> bytes:
-    """Return a ring whose units that come free until a moment belong to those who wait."""
-    return _pack(*_read(window)[:-1], until_us) + window[_HEAD_BYTES:]
-
-
-def reserved_until_us(window: bytes) -> int:
-    """Return until when units that come free belong to those who wait; 0 for nobody."""
-    return _read(window)[5]
-
-
 def expires_us(window: bytes, life_us: int) -> int:
     """Return the moment from which a ring holds nothing any more, if nothing is added to it.
 
@@ -252,14 +223,14 @@ def expires_us(window: bytes, life_us: int) -> int:
     """
     if not window:
         return 0
-    _, _, newest_us, _, floor_us, reserved_us = _read(window)
-    return max(newest_us + life_us, floor_us + life_us, reserved_us)
+    _, _, newest_us, _, floor_us = _read(window)
+    return max(newest_us, floor_us) + life_us
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
     """Yield (moment, units), oldest first."""
     if window:
-        spent, units, newest_us, _, _, _ = _read(window)
+        spent, units, newest_us, _, _ = _read(window)
         yield from ENTRY.iter_unpack(window[_HEAD_BYTES:])
         if spent:
             yield newest_us, units
@@ -269,13 +240,12 @@ def _read(window: bytes) -> _Head:
     return _unpack(window) if window else _NOTHING
 
 
-def _with(window: bytes, kept: list[tuple[int, int]]) -> bytes:
-    """Return a ring with other entries."""
-    _, _, _, _, floor_us, reserved_us = _read(window)
+def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
+    """Return a ring with these entries."""
     if not kept:
-        return _pack(0, 0, 0, 0, floor_us, reserved_us)
+        return _pack(0, 0, 0, 0, floor_us)
     newest_us, units = kept[-1]
-    head = _pack(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us, reserved_us)
+    head = _pack(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us)
     return head + b"".join([_pack_entry(*entry) for entry in kept[:-1]])
 
 
@@ -286,4 +256,4 @@ def _merge_oldest(window: bytes) -> bytes:
     exact amount, so no answer changes by it but the count.
     """
     (_, first), (moment_us, second), *kept = entries(window)
-    return _with(window, [(moment_us, first + second), *kept])
+    return _with(_read(window)[4], [(moment_us, first + second), *kept])

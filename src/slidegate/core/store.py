@@ -247,9 +247,7 @@ class Store:
         """Whether it was closed: then it answers no question any more."""
 
     @abstractmethod
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it.
 
         A ban of a key of `checks`, or of one of `subjects`, refuses; nothing is charged then.
@@ -257,8 +255,6 @@ class Store:
         Args:
             checks: The question.
             subjects: Further keys, and addresses, whose bans refuse.
-            first_in_line: Whether the request is the first of those who wait, for whom units that come free are kept. A
-                store hands it on to `core.decide`.
         """
 
     @abstractmethod

@@ -150,6 +150,18 @@ class _Queue:
             self._timer = self._loop.call_at(self._waiting[0][0], self._give_up)
 
 
+def in_background(work: Coroutine[Any, Any, object]) -> None:
+    """Do some work in the event loop that runs in this thread; without one of asyncio it is left undone."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:
+        work.close()
+        return
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    task.add_done_callback(_log_failure)
+
+
 async def to_the_end(work: Awaitable[T]) -> T:
     """Do some work to its end: a cancellation of the caller stops the waiting, and not the work.
 

@@ -119,18 +119,18 @@ class Limited:
         spelled, subjects = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
         if may_wait(decision):
-            decision = self._without_loop.wait(self._engine.lines.wait(decision, subjects), self._wait_us)
+            decision = self._without_loop.wait(self._engine.queues.wait(decision, subjects), self._wait_us)
         return _unless_refused(decision)
 
     async def _take_async(self, bucket: LimitSet, key: str) -> Decision:
         spelled, subjects = self._engine.keys.learn(key)
         decision = await self._ask(((bucket, spelled, self._cost),), subjects)
         if may_wait(decision):
-            decision = await self._engine.lines.wait(decision, subjects)
+            decision = await self._engine.queues.wait(decision, subjects)
         return _unless_refused(decision)
 
     async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        answer = self._engine.lines.decide(checks, subjects)
+        answer = self._engine.queues.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from .keys import Keys
 from .near_limits import NearLimits
 from .shared_stats import AllWorkers, Publisher
 from .stats import Statistics
-from .waiting import WaitingLines, Waits
+from .waiting import Queues, Waits
 
 T = TypeVar("T")
 
@@ -45,9 +45,7 @@ Listener: TypeAlias = Callable[[Decision], object]
 class Decide(Protocol):
     """A function that charges every check or none, as `Store.hit` does."""
 
-    def __call__(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
+    def __call__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none."""
 
 
@@ -70,7 +68,7 @@ class Engine:
         emit: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         failover: Asks a store that can fail; None for one in memory.
-        lines: The requests that wait for their turn.
+        queues: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
         activity: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
@@ -107,7 +105,7 @@ class Engine:
         self.statistics = Statistics(self.clock, self.emit)
         self.publisher = Publisher(store.shared_stats, self.statistics)
         self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
-        self.lines = WaitingLines(self)
+        self.queues = Queues(self)
         self.callers = Callers()
         self.activity: object | None = None
         self._listeners: tuple[Listener, ...] = ()
@@ -163,7 +161,7 @@ class Engine:
             answer = self._backend.refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.lines.freed([reservation.check for reservation in reservations])
+            self.queues.freed([reservation.check for reservation in reservations])
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return what the store answers to a command of an operator, who has more time than a request.
@@ -256,9 +254,7 @@ class Engine:
     def _closed_error(self) -> StoreUnavailable:
         return closed(f"the limiter on {self.store!r}")
 
-    def _answer_nobody(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision:
+    def _answer_nobody(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         raise self._closed_error()
 
 
@@ -274,9 +270,9 @@ def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
     """Return a function that decides as `decide` does, and lets listeners hear the decision."""
 
     def decide_and_notify(
-        checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
+        checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
     ) -> Decision | Awaitable[Decision]:
-        answer = decide(checks, subjects, first_in_line=first_in_line)
+        answer = decide(checks, subjects)
         if not isinstance(answer, Decision):
             return notify_later(answer)
         for listener in listeners:
@@ -292,5 +288,5 @@ def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
     return decide_and_notify
 
 
-def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False) -> Decision:
+def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
     return Decision(True, Reason.EXEMPT)

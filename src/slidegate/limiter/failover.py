@@ -156,15 +156,13 @@ class Failover:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
         if self._troubled and self._is_open(checks):
             return self.fallback("hit", checks, subjects)
         try:
             self._store.keep_deadline(self._deadline_s)
-            answer = self._store.hit(checks, subjects, first_in_line=first_in_line)
+            answer = self._store.hit(checks, subjects)
         except ConfigurationError:
             raise
         except Exception as error:

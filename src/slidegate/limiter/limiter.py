@@ -228,7 +228,7 @@ class Limiter:
         try:
             return await self.engine.command(lambda: self.store.reset(text))
         finally:
-            self.engine.lines.reset(text)
+            self.engine.queues.reset(text)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
@@ -242,7 +242,7 @@ class Limiter:
         try:
             return await self.engine.command(self.store.reset_all)
         finally:
-            self.engine.lines.reset()
+            self.engine.queues.reset()
 
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.

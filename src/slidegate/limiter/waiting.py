@@ -1,20 +1,18 @@
-"""Waiting is one line: the requests of this process that may wait stand in it, first come, first served.
+"""Waiting: requests of this process that may wait for room queue up, first come, first served.
 
-There is a line for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
+There is a queue for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
 
     let in  <--  first  <--  second  <--  third        at most `LimitSet.wait_max`
-                   |            '-----------'--------- sleep until they are called, or their bound is over
-                   '-- asks the store, sleeps until its retry-after or a second, asks again
+                   |            '-----------'--------- sleep until they are first, or their bound is over
+                   '-- asks the store, sleeps until its retry-after, asks again
 
-Nothing is charged before its turn, so a line holds no units, permits or locks, and the bound of a limit holds whoever
-else comes. The store keeps what comes free for who stands first, so that a stream of others cannot starve a line.
-Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A permit has no retry-after,
-and other workers hand back too, so the first asks for one every `PAUSE_S`. A request that comes while others wait is
-not charged before them: the store is asked what it would answer, no more. Between processes it is whoever asks first.
+While a queue exists, newcomers of its key join it and ask nothing. Nothing is charged or reserved before its turn, so a
+queue holds no units, permits or locks. Who leaves it, admitted or not, wakes the next; so does whoever hands something
+back. A permit has no retry-after, so the first asks for one every `PAUSE_S` at the latest. Other processes do not see
+the queue: one of them may come first.
 
-Who cannot be let in before its bound is refused at once. With U units asked for by those ahead and itself, N of which
-fit in a window W, unit number U comes no sooner than unit number r = U - m * N (1 <= r <= N) and m windows, because
-each window takes N; and r units wait at least as long as fewer, which is what the store says of the request alone.
+A request that cannot be admitted before its bound, by the retry-after of the first, is refused at once. Asking again is
+never counted as denied; where refusals count, the last one does, once.
 """
 
 from __future__ import annotations
@@ -22,20 +20,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 
 from ..core.bans.ban import BanSubject
-from ..core.concurrency import Concurrency
 from ..core.decision import Check, Decision, LimitSet, Reason
-from ..core.limits import AnyLimit, Limit
+from ..core.limits import AnyLimit
 from ..core.quotas import Quota
-from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
+from ..core.ring import NEVER, OPEN
 from ..core.statistics.histogram import ResponseTimes
 from ..core.store import Clock
 from ..stores.forks import begin_anew_in_child, hold_over_fork
@@ -45,9 +42,9 @@ from .decisions import NotAsked
 if TYPE_CHECKING:
     from .engine import Engine
 
-PAUSE_S: Final = 0.1
-"""How long the first of a line waits for a permit before it asks again without having been called."""
-LATE_US: Final = 10_000
+PAUSE_S: Final = 0.2
+"""How long the first of a queue waits for a permit before it asks again without having been woken."""
+LATE_S: Final = 0.01
 """How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
 
 PASSED: Final = "passed"
@@ -58,7 +55,6 @@ OUTCOMES: Final = (PASSED, REFUSED, LEFT)
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
-NOBODY: Final[Counter[LimitSet]] = Counter()
 
 
 class Waiter:
@@ -73,11 +69,7 @@ class Waiter:
         else:
             self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
-    def now_s(self) -> float:
-        """Return the time, by which bounds go."""
-        return anyio.current_time()
-
-    def call(self) -> None:
+    def wake(self) -> None:
         """End the wait, from any thread; an event is set in its own thread alone."""
         if self._thread == threading.get_ident():
             self._event.set()
@@ -89,30 +81,30 @@ class Waiter:
         self._event.set()
 
     async def wait(self, wait_s: float) -> None:
-        """Wait to be called, for no longer than this."""
+        """Wait to be woken, for no longer than this."""
         with anyio.move_on_after(wait_s):
             await self._event.wait()
         self._event = anyio.Event()
 
 
-class Line:
-    """Those who wait under one name."""
+class Queue:
+    """The requests that wait under one name.
 
-    __slots__ = ("units", "waiters")
+    Attributes:
+        waiters: The requests, the first of them first.
+        asks_s: When the first asks the store, by its event loop's time.
+    """
+
+    __slots__ = ("asks_s", "waiters")
 
     def __init__(self) -> None:
         self.waiters: deque[Waiter] = deque()
-        self.units: Counter[LimitSet] = Counter()
-        """What they will be charged; units of one rule lie in the same windows only if their bucket is the same."""
-
-    def starts_with(self, waiter: Waiter) -> bool:
-        """Tell whether somebody stands first."""
-        return bool(self.waiters) and self.waiters[0] is waiter
+        self.asks_s = anyio.current_time()
 
     async def turn(self, waiter: Waiter, until_s: float) -> bool:
-        """Wait until somebody stands first; False if the time is over before."""
-        while not self.starts_with(waiter):
-            left_s = until_s - waiter.now_s()
+        """Wait to be first; False if the time is over before."""
+        while self.waiters[0] is not waiter:
+            left_s = until_s - anyio.current_time()
             if left_s <= 0:
                 return False
             await waiter.wait(left_s)
@@ -171,108 +163,77 @@ def _monotonic_us() -> int:
     return monotonic_ns() // 1_000
 
 
-class WaitingLines:
-    """The lines of one limiter.
+class Queues:
+    """The queues of one limiter.
 
     Args:
         engine: Asks the store.
 
     Attributes:
-        lines: The lines in which somebody stands, by their name.
+        by_name: The queues in which somebody waits.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
-        self.lines: dict[Name, Line] = {}
+        self.by_name: dict[Name, Queue] = {}
         begin_anew_in_child(self.forget)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, unless others wait in line before a request: then nothing is asked yet.
+        """Charge every check or none, unless a request has to queue first: then nothing is asked yet.
 
-        Where refusals are charged the line is the way of all that may wait, or each would be charged as refused before
-        it waits.
+        Where refusals count, every request that may wait does: it would be charged for a refusal before waiting.
         """
         for check in checks:
-            bucket = check[0]
-            if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
+            asked = check[0]
+            if asked.wait_us and (asked.count_denied or (self.by_name and (asked.rule, check[1]) in self.by_name)):
                 return NotAsked(check, checks)
         return self._engine.decide(checks, subjects)
 
     def forget(self) -> None:
         """Forget who waits, as in a child of `fork`: those who wait in its parent never come to their turn there."""
-        self.lines.clear()
+        self.by_name.clear()
 
     def freed(self, checks: Sequence[Check]) -> None:
-        """Call those who wait for what some checks had charged: it was handed back."""
-        for bucket, key, _ in checks if self.lines else ():
-            self._call((bucket.rule, key))
+        """Wake the first of those who wait for what some checks had charged: it was handed back."""
+        for asked, key, _ in checks if self.by_name else ():
+            self._wake((asked.rule, key))
 
     def reset(self, key: str | None = None) -> None:
-        """Call those who wait under a key, or under any: its windows are forgotten."""
-        for name in list(self.lines):
+        """Wake the first of those who wait under a key, or under any: its windows are forgotten."""
+        for name in list(self.by_name):
             if key is None or name[1] == key:
-                self._call(name)
+                self._wake(name)
 
-    def join(
-        self, name: Name, waiter: Waiter, max_waiting: int, units: Sequence[Check] = ()
-    ) -> tuple[Line | None, Counter[LimitSet]]:
-        """Go to the end of a line; `leave` it afterwards.
-
-        Args:
-            name: Whose line.
-            waiter: Who waits.
-            max_waiting: How many may stand in it.
-            units: What is to be charged.
-
-        Returns:
-            The line, None if it is full, and the units of those ahead by their bucket.
-        """
+    def join(self, name: Name, waiter: Waiter, max_waiting: int) -> Queue | None:
+        """Go to the end of a queue, and return it; None if it is full. `leave` it afterwards."""
         with self._lock:
-            line = self.lines.get(name)
-            if line is None:
-                line = self.lines[name] = Line()
-            ahead = line.units.copy()
-            if len(line.waiters) >= max_waiting:
-                return None, ahead
-            line.waiters.append(waiter)
-            line.units.update(_units(name, units))
-            return line, ahead
+            queue = self.by_name.get(name) or Queue()
+            if len(queue.waiters) >= max_waiting:
+                return None
+            self.by_name[name] = queue
+            queue.waiters.append(waiter)
+            return queue
 
-    def leave(self, name: Name, waiter: Waiter, units: Sequence[Check] = ()) -> None:
-        """Leave a line, and call the one who stands first then."""
+    def leave(self, name: Name, waiter: Waiter) -> None:
+        """Leave a queue, and wake the one who is first then."""
         with self._lock:
-            line = self.lines[name]
-            line.waiters.remove(waiter)
-            line.units.subtract(_units(name, units))
-            if not line.waiters:
-                del self.lines[name]
-        self._call(name)
+            queue = self.by_name[name]
+            queue.waiters.remove(waiter)
+            if not queue.waiters:
+                del self.by_name[name]
+        self._wake(name)
 
-    def _call(self, name: Name) -> None:
+    def _wake(self, name: Name) -> None:
         with self._lock:
-            line = self.lines.get(name)
-            if line is not None:
-                line.waiters[0].call()
+            queue = self.by_name.get(name)
+            if queue is not None:
+                queue.waiters[0].wake()
 
-    async def wait(self, refused: Decision, subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Wait in line, as long as the rules of a request allow.
-
-        Args:
-            refused: The refusal of the request, or its `NotAsked`.
-            subjects: Further keys whose bans refuse.
-
-        Returns:
-            What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
-        """
-        return await _Request(self, self._engine, refused, subjects).wait()
-
-    async def ask(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, first_in_line: bool = True
-    ) -> Decision:
+    async def ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
-        answer = self._engine.decide(checks, subjects, first_in_line=first_in_line)
+        answer = self._engine.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
@@ -293,200 +254,156 @@ class WaitingLines:
                 await to_the_end(self._engine.refund(decision.take_back()))
             raise
 
+    async def wait(self, refused: Decision, subjects: Sequence[BanSubject] = ()) -> Decision:
+        """Wait for room, as long as the rules of a request allow.
+
+        Args:
+            refused: The refusal of the request, or its `NotAsked`.
+            subjects: Further keys whose bans refuse.
+
+        Returns:
+            What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
+        """
+        return await _Request(self, self._engine, refused, subjects).wait()
+
 
 class _Request:
     """One request that waits."""
 
-    def __init__(
-        self,
-        lines: WaitingLines,
-        engine: Engine,
-        refused: Decision,
-        subjects: Sequence[BanSubject],
-    ) -> None:
-        self._lines = lines
+    def __init__(self, queues: Queues, engine: Engine, refused: Decision, subjects: Sequence[BanSubject]) -> None:
+        self._queues = queues
         self._engine = engine
-        self._question = refused.checks
+        self._checks = refused.checks
+        # Asking again is not counted as denied.
+        self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in refused.checks]
         self._subjects = subjects
         self._waiter = Waiter()
-        self._last: Decision | None = None if isinstance(refused, NotAsked) else refused
-        self._name, self._max_waiting, self._bound_us = _place(refused)
-        self._began_s = self._waiter.now_s()
+        self._began_s = anyio.current_time()
+        self._until_s = self._began_s
         self._waits_from_us: int | None = None
-        self._charged = any(bucket.count_denied for bucket, _, _ in self._question)
+        self._refusal = None if isinstance(refused, NotAsked) else refused
+        self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
 
     async def wait(self) -> Decision:
-        """See `WaitingLines.wait`."""
-        if self._last is None and self._name not in self._lines.lines:
-            # It may be refused for good: nothing shall be kept free for it then, and one that may wait is not charged.
-            self._last = await self._peek()
-            if self._last.allowed:
-                self._last = await self._ask()
-        if self._last is not None and (self._last.allowed or not self._has_time(self._last)):
-            return await self._end(self._last)
+        """See `Queues.wait`."""
         outcome = LEFT
         try:
-            decision = await self._stand()
-            while decision is None:  # it lacks something else now, for which others stand in another line
-                decision = await self._stand()
+            decision = None
+            while decision is None:  # it lacks something else now, for which others queue
+                decision = await self._queue()
+            if not decision.allowed:
+                decision = await self._refused(decision)
             outcome = PASSED if decision.allowed else REFUSED
         finally:
             if self._waits_from_us is not None:
                 self._engine.waits.end(self._waits_from_us, outcome)
-        if self._waits_from_us is not None and decision.reason is Reason.OK:
-            decision.reason = Reason.WAITED
+        if decision.allowed:
+            decision.checks = self._checks
+            if self._waits_from_us is not None and decision.reason is Reason.OK:
+                decision.reason = Reason.WAITED
         return decision
 
-    async def _stand(self) -> Decision | None:
-        """Stand in one line; None to go to another one."""
-        name = self._name
-        line, ahead = self._lines.join(name, self._waiter, self._max_waiting, self._question)
-        if line is None:
-            return await self._turned_away(ahead)
+    async def _queue(self) -> Decision | None:
+        """Wait in one queue; None to go to another one."""
+        asked, key, _ = self._lacks
+        name = asked.rule, key
+        self._until_s = self._began_s + asked.wait_us / 1_000_000
+        queue = self._queues.join(name, self._waiter, asked.wait_max)
+        if queue is None:
+            return await self._turned_away(0)
         try:
-            if not line.starts_with(self._waiter):
-                self._last = await self._peek()
-                if not self._has_time(self._last, ahead):
-                    return await self._turned_away(ahead)
+            if queue.waiters[0] is not self._waiter:
+                if not self._is_in_time(queue.asks_s):
+                    return await self._turned_away(queue.asks_s)
                 self._count()
-                if not await line.turn(self._waiter, self._until_s + LATE_US / 1_000_000):
-                    return await self._turned_away(NOBODY)
-            self._last = None
-            return await self._first()
+                if not await queue.turn(self._waiter, self._until_s + LATE_S):
+                    return await self._turned_away(queue.asks_s)
+                self._refusal = None
+            return await self._first(queue, name)
         finally:
-            self._lines.leave(name, self._waiter, self._question)
+            self._queues.leave(name, self._waiter)
 
-    async def _first(self) -> Decision | None:
-        """Ask, and sleep until the answer says, as the first of the line."""
+    async def _first(self, queue: Queue, name: Name) -> Decision | None:
+        """Ask, and sleep until the answer says, as the first of a queue."""
         while True:
-            decision = self._last = await self._ask() if self._last is None else self._last
-            lacks = _lacks(decision)
-            if not lacks or not self._has_time(decision):
-                return await self._end(decision)
-            name, self._max_waiting, _ = _place(decision)
-            if name != self._name:
-                self._name = name
+            decision = self._refusal or await self._queues.ask(self._uncounted, self._subjects)
+            self._refusal = None
+            lacks = _lacking(decision)
+            if decision.allowed or lacks is None:
+                return decision
+            self._until_s = min(self._until_s, self._began_s + min(asked.wait_us for asked, _, _ in lacks) / 1_000_000)
+            wait_us = max(wait_us for *_, wait_us in lacks)
+            queue.asks_s = anyio.current_time() + wait_us / 1_000_000
+            if any(wait_us == OPEN for *_, wait_us in lacks):
+                queue.asks_s = max(queue.asks_s, anyio.current_time() + PAUSE_S)
+                queue.asks_s = min(queue.asks_s, max(self._until_s, anyio.current_time() + LATE_S))
+            if not self._is_in_time(queue.asks_s):
+                return decision
+            self._lacks = _longest(lacks)
+            if (self._lacks[0].rule, self._lacks[1]) != name:
+                self._refusal = decision
                 return None
-            wait_s = min(max(lack.wait_us for lack in lacks), KEPT_US) / 1_000_000
-            if any(lack.wait_us == OPEN for lack in lacks):
-                left_s = max(self._until_s - self._waiter.now_s(), LATE_US / 1_000_000)
-                wait_s = max(wait_s, min(PAUSE_S, left_s))
             self._count()
-            await self._waiter.wait(wait_s)
-            self._last = None
+            await self._waiter.wait(queue.asks_s - anyio.current_time())
+
+    def _is_in_time(self, asks_s: float) -> bool:
+        """Tell whether a request may be admitted at a moment: its bound is not over by then."""
+        return max(asks_s, anyio.current_time()) < self._until_s + LATE_S
 
     def _count(self) -> None:
         """Count it as one that waits, now that it does."""
         if self._waits_from_us is None:
             self._waits_from_us = self._engine.waits.begin()
 
-    async def _ask(self, *, first_in_line: bool = True) -> Decision:
-        return await self._lines.ask(self._question, self._subjects, first_in_line=first_in_line)
-
-    async def _peek(self) -> Decision:
-        return await self._engine.peek(self._question, self._subjects)
-
-    async def _end(self, decision: Decision) -> Decision:
-        """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""
-        if decision.allowed or not self._charged:
-            return decision
-        return await self._ask(first_in_line=False)
-
-    async def _turned_away(self, ahead: Counter[LimitSet]) -> Decision:
-        """Return the refusal of a request that is not let in, whatever the store has room for now.
-
-        Where refusals are charged the store says, in one step: it keeps what is there for those ahead.
-        """
-        if self._charged:
-            return await self._ask(first_in_line=False)
-        decision = await self._peek()
+    async def _turned_away(self, asks_s: float) -> Decision:
+        """Return the refusal of a request that does not get its turn, whatever the store has room for now."""
+        decision = await self._engine.peek(self._uncounted, self._subjects)
         if not decision.allowed or not decision.readings:
             return decision
-        readings = []
-        for part, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
-            permits = isinstance(part.limit, Concurrency)
-            wait_us = 0 if not part.here else OPEN if permits else max(_later_us(part, ahead), 1)
-            readings.append((*reading[:3], wait_us))
-        return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
+        later_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
+        readings = [(*reading[:3], later_us) for reading in decision.readings]
+        return Decision(False, Reason.LIMITED, decision.now_us, self._checks, readings)
 
-    @property
-    def _until_s(self) -> float:
-        return self._began_s + self._bound_us / 1_000_000
-
-    def _has_time(self, decision: Decision, ahead: Counter[LimitSet] = NOBODY) -> bool:
-        """Tell whether a request that got an answer may be let in before its bound."""
-        lacks = _lacks(decision)
-        if lacks is None:
-            return False
-        self._bound_us = min([self._bound_us, *(lack.bucket.wait_us for lack in lacks)])
-        gone_us = max(round((self._waiter.now_s() - self._began_s) * 1_000_000) - LATE_US, 0)
-        left_us = self._bound_us - gone_us
-        waits = [_later_us(part, ahead) for part in _asked(decision, self._name)]
-        return left_us > 0 and max(waits, default=0) <= left_us
+    async def _refused(self, decision: Decision) -> Decision:
+        """Return a refusal; where refusals count, it is charged now, once."""
+        counted = [check for check in self._checks if check[0].count_denied]
+        if counted and decision.readings and decision.reason is Reason.LIMITED:
+            await self._engine.charge(counted)
+            decision = await self._turned_away(0)
+        decision.checks = self._checks
+        return decision
 
 
-class _Asked(NamedTuple):
-    """One limit of a question, and what a store said of it."""
-
-    bucket: LimitSet
-    key: str
-    limit: AnyLimit
-    cost: int
-    wait_us: int
-    here: bool
-    """Whether it is counted where those wait who stand in the same line."""
+Lacking: TypeAlias = list[tuple[LimitSet, str, int]]
+"""What a request lacks: the limits, the key, and how long it has to wait there."""
 
 
 def may_wait(decision: Decision) -> bool:
     """Tell whether a request may wait: it was not let through, and all that it lacks will come back."""
-    return isinstance(decision, NotAsked) or (not decision.allowed and bool(_lacks(decision)))
+    return isinstance(decision, NotAsked) or bool(_lacking(decision))
 
 
-def _asked(decision: Decision, name: Name | None = None) -> list[_Asked]:
-    waits = iter(decision.readings)
-    return [
-        _Asked(bucket, key, limit, max(cost, 1), next(waits)[3], here=(bucket.rule, key) == name)
-        for bucket, key, cost in (decision.checks if decision.readings else ())
-        for limit in bucket.limits
-    ]
-
-
-def _lacks(decision: Decision) -> list[_Asked] | None:
-    """Return what a request lacks; None if it may not wait for it, or something else than limits refuses it."""
-    if not decision.allowed and not decision.readings:
+def _lacking(decision: Decision) -> Lacking | None:
+    """Return what a refused request lacks; None if it may not wait for it, or something else than limits refuses it."""
+    if decision.allowed or not decision.readings:
         return None
-    lacks = [lack for lack in _asked(decision) if lack.wait_us and not decision.allowed]
-    for bucket, _, limit, _, wait_us, _ in lacks:
-        # Nobody waits for the next day, and who asks for more than there is waits for ever.
-        if not bucket.wait_us or isinstance(limit, Quota) or wait_us == NEVER:
-            return None
+    lacks: Lacking = []
+    waits = iter(decision.readings)
+    for asked, key, _ in decision.checks:
+        for limit in asked.limits:
+            wait_us = next(waits)[3]
+            if wait_us and not _comes_back(asked, limit, wait_us):
+                return None
+            if wait_us:
+                lacks.append((asked, key, wait_us))
     return lacks
 
 
-def _place(decision: Decision) -> tuple[Name, int, int]:
-    """Return the line of a request that is not let through, how many may stand in it, and how long."""
-    if isinstance(decision, NotAsked):
-        bucket, key, _ = decision.check
-    else:
-        # In the line of what comes last it holds up nobody who lacks less.
-        bucket, key, *_ = max(_lacks(decision) or _asked(decision), key=lambda lack: lack.wait_us)
-    return (bucket.rule, key), bucket.wait_max, bucket.wait_us
+def _comes_back(asked: LimitSet, limit: AnyLimit, wait_us: int) -> bool:
+    """Tell whether a request may wait for a limit: nobody waits for the next day, nor for more than there is."""
+    return bool(asked.wait_us) and wait_us != NEVER and not isinstance(limit, Quota)
 
 
-def _later_us(lack: _Asked, ahead: Counter[LimitSet]) -> int:
-    """Return how long a request waits at least under one limit, behind the units of those ahead of it."""
-    _, _, limit, cost, wait_us, here = lack
-    units = ahead[lack.bucket] if here else 0
-    if not units or not isinstance(limit, Limit):
-        return max(wait_us, 0)
-    wait_us = max(wait_us - GRACE_US, 0)  # the store keeps what is there for those ahead so much longer than they need
-    windows, before = divmod(units + cost - 1, limit.amount)
-    return max(wait_us, windows * limit.window_us + (wait_us if before + 1 >= cost else 0), 0)
-
-
-def _units(name: Name, checks: Sequence[Check]) -> Counter[LimitSet]:
-    units: Counter[LimitSet] = Counter()
-    for bucket, key, cost in checks:
-        if (bucket.rule, key) == name:
-            units[bucket] += cost
-    return units
+def _longest(lacks: Sequence[tuple[LimitSet, str, int]]) -> tuple[LimitSet, str, int]:
+    """Return what comes back last: in that queue a request holds up nobody who lacks less."""
+    return max(lacks, key=lambda lack: lack[2])

@@ -87,7 +87,7 @@ class Decider:
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
-        self._lines = limiter.engine.lines
+        self._queues = limiter.engine.queues
         self._bans = limiter.store.bans
         self._rules = rules
         self._client = client
@@ -138,7 +138,7 @@ class Decider:
         checks = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
         if not checks:
             return self._uncounted(matched, subjects)
-        return self._lines.decide(checks, subjects) if self._rules.waits else self._engine.decide(checks, subjects)
+        return self._queues.decide(checks, subjects) if self._rules.waits else self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
@@ -255,7 +255,7 @@ class Decider:
         """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
-            answer = self._lines.decide(checks, subjects)
+            answer = self._queues.decide(checks, subjects)
             return answer if isinstance(answer, Decision) else await answer
         decision = await self._limiter.hit_all((), subjects)
         return BanRefusal(shut.label, reason=Reason.NOBODY) if decision.allowed else decision

@@ -15,11 +15,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.bans.ban import BanSubject
+from ..core.bans.ban import Ban, BanSubject
 from ..core.decision import Check, Decision, Reason, StruckRefusal, tightest_first
 from ..core.errors import ConfigurationError
 from ..core.statistics.series import Series
 from ..limiter import Limiter
+from ..limiter.aio import in_background
 from ..limiter.stats import UNROUTED
 from .headers import HeaderWriter, add_several, completed
 from .waiting import ReadAhead, refund, until_disconnect
@@ -216,7 +217,7 @@ class Exchange(Decided):
         """
         channel = self.read_ahead(receive)
         self.waiting = refusal
-        queues = limiter.engine.lines
+        queues = limiter.engine.queues
         decision = await until_disconnect(channel, limiter, lambda: queues.wait(refusal, subjects))
         if decision is not None:
             self.waiting, self.waited = None, decision.allowed
@@ -235,24 +236,20 @@ class Exchange(Decided):
         if self.refusal is not None or self.status or not is_limited(refusal):
             return refusal
         self.refusal = refusal
-        lengths = await self.strike_for_refusal(scope)
+        # Each store has a time of its own, but the length of a ban is the same in all.
+        bans = await self.strike_for_refusal(scope)
+        lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
         return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
 
-    async def strike_for_refusal(self, scope: Scope) -> list[int]:
-        """Strike for a refusal under the policies of all middlewares on the way.
-
-        Returns:
-            The length of each ban that this made, in microseconds, but of permanent ones.
-        """
+    async def strike_for_refusal(self, scope: Scope) -> list[Ban]:
+        """Strike for a refusal under the policies of all middlewares on the way; return the bans that this made."""
         outer: list[BanSignals] = []
-        lengths: list[int] = []
+        bans: list[Ban] = []
         for parts in dict.fromkeys([*(parts for parts, _ in self.entries), self.parts]):
             if parts.signals.on_refusal and parts not in self.exempt:
-                bans = await parts.signals.strike_for("refused", scope, outer)
-                # Each store has a time of its own, but the length of a ban is the same in all.
-                lengths += [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
+                bans += await parts.signals.strike_for("refused", scope, outer)
             outer.append(parts.signals)
-        return lengths
+        return bans
 
     def refuse(self, scope: Scope, refusal: Decision) -> Answer:
         """Enter a refusal, tell of the first one, and return its answer.
@@ -362,7 +359,9 @@ class Exchange(Decided):
         for channel in channels:
             channel.close()
         try:
-            if self.holds:
+            if self.holds and isinstance(error, GeneratorExit):  # it is closed with its event loop: nothing is awaited
+                in_background(self.release())
+            elif self.holds:
                 await self.release()
         finally:
             if self.stats is not None:

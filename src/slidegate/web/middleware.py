@@ -353,12 +353,12 @@ class RateLimitMiddleware(FailsAtStartup):
     def _watch_over(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
 
-        async def struck() -> None:
-            if not allowlisted(exchange.entries):  # by a middleware further in
-                await exchange.strike_for_refusal(scope)
+        async def strike() -> bool:
+            # A middleware further in may have let it pass.
+            return not allowlisted(exchange.entries) and bool(await exchange.strike_for_refusal(scope))
 
         channel, subjects = exchange.read_ahead(receive), self._subjects(scope)
-        return GuardedWebSocket(scope, channel, send, subjects, self._sockets, struck, self._messages)
+        return GuardedWebSocket(scope, channel, send, subjects, self._sockets, strike, self._messages)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Look at the routes in the first call. Pass on what is not decided about; return True for the rest."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Scope
@@ -104,9 +103,7 @@ class BoundRule:
         """Return a bucket with the same limits and windows of its own: the second of a name on a request, or later."""
         other = self._others.get((bucket, turn))
         if other is None:
-            other = copy(bucket)
-            other.rule += f"{_IN_TURN}{turn}"
-            other.names = tuple([f"{name}-{turn}" for name in bucket.names])
+            other = bucket.under(f"{bucket.rule}{_IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
             remember(self._others, (bucket, turn), other, _MEMO_PLANS)
         return other
 
@@ -118,8 +115,8 @@ class BoundRule:
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
         if self._preflights is None:
-            permits = None if self.permits is None else _apart(self.permits)
-            self._preflights = BoundRule(self.rule, _apart(self.bucket), permits)
+            permits = None if self.permits is None else self.permits.under(self.permits.rule + _PREFLIGHTS)
+            self._preflights = BoundRule(self.rule, self.bucket.under(self.bucket.rule + _PREFLIGHTS), permits)
         return self._preflights
 
     def plan(self, limits: Limits) -> LimitSet | None:
@@ -418,13 +415,6 @@ def name_of(identity: str) -> str:
 def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
     """Return the amounts of limits by their windows."""
     return {limit.same_window: limit.amount for limit in limits}
-
-
-def _apart(bucket: LimitSet) -> LimitSet:
-    """Return a bucket with the same limits and windows of its own."""
-    twin = copy(bucket)
-    twin.rule += _PREFLIGHTS
-    return twin
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> LimitSet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import anyio
 from starlette.types import Message, Receive
@@ -13,6 +14,11 @@ from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
+
+_MOST_AHEAD_BYTES: Final = 65_536
+"""How much of a body is read while a request waits; behind that a client that leaves is noticed at its turn."""
+_MESSAGE_BYTES: Final = 256
+"""What a message takes beside its body."""
 
 
 class ReadAhead:
@@ -47,10 +53,16 @@ class ReadAhead:
             if self._is_over():
                 waiting.cancel()
 
+        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, tasks.cancel_scope)
-            await wait()
+            try:
+                await wait()
+            except Exception as error:  # leaving the group it would become a group itself
+                failure = error
             tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         return not self._is_over()
 
     def close(self) -> None:
@@ -60,11 +72,10 @@ class ReadAhead:
             self._begun = None
 
     def _goes_on(self) -> bool:
-        """Tell whether the channel may be read further: to the end of a request that is whole, to a message else."""
-        if not self._early:
-            return True
-        last = self._early[-1]
-        return not (last.get("more_body", False) or last["type"] == "websocket.receive" or self._is_over())
+        """Tell whether the channel may be read further: until the client leaves, as long as that is not too much."""
+        if self._early and (self._is_over() or self._early[-1]["type"] == "websocket.receive"):
+            return False
+        return sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES
 
     def _is_over(self) -> bool:
         return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")

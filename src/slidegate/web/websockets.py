@@ -126,7 +126,7 @@ class MessageCounter:
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
             key = self._key.find(scope, self.shared, key)
-        return partial(self._engine.lines.decide, ((self._bucket, key, 1),), ())
+        return partial(self._engine.queues.decide, ((self._bucket, key, 1),), ())
 
 
 def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -> Decision:
@@ -144,7 +144,7 @@ class GuardedWebSocket:
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
         sockets: Looks after it when the application has accepted it.
-        struck: Called for each message that a limit refused.
+        strike: Strikes for a message that a limit refused; True where that bans its client.
         messages: Counts its messages; None where they have no limit.
 
     Attributes:
@@ -158,14 +158,14 @@ class GuardedWebSocket:
         send: Send,
         subjects: Sequence[BanSubject],
         sockets: OpenWebSockets,
-        struck: Callable[[], Awaitable[None]],
+        strike: Callable[[], Awaitable[bool]],
         messages: MessageCounter | None,
     ) -> None:
         self._receive = receive
         self._send = send
         self.subjects = subjects
         self._sockets = sockets
-        self._struck = struck
+        self._strike = strike
         self._messages = messages
         self._count = None if messages is None else messages.count_of(scope)
         self._looked_after = False
@@ -203,8 +203,8 @@ class GuardedWebSocket:
             return message
         if decision.reason is Reason.BANNED:
             return await self._shut_out()
-        if decision.reason is Reason.LIMITED:
-            await self._struck()
+        if decision.reason is Reason.LIMITED and await self._strike():
+            return await self._shut_out()
         return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
 
     async def _hit(self) -> Decision:

@@ -63,7 +63,7 @@ class TwoProcesses(Store):
             return getattr(target, name)(*given)
         return self._remote.call(place, self.path, self._clock.now_us, name, *given)
 
-    def hit(self, checks: Any, subjects: Any = (), *, first_in_line: bool = False) -> Any:
+    def hit(self, checks: Any, subjects: Any = ()) -> Any:
         return self._restored(self.turn("store", "hit", checks, subjects), checks)
 
     def peek(self, checks: Any, subjects: Any = ()) -> Any:

@@ -27,7 +27,6 @@ import pytest
 from slidegate.core import ConfigurationError, Decision, LimitSet, Quota, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
-from slidegate.core.ring import GRACE_US
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -218,25 +217,6 @@ def workers(tmp_path: Path) -> Iterator[Callable[[], tuple[Any, Any]]]:
 
     yield make
     close()
-
-
-def test_what_is_kept_for_the_first_in_line_is_kept_from_every_worker_and_no_longer(
-    workers: Callable[[], tuple[Any, Any]],
-) -> None:
-    asked = ((bucket("1/s"), "ann", 1),)
-    one, other = workers()
-    clock = one._now_us
-    assert one.hit(asked)
-    assert not other.hit(asked)
-    for is_used in (True, False):
-        clock.advance(us=one.hit(asked, first_in_line=True).retry_after_us)
-        assert [other.hit(asked).retry_after_us for _ in range(2)] == [GRACE_US] * 2
-        if is_used:
-            assert one.hit(asked, first_in_line=True)
-        else:
-            clock.advance(us=GRACE_US)
-            assert other.hit(asked)
-        assert not other.hit(asked)
 
 
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", "100/minute; 1000/hour", Quota("5/day")])

@@ -114,7 +114,7 @@ async def test_bans_of_which_a_part_was_evicted_are_gone_for_everybody_and_later
             for store in (one, other):
                 assert await hit(store)
                 assert len(await banned(store)) == 2
-            server.command("DEL", f"{one._prefix}:4:{{bans}}:{part}")
+            server.command("DEL", f"{one._prefix}:5:{{bans}}:{part}")
             assert await one.bans.find(("user:eve",)) is None
             for store in (one, other):
                 assert await hit(store)

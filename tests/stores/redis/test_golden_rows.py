@@ -15,7 +15,6 @@ from slidegate.core.decision import Decision, LimitSet
 from slidegate.core.limits import Limit, parse_limits
 from slidegate.core.quotas import PERIOD, Quota
 from slidegate.core.ring import HEAD, entries
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
@@ -26,7 +25,7 @@ from .stores import store_at
 
 pytestmark = needs_redis
 
-EMPTY = b"", HEAD.pack(0, 0, 0, 0, -1, 0)
+EMPTY = b"", HEAD.pack(0, 0, 0, 0, -1)
 
 
 class Golden:
@@ -52,23 +51,23 @@ class Golden:
     def compare(self) -> None:
         """Compare the bytes; where nothing was written since, nothing but time has changed them."""
         stored = b""
-        for packed in self.redis.hvals(f"{self.store._prefix}:4:w:{{ann}}"):
+        for packed in self.redis.hvals(f"{self.store._prefix}:5:w:{{ann}}"):
             assert isinstance(packed, bytes)
             stored = packed
         ours, theirs = (self.limit.counter.settle(window, self.clock.now_us) for window in (stored, self.window))
         assert ours == theirs or (ours in EMPTY and theirs in EMPTY), (_shown(ours), _shown(theirs))
 
     async def hit(self) -> None:
-        """Spend, as one who waits in a line or not, once or twice in one question."""
+        """Spend, once or twice in one question."""
         self.latest_us = max(self.latest_us, self.clock.now_us)
-        first, twice = self.dice.below(4) == 0, self.dice.below(6) == 0
+        twice = self.dice.below(6) == 0
         twice = twice and self.limit.counter.state(self.window)[0] < 2**31  # a ring that is full holds no second cost
         bucket = LimitSet("rule", (self.limit,), count_denied=self.dice.below(8) == 0)
         checks = [(bucket, "ann", self.dice.pick((1, 1, 2, 3, 0))) for _ in range(1 + twice)]
-        ours = await settle(self.store.hit(checks, first_in_line=first))
+        ours = await settle(self.store.hit(checks))
         windows = {"ann": self.window}
         places: Any = [(self.limit.counter, cost, windows, "ann") for _, _, cost in checks]
-        theirs = decide(checks, places, self.clock.now_us, first_in_line=first)
+        theirs = decide(checks, places, self.clock.now_us)
         self.window = windows["ann"]
         assert (ours.reason, list(ours.readings)) == (theirs.reason, list(theirs.readings))
         if ours.reservations:
@@ -139,21 +138,8 @@ async def test_counts_of_quotas_are_stored_in_the_bytes_of_the_core(server: Redi
     async with store_at(server, clock=clock) as store:
         charged = [await settle(store.hit([(bucket, "ann", cost)])) for cost in (3, 4)]
         assert await settle(store.refund(charged[0].take_back()))
-        (name,) = server.command("KEYS", f"{store._prefix}:4:w:*")
+        (name,) = server.command("KEYS", f"{store._prefix}:5:w:*")
         assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, -1, 4)]
         assert (await store.inspect("ann", [bucket])).windows == [PERIOD.pack(end_us, 0, -1, 4)]
         assert await store.reset("ann")
         assert server.command("HVALS", name) == [PERIOD.pack(end_us, 0, YEAR_2100_US, 0)]
-
-
-async def test_a_quota_beside_a_window_keeps_nothing_for_those_who_wait(server: RedisServer) -> None:
-    clock = FakeClock(YEAR_2100_US)
-    asked = ((LimitSet("rule", parse_limits(["2/second", Quota("3/day")])), "ann", 1),)
-    async with store_at(server, clock=clock) as store:
-        for both in (store, MemoryStore(clock=clock)):
-            clock.set(YEAR_2100_US)
-            answers = []
-            for step_us, first_in_line in ((0, False), (0, True), (0, True), (10**6, True), (0, True), (0, False)):
-                clock.advance(us=step_us)
-                answers.append((await settle(both.hit(asked, first_in_line=first_in_line))).retry_after_us)
-            assert answers == [0, 0, 1_000_000, 0, 86_399_000_000, 86_399_000_000]

@@ -193,8 +193,8 @@ async def test_what_is_given_up_before_it_went_is_not_charged(server: RedisServe
 @needs_redis
 async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisServer) -> None:
     async with store_at(server, readable=True) as store:
-        server.command("SET", f"{store._prefix}:4:w:{{ann}}", "theirs")
-        server.command("HSET", f"{store._prefix}:4:w:{{bob}}", "x", "theirs")
+        server.command("SET", f"{store._prefix}:5:w:{{ann}}", "theirs")
+        server.command("HSET", f"{store._prefix}:5:w:{{bob}}", "x", "theirs")
         answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob", "ann")), return_exceptions=True)
         assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False, True]
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
@@ -206,7 +206,7 @@ async def test_a_window_that_is_damaged_fails_its_own_key_alone(server: RedisSer
     async with store_at(server, readable=True) as store:
         await hit(store, "ann")
         rewrite = "local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack('<BI8', 3, 7))"
-        server.command("EVAL", rewrite, "1", f"{store._prefix}:4:w:{{ann}}")
+        server.command("EVAL", rewrite, "1", f"{store._prefix}:5:w:{{ann}}")
         answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob")), return_exceptions=True)
         assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False]
 
@@ -314,47 +314,6 @@ async def test_refusals_that_count_cost_one_command_and_count_all(server: RedisS
                 looked = await settle(store.peek(((usual("1000/hour"), "ann", 1),)))
                 spent = looked.readings[0][0]
                 assert spent <= 1_101
-
-
-@needs_redis
-@pytest.mark.parametrize("where", ["server", "cluster"])
-async def test_what_comes_free_is_kept_for_the_first_in_line(where: str, request: pytest.FixtureRequest) -> None:
-    """Also where its keys lie in several slots, and whatever this worker remembers of its refusals."""
-    clock = FakeClock()
-    asked = ((usual("5/minute"), "ann", 1), (usual("5/minute"), "bob", 1))
-    async with store_at(request.getfixturevalue(where), clock=clock) as store:
-
-        async def ask(*, first_in_line: bool) -> Decision:
-            return await settle(store.hit(asked, first_in_line=first_in_line))
-
-        await hit(store, "ann", cost=5)
-        clock.advance("1s")
-        for first_in_line in (False, False, True, True, False):
-            assert (await ask(first_in_line=first_in_line)).retry_after_us == 59_000_000
-        clock.advance("58s")
-        assert (await ask(first_in_line=True)).retry_after_us == 1_000_000
-        clock.advance("1s")
-        kept = await ask(first_in_line=False)
-        assert [state.retry_after_us for state in kept.states] == [50_000, 0]
-        assert (await hit(store, "ann")).retry_after_us == 50_000
-        assert await hit(store, "bob")
-        assert await ask(first_in_line=True)
-        assert not await hit(store, "ann")
-        clock.advance(us=50_000)
-        assert await ask(first_in_line=False)
-
-
-@needs_redis
-async def test_whoever_is_first_in_line_asks_redis_each_time(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        await hit(store, "ann", cost=5)
-        assert not await hit(store, "ann")
-
-        async def flood() -> None:
-            for _ in range(3):
-                assert not await settle(store.hit(((usual("5/minute"), "ann", 1),), first_in_line=True))
-
-        assert await counted(server, flood) == 3
 
 
 @needs_redis
@@ -495,18 +454,18 @@ async def test_every_key_expires_but_permanent_bans_and_the_numbers(server: Redi
             for _ in range(3):
                 await hit(store, "ann", limits)
         longest = parse_limits("7/hour")[0]
-        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":4:w:")]
+        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":5:w:")]
         assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
         for _ in range(2):
             await store.bans.strike(policy, "user:eve", 1, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
         left = kept(server, store)
-        assert [name for name, left_ms in left.items() if left_ms < 0] == [":4:{bans}"]
-        assert 590_000 < left[":4:{bans}:list"] <= 662_000
+        assert [name for name, left_ms in left.items() if left_ms < 0] == [":5:{bans}"]
+        assert 590_000 < left[":5:{bans}:list"] <= 662_000
         await store.bans.ban("user:ann", None, "", "ann")
-        assert kept(server, store)[":4:{bans}:list"] == -1
+        assert kept(server, store)[":5:{bans}:list"] == -1
         await store.bans.unban("user:ann", "ann")
-        assert kept(server, store)[":4:{bans}:list"] > 0
+        assert kept(server, store)[":5:{bans}:list"] > 0
 
 
 @needs_redis
@@ -514,9 +473,9 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
     async with store_at(server) as store, store_at(server, readable=True) as readable:
         for each in (store, readable):
             await hit(each, "user:ann")
-        (name,) = [name for name in kept(server, store) if name.startswith(":4:w:")]
+        (name,) = [name for name in kept(server, store) if name.startswith(":5:w:")]
         assert "ann" not in name
-        assert ":4:w:{user:ann}" in kept(server, readable)
+        assert ":5:w:{user:ann}" in kept(server, readable)
 
 
 # -- the object --------------------------------------------------------------------------------------------------------

@@ -186,12 +186,10 @@ class LmdbStore(Store):
         """Answer threads without an event loop in time; False where each commit waits for a disk."""
         return not self._batcher.in_thread
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
         checks = tuple(checks)
-        refusal = partial(self._refusal, checks, subjects, first_in_line)
+        refusal = partial(self._refusal, checks, subjects)
         if self._refused and checks in self._refused:
             if (refused := refusal()) is not None:
                 return refused
@@ -199,7 +197,7 @@ class LmdbStore(Store):
         for bucket, _, _ in checks:
             if bucket.held:
                 self._renewer.start()
-        return self._batcher.run(partial(self._hit, checks, subjects, first_in_line), refusal)
+        return self._batcher.run(partial(self._hit, checks, subjects), refusal)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
@@ -240,9 +238,7 @@ class LmdbStore(Store):
         """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
 
-    def _hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool, transaction: Transaction
-    ) -> Decision:
+    def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
         refusal, prolongs = self.bans.decide(transaction, checks, subjects)
         if refusal is not None and prolongs:
             return self.bans.prolong(refusal, subjects, transaction)
@@ -250,24 +246,23 @@ class LmdbStore(Store):
             decision: Decision = refusal
         else:
             places = transaction.find(checks, takes=True)
-            decision = decide(checks, places, transaction.now_us, first_in_line=first_in_line)
+            decision = decide(checks, places, transaction.now_us)
             if decision.allowed:
                 return decision if transaction.permits is None else self._take_permits(decision, transaction)
         remember(self._refused, checks, None)
         return decision
 
-    def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject], first_in_line: bool) -> Decision | None:
+    def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question, found by reading alone, which waits for nobody.
 
-        None if it is not refused, or if its refusal changes something: a count, the end of a ban, what is kept for
-        those who wait.
+        None if it is not refused, or if its refusal changes something: a count, or the end of a ban.
         """
 
         def look(transaction: Transaction) -> Decision | None:
             refusal, prolongs = self.bans.decide(transaction, checks, subjects)
             if refusal is not None:
                 return None if prolongs else refusal
-            decision = decide(checks, transaction.find(checks), transaction.now_us, first_in_line=first_in_line)
+            decision = decide(checks, transaction.find(checks), transaction.now_us)
             return None if decision.allowed or transaction.changed() else decision
 
         with suppress(StoreError):  # of which the hit itself will tell

@@ -146,9 +146,7 @@ class MemoryStore(Store):
         """The clock that was given to this store; None for the monotonic clock."""
         return self._clock
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), first_in_line: bool = False
-    ) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
         if self.closed:
             self.expect_open()
@@ -161,7 +159,7 @@ class MemoryStore(Store):
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
-            decision = decide(checks, self._places(checks, now_us), now_us, first_in_line)
+            decision = decide(checks, self._places(checks, now_us), now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us or self._pending:

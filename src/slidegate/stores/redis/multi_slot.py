@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import BanRefusal, Check, Decision, LimitSet, Reason
+from ...core.decision import BanRefusal, Check, Decision, Reason
 from ...core.reservation import Reservation
 from ...core.ring import NEVER, WindowState
 from .script import CHARGE, GLANCE, HIT, LOOK
@@ -65,7 +65,7 @@ class MultiSlot:
 
     async def _count_denied(self, parts: list[Decision], subjects: Sequence[BanSubject]) -> list[Decision]:
         """Charge a refusal where that counts, and look again."""
-        denied = [(plain(bucket), key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
+        denied = [(bucket.uncounted, key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
         if not denied or any(isinstance(part, BanRefusal) for part in parts):
             return parts
         await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
@@ -74,7 +74,7 @@ class MultiSlot:
     async def _ask_all(self, what: int, subjects: Sequence[BanSubject]) -> list[Decision]:
         futures = []
         for group in self._groups:
-            checks = [(plain(self._checks[at][0]), *self._checks[at][1:]) for at in group]
+            checks = [(self._checks[at][0].uncounted, *self._checks[at][1:]) for at in group]
             futures.append(self._ask(what, checks, subjects))
         try:
             await asyncio.wait(futures)  # and not `gather`: a request that is given up on its way may be charged
@@ -118,13 +118,6 @@ def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reaso
     if all(reason is Reason.OK for reason in reasons):
         return Reason.OK
     return Reason.TOO_LARGE if any(reading[3] == NEVER for reading in readings) else Reason.LIMITED
-
-
-def plain(bucket: LimitSet) -> LimitSet:
-    """Return a bucket with the same windows that counts no refusals."""
-    if not bucket.count_denied:
-        return bucket
-    return LimitSet(bucket.rule, bucket.limits, bucket.names, label=bucket.label)
 
 
 def group_by_key(checks: Sequence[Check]) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Check, Decision
-from .script import BANNED, CHARGE, FIRST, HIT, LOOK, OK, UNSETTLED, decision_of, raise_failure
+from .script import BANNED, CHARGE, HIT, LOOK, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
     from .batch import Shared
@@ -108,7 +108,7 @@ class Command(Request):
 class Question(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_first", "_outdated", "_shared", "_subjects", "checks", "what")
+    __slots__ = ("_asked_us", "_outdated", "_shared", "_subjects", "checks", "what")
 
     def __init__(
         self,
@@ -117,13 +117,10 @@ class Question(Request):
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
-        *,
-        first_in_line: bool = False,
     ) -> None:
         super().__init__(future)
         self._shared = shared
         self.what = what
-        self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
         self._subjects = subjects
         self._outdated = shared.refusals.outdated
@@ -136,7 +133,7 @@ class Question(Request):
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._shared.packing.question(self.what | FIRST if self._first else self.what, self.checks, names)
+        return self._shared.packing.question(self.what, self.checks, names)
 
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
         """See `Request`."""
@@ -153,7 +150,7 @@ class Question(Request):
         if decision.allowed and not refusals.known:
             return decision
         if self.what == HIT:
-            refusals.learn(decision, sent_us, self._outdated, lasts=answer[0] != UNSETTLED and not self._first)
+            refusals.learn(decision, sent_us, self._outdated, lasts=answer[0] != UNSETTLED)
         elif self.what == CHARGE:
             refusals.forget(self.checks)
         return decision

@@ -24,15 +24,13 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .link import refusal, unexpected
 
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 """The version of everything that is stored: that of another one lies under other names."""
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
-FIRST: Final = 16
-"""Added to `HIT` or `LOOK`: the request is the first of those who wait."""
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
 PERMITS: Final = 4

@@ -161,18 +161,16 @@ class RedisStore(Store):
             return None
         return batcher.part_of(key for _, key, _ in checks) if isinstance(batcher, ClusterBatcher) else None
 
-    def hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
-        if refusals.known and not first_in_line and (refused := refusals.answer(checks)) is not None:
+        if refusals.known and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
-            return self._question(HIT, checks, subjects, first_in_line=first_in_line)
-        return self._ask(HIT, checks, subjects, first_in_line=first_in_line)
+            return self._question(HIT, checks, subjects)
+        return self._ask(HIT, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
@@ -283,27 +281,13 @@ class RedisStore(Store):
                 return
             self._ask(CHARGE, part, ()).add_done_callback(_look_at)
 
-    def _question(
-        self,
-        what: int,
-        checks: Sequence[Check],
-        subjects: Sequence[BanSubject],
-        *,
-        first_in_line: bool = False,
-    ) -> Awaitable[Decision]:
-        ask = partial(self._ask, first_in_line=first_in_line)
+    def _question(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
+        ask = partial(self._ask)
         if self._is_multi_slot(checks):
             return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, subjects)
         return ask(what, checks, subjects)
 
-    def _ask(
-        self,
-        what: int,
-        checks: Sequence[Check],
-        subjects: Sequence[BanSubject],
-        *,
-        first_in_line: bool = False,
-    ) -> asyncio.Future[Decision]:
+    def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher, shared = self._batcher(), self._shared
         if any(bucket.held for bucket, _, _ in checks):
             self._shared.renewals.catch_up(checks)
@@ -311,7 +295,7 @@ class RedisStore(Store):
             shared.refusals.outdate(checks)  # a refusal that is on its way knows nothing of these units
         elif what == HIT and shared.refusals.known:
             shared.refusals.forget(checks)  # they may be other ones when this has been answered
-        request = Question(batcher.loop.create_future(), shared, what, checks, subjects, first_in_line=first_in_line)
+        request = Question(batcher.loop.create_future(), shared, what, checks, subjects)
         batcher.add(request)
         return request.future
 

@@ -207,17 +207,6 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
         assert not answered, answered
 
     @with_store()
-    async def test_what_comes_free_is_kept_for_the_first_of_a_line(self, store: StoreHarness) -> None:
-        for rule in ("1/500ms", "2/500ms @1"):
-            asked = ((bucket(rule, rule), "ann", 1),)
-            await store.hit((asked[0][0], "ann", asked[0][0].limits[0].amount))
-            waits_us = (await settle(store.raw.hit(asked, first_in_line=True))).retry_after_us
-            assert waits_us
-            store.clock.advance(us=waits_us)
-            assert not await store.hit(*asked), "others find that nothing is theirs"
-            assert await settle(store.raw.hit(asked, first_in_line=True))
-
-    @with_store()
     async def test_no_more_than_the_amount_is_reserved_at_a_time(self, store: StoreHarness) -> None:
         inside: list[int] = []
         most = 0

@@ -6,8 +6,8 @@
 -- next whole number, which is more than rounding can add to it while a < 2^53.
 
 local NEVER = -1
-local MAX_UNITS, KEPT_US, GRACE_US = 4294967295, 1000000, 50000
-local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8i8", "<i8I4", 12
+local MAX_UNITS = 4294967295
+local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8", "<i8I4", 12
 local floor, max, min = math.floor, math.max, math.min
 local sub, find, byte = string.sub, string.find, string.byte
 local pack, unpack_from = struct.pack, struct.unpack
@@ -15,18 +15,18 @@ local pack, unpack_from = struct.pack, struct.unpack
 local ring = {}
 
 function ring.new()
-  return { spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, reserved = 0, older = "" }
+  return { spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, older = "" }
 end
 
 function ring.unpack(packed)
   local w, rest = {}, nil
-  w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved, rest = unpack_from(HEAD, packed)
+  w.spent, w.units, w.newest, w.oldest, w.floor, rest = unpack_from(HEAD, packed)
   w.older = sub(packed, rest)
   return w
 end
 
 function ring.pack(w)
-  return pack(HEAD, w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved) .. w.older
+  return pack(HEAD, w.spent, w.units, w.newest, w.oldest, w.floor) .. w.older
 end
 
 local function moment_of(limit, now)
@@ -82,13 +82,13 @@ function ring.settle(w, limit, now)
       step_back(w, limit, now)
     end
   end
-  if w.spent == 0 and (w.floor >= 0 or w.reserved > 0) and now >= w.floor + limit.span and now >= w.reserved then
-    w.floor, w.reserved, w.dirty = -1, 0, true
+  if w.spent == 0 and w.floor >= 0 and now >= w.floor + limit.span then
+    w.floor, w.dirty = -1, true
   end
 end
 
--- How long a cost has to wait behind `ahead` units of the same question; and whether only those who wait keep it out.
-function ring.wait(w, limit, now, cost, ahead, first_in_line)
+-- How long a cost has to wait behind `ahead` units of the same question.
+function ring.wait(w, limit, now, cost, ahead)
   local wanted = max(cost, 1)
   local excess = w.spent + ahead + wanted - limit.amount
   if ahead + wanted > limit.amount then
@@ -105,8 +105,6 @@ function ring.wait(w, limit, now, cost, ahead, first_in_line)
       excess = excess - units
     end
     return moment + limit.span - now
-  elseif not first_in_line and now < w.reserved and w.reserved - now <= KEPT_US + GRACE_US then
-    return w.reserved - now, true
   end
   return 0
 end
@@ -121,9 +119,6 @@ end
 function ring.add(w, limit, now, units)
   if units == 0 then
     return
-  end
-  if now < w.reserved then
-    w.reserved = min(w.reserved, now + GRACE_US) -- the next in line is called now
   end
   if w.spent > 0 and now <= w.newest then
     w.units = w.units + units
@@ -144,9 +139,8 @@ end
 
 -- Spend units whatever the limit; return how many could be counted.
 function ring.charge(w, limit, now, units)
-  local kept, reserved = min(units, MAX_UNITS - w.spent), w.reserved
+  local kept = min(units, MAX_UNITS - w.spent)
   ring.add(w, limit, now, kept)
-  w.reserved = reserved
   return kept
 end
 
@@ -199,15 +193,12 @@ function ring.reset(w, now, latest)
     w.floor = max(now, w.floor, min(latest, w.newest))
   end
   clear(w)
-  w.reserved, w.dirty = 0, true
+  w.dirty = true
 end
 
 -- When nothing is left; 0 if that is so already.
 function ring.expires(w, limit)
-  if w.spent == 0 and w.floor < 0 and w.reserved == 0 then
-    return 0
-  end
-  return max(max(w.newest, w.floor) + limit.span, w.reserved)
+  return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span or 0
 end
 
 -- The count of a quota, as core/quotas.py. A quota has `ends`, the ends of three periods that follow each other as the
@@ -215,13 +206,13 @@ end
 
 local PERIOD_KEPT_US = 3600000000
 local MAX_COUNT = 2 ^ 52
-local PERIOD = "<i8i8i8i8"
+local PERIOD = "<i8i8i8i8x"
 
 local function make_periods()
   local periods = {}
 
   function periods.new()
-    return { dated = true, spent = 0, newest = 0, floor = -1, reserved = 0 }
+    return { dated = true, spent = 0, newest = 0, floor = -1 }
   end
 
   function periods.unpack(packed)

@@ -1,7 +1,7 @@
 -- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
 -- once, works on the copy, and writes what has changed at its end. A stored value is the bytes of core.
 
-local PERIOD_BYTES = 32 -- a ring is longer
+local PERIOD_BYTES = 33 -- no ring is as long
 
 -- The limits of a call, each unpacked once, and found again by its bytes: the field, the amount, three numbers, the
 -- resolution and the modes.
@@ -143,7 +143,6 @@ end
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local FIRST = 16 -- added to HIT or LOOK: the request is the first of those who wait
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -153,23 +152,22 @@ end
 -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the question asks of the same window before), and `wait`, how
 -- long the window holds the question up.
 --
--- Find these waits; return the status of the answer and the longest of them. A refusal is UNSETTLED
--- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
--- give such a refusal from memory.
-local function find_waits(asks, now, first_in_line)
-  local longest, status = 0, OK
+-- Find these waits, and charge nothing; return the status of the answer. A refusal for want of a permit is UNSETTLED: it
+-- may end at any moment, so no worker may give it from memory.
+local function look(asks, now)
+  local status = OK
   for _, ask in ipairs(asks) do
-    local wait, kept = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead, first_in_line)
-    ask.wait, longest = wait, max(longest, wait)
+    local wait = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead)
+    ask.wait = wait
     if wait == NEVER or status == TOO_LARGE then
       status = TOO_LARGE
-    elseif wait == OPEN or kept or status == UNSETTLED then
+    elseif wait == OPEN or status == UNSETTLED then
       status = UNSETTLED
     elseif wait > 0 then
       status = LIMITED
     end
   end
-  return status, longest
+  return status
 end
 
 local function answer(status, asks)
@@ -180,27 +178,8 @@ local function answer(status, asks)
   return told
 end
 
--- Keep what comes free for the first in line, until it asks again.
-local function reserve(asks, until_at)
-  for _, ask in ipairs(asks) do
-    if ask.wait > 0 and not ask.w.dated then
-      ask.w.reserved, ask.w.dirty = until_at, true
-    end
-  end
-end
-
--- Say which windows have room, and charge nothing: a part of a question whose other keys lie elsewhere. It is a look
--- all the same: units ahead of now move back, unless it is only a glance.
-local function look(asks, now, first_in_line)
-  local status, longest = find_waits(asks, now, first_in_line)
-  if first_in_line and longest > 0 and status ~= TOO_LARGE then
-    reserve(asks, now + min(longest, KEPT_US) + GRACE_US)
-  end
-  return status
-end
-
-local function hit(asks, now, first_in_line)
-  local status, denied = look(asks, now, first_in_line), false
+local function hit(asks, now)
+  local status, denied = look(asks, now), false
   if status == OK then
     local told = pack("<B", OK)
     for _, ask in ipairs(asks) do
@@ -210,13 +189,13 @@ local function hit(asks, now, first_in_line)
     return told
   end
   for _, ask in ipairs(status == TOO_LARGE and {} or asks) do
-    if ask.limit.count_denied and not first_in_line then
+    if ask.limit.count_denied then
       ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost)
       denied = true
     end
   end
   if denied then
-    find_waits(asks, now, first_in_line)
+    look(asks, now)
   end
   return answer(status, asks)
 end
@@ -320,7 +299,7 @@ local function asks_of(arg, at, many, now, copies)
   return asks
 end
 
-local function judge(what, arg, at, many, now, first_in_line)
+local function judge(what, arg, at, many, now)
   if what == REFUND then
     return others().refund(arg, at, many, now)
   elseif what == RESET then
@@ -335,9 +314,9 @@ local function judge(what, arg, at, many, now, first_in_line)
   elseif what == CHARGE then
     return others().charge(asks, now)
   elseif what == LOOK or what == GLANCE then
-    return answer(look(asks, now, first_in_line), asks)
+    return answer(look(asks, now), asks) -- of a part of a question whose other keys lie elsewhere
   end
-  return hit(asks, now, first_in_line)
+  return hit(asks, now)
 end
 
 local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES, TIME_BYTES = 6, 22, 4, 8
@@ -390,7 +369,7 @@ end
 local requests = ARGV[4]
 
 local function answer_to(what, many, at)
-  return judged and judged() or judge(what % FIRST, requests, at, many, now, what >= FIRST)
+  return judged and judged() or judge(what, requests, at, many, now)
 end
 
 local handed_back = false
