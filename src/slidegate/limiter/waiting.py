@@ -297,10 +297,10 @@ class _Request:
         finally:
             if self._waits_from_us is not None:
                 self._engine.waits.end(self._waits_from_us, outcome)
-        if decision.allowed:
+        if decision.allowed and self._waits_from_us is not None and decision.reason is Reason.OK:
+            decision.reason = Reason.WAITED
+        if decision.readings:  # of the rules' own limits, and not of their twins that count no refusals
             decision.checks = self._checks
-            if self._waits_from_us is not None and decision.reason is Reason.OK:
-                decision.reason = Reason.WAITED
         return decision
 
     async def _queue(self) -> Decision | None:
@@ -361,7 +361,13 @@ class _Request:
         if not decision.allowed or not decision.readings:
             return decision
         later_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
-        readings = [(*reading[:3], later_us) for reading in decision.readings]
+        queues_for, whose, _ = self._lacks
+        waits = [
+            0 if (asked.rule, key) != (queues_for.rule, whose) else OPEN if asked.held else later_us
+            for asked, key, _ in self._checks
+            for _ in asked.limits
+        ]
+        readings = [(*reading[:3], wait_us) for reading, wait_us in zip(decision.readings, waits, strict=True)]
         return Decision(False, Reason.LIMITED, decision.now_us, self._checks, readings)
 
     async def _refused(self, decision: Decision) -> Decision:
@@ -370,7 +376,6 @@ class _Request:
         if counted and decision.readings and decision.reason is Reason.LIMITED:
             await self._engine.charge(counted)
             decision = await self._turned_away(0)
-        decision.checks = self._checks
         return decision
 
 
