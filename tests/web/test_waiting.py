@@ -46,6 +46,24 @@ async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(virtual: 
     assert virtual.passed_s == 0.5
 
 
+class Counting(MemoryStore):
+    """A store that counts how often it is asked."""
+
+    asked = 0
+
+    def hit(self, *args: Any, **options: Any) -> Any:
+        self.asked += 1
+        return super().hit(*args, **options)
+
+
+async def test_who_waits_asks_once_more_when_its_turn_has_come(virtual: VirtualTime) -> None:
+    store = Counting(clock=virtual.clock)
+    app = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("*", "1/s", wait="2s")])
+    assert await statuses(app, 2) == [200, 200]
+    assert virtual.passed_s == pytest.approx(1.0, abs=0.001)
+    assert store.asked == 3
+
+
 class Crowd:
     """Requests that come in an order, and what became of each, with the second."""
 

@@ -326,8 +326,9 @@ class _Request:
     async def _first(self, queue: Queue, name: Name) -> Decision | None:
         """Ask, and sleep until the answer says, as the first of a queue."""
         while True:
-            decision = self._refusal or await self._queues.ask(self._uncounted, self._subjects)
-            self._refusal = None
+            decision, self._refusal = self._refusal, None
+            if decision is None:
+                decision = await self._queues.ask(self._uncounted, self._subjects)
             lacks = _lacking(decision)
             if decision.allowed or lacks is None:
                 return decision
