@@ -274,16 +274,20 @@ class Decision:
     def reservations(self, reservations: Sequence[Reservation]) -> None:
         self._reservations = reservations
 
-    def take_back(self, index: int | None = None, units: int | None = None) -> list[Reservation]:
+    def take_back(
+        self, index: int | None = None, units: int | None = None, *, held: bool | None = None
+    ) -> list[Reservation]:
         """Take off what was charged, for `Store.refund` to hand it back; the rest reads as if it had cost so much less.
 
         Args:
             index: The number of the check; by default all of them.
             units: How many units of each limit at most; by default all that are left.
+            held: True for permits alone, False for units of windows alone.
         """
         taken: list[Reservation] = []
         for own in self.reservations:
-            part = own.take(units) if index is None or index == own.index else None
+            is_asked = index in (None, own.index) and held in (None, own.check[0].held)
+            part = own.take(units) if is_asked else None
             if part is None:
                 continue
             if not any(other.index == part.index for other in taken):

@@ -209,7 +209,7 @@ class Failover:
         if answer.cancelled() or answer.exception() is not None:
             return
         decision: Decision = answer.result()
-        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+        held = decision.take_back(held=True)
         if held:
             await to_the_end(self.refund(held))
 

@@ -211,8 +211,7 @@ class RateLimit:
         exchange.entries.append((parts, decision))
         exchange.holds |= rule.concurrency is not None
         if rule.count_if is not None:
-            indexes = range(len(decision.checks))
-            settle = hand_back_uncounted(parts.endpoints.calls, bound.rule, parts.limiter, decision, indexes)
+            settle = hand_back_uncounted(parts.endpoints.calls, bound.rule, parts.limiter, decision)
             exchange.on_start = [*exchange.on_start, settle]
 
 

@@ -345,9 +345,7 @@ class Exchange(Decided):
     async def release(self) -> None:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
         for parts, decision in self.entries:
-            held = [index for index, (bucket, _, _) in enumerate(decision.checks) if bucket.held]
-            if held:
-                await refund(parts.limiter, [taken for index in held for taken in decision.take_back(index)])
+            await refund(parts.limiter, decision.take_back(held=True))
 
     async def end(self, error: BaseException | None = None) -> None:
         """Give back all that the request holds, and count it: the application is done.
@@ -376,7 +374,7 @@ class Exchange(Decided):
 
 
 def hand_back_uncounted(
-    calls: UserCallbacks, rule: Rule, limiter: Limiter, decision: Decision, indexes: Iterable[int]
+    calls: UserCallbacks, rule: Rule, limiter: Limiter, decision: Decision, index: int | None = None
 ) -> Hook:
     """Return a hook that hands back what a rule has charged, unless its `count_if` counts the answer.
 
@@ -385,13 +383,12 @@ def hand_back_uncounted(
         rule: The rule.
         limiter: The limiter that was asked.
         decision: Its decision.
-        indexes: The numbers of the checks of the rule; permits among them stay.
+        index: The number of the rule's check; by default all of them are the rule's. Permits stay.
     """
 
     async def settle(scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
         if decision.reservations and not calls.counts(rule, status, fields, scope):
-            windows = [index for index in indexes if not decision.checks[index][0].held]
-            await refund(limiter, [taken for index in windows for taken in decision.take_back(index)])
+            await refund(limiter, decision.take_back(index, held=False))
 
     return settle
 

@@ -330,7 +330,7 @@ class RateLimitMiddleware(FailsAtStartup):
         for index, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
             rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
             if rule is not None:
-                settle = hand_back_uncounted(self._calls, rule, self.limiter, decision, [index])
+                settle = hand_back_uncounted(self._calls, rule, self.limiter, decision, index)
                 exchange.on_start = [*exchange.on_start, settle]
         if self._signals.on_status and self._parts not in exchange.exempt:
             outer = [parts.signals for parts, _ in exchange.entries[:-1]]

@@ -97,9 +97,11 @@ class ReadAhead:
 
 async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
     """Hand back what was charged, also if the caller is cancelled meanwhile."""
+    if not reservations:
+        return
     if limiter.engine.per_process:
         await limiter.engine.refund(reservations)  # there is nothing to wait for, so nothing to cancel
-    elif reservations:
+    else:
         await to_the_end(limiter.engine.refund(reservations))
 
 

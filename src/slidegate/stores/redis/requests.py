@@ -162,8 +162,7 @@ class Question(Request):
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.reservations:
             self._shared.renewals.hold(decision, self._asked_us)
-            held = [reservation for reservation in decision.reservations if reservation.check[0].held]
-            self._shared.hand_back(held)
+            self._shared.hand_back(decision.take_back(held=True))
 
     @property
     def subjects(self) -> tuple[BanSubject, ...]:

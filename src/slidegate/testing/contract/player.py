@@ -149,7 +149,7 @@ class Player:
 
 
 def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:
-    return LimitSet(bucket.rule, bucket.limits, bucket.names, count_denied=count_denied)
+    return bucket.under(bucket.rule, count_denied=count_denied)
 
 
 def same(answered: object, expected: object) -> None:
