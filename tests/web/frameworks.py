@@ -142,11 +142,13 @@ def django() -> Any:
         return HttpResponse("page")
 
     if not settings.configured:
-        urls: Any = ModuleType("slidegate_tests_urls")
-        urls.urlpatterns = [path("", page), path("items/<int:n>", page)]
-        sys.modules[urls.__name__] = urls
-        settings.configure(ROOT_URLCONF=urls.__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="secret")
+        settings.configure()
         django.setup()
+    urls: Any = ModuleType("slidegate_tests_urls")
+    urls.urlpatterns = [path("", page), path("items/<int:n>", page)]
+    sys.modules[urls.__name__] = urls
+    # Another test of this process may have configured it for an application of its own.
+    settings.ROOT_URLCONF, settings.ALLOWED_HOSTS, settings.SECRET_KEY = urls.__name__, ["*"], "secret"
     return get_asgi_application()
 
 
