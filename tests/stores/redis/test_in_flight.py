@@ -191,6 +191,7 @@ class InOrder:
         self._pairs: list[tuple[asyncio.Future[Any], Any]] = []
         self._charged: list[tuple[asyncio.Future[Decision], Decision]] = []
         self._resets: list[asyncio.Future[bool]] = []
+        self._reset_us: dict[str, int] = {}
         self._clock = clock
 
     async def play(self, moves: int) -> None:
@@ -224,8 +225,10 @@ class InOrder:
         elif what == "reset":
             await settle(self._memory.reset(key))
             self._resets.append(asyncio.ensure_future(settle(self._store.reset(key))))
-            # Whether there was a window, and whether a charge from before is found, is the affair of each store.
+            # Whether there was a window, and whether a charge from before or of the same microsecond is found, is the
+            # affair of each store.
             self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
+            self._reset_us[key] = self._clock()
         else:
             for _ in range(MIN_APART if what == "many" else 1):
                 await self._question("hit" if what == "many" else what, key)
@@ -236,7 +239,7 @@ class InOrder:
             checks += checks[:1]  # one window is asked twice
         theirs = await settle(getattr(self._memory, what)(checks))
         ours = self._ask(getattr(self._store, what)(checks), theirs)
-        if theirs.reservations:
+        if theirs.reservations and theirs.now_us > self._reset_us.get(key, 0):
             self._charged.append((ours, theirs))
 
     def _ask(self, answer: Any, expected: Any) -> asyncio.Future[Any]:
