@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from slidegate.core.bans.rules import Steady
+    from slidegate.core.bans.rules import NonDecreasingClock
     from slidegate.testing import FakeClock
 
 NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
@@ -116,12 +116,10 @@ def _engines_off() -> Iterator[None]:
     async def find_ban(*_: Any) -> None:
         return None
 
-    def strike_target(*_: Any) -> None:
+    def strike(*_: Any) -> None:
         return None
 
-    with patch.multiple(
-        Engine, counting=False, peek=exempt, charge=exempt, find_ban=find_ban, strike_target=strike_target
-    ):
+    with patch.multiple(Engine, counting=False, peek=exempt, charge=exempt, find_ban=find_ban, strike=strike):
         yield
 
 
@@ -139,7 +137,7 @@ class _AppTime:
 
     def __init__(self) -> None:
         self._clock: FakeClock | None = None
-        self._steady: Steady
+        self._steady: NonDecreasingClock
         self._began_us = 0
         self._ahead_ns = 0  # how far the tests so far have moved the monotonic time
 
@@ -160,11 +158,11 @@ class _AppTime:
     @contextmanager
     def by(self, clock: FakeClock) -> Iterator[None]:
         """Go by a fake clock until the block ends."""
-        from slidegate.core.bans.rules import Steady
+        from slidegate.core.bans.rules import NonDecreasingClock
 
         for module, name in MOVED.items():
             setattr(import_module(module), name, getattr(self, name))
-        self._steady = Steady()
+        self._steady = NonDecreasingClock()
         self._began_us = self.monotonic_ns() // 1_000 - self._steady.at(clock())
         self._clock = clock
         try:

@@ -24,8 +24,8 @@ class RemoteBans(BanStore):
     def find(self, subjects: Sequence[BanSubject]) -> Any:
         return self._answer("find", subjects)
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Any:
-        return self._answer("strike", policy, key, weight, reason, prefix)
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Any:
+        return self._answer("strike", policy, key, weight, reason)
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Any:
         return self._answer("ban", key, length_us, reason, by)
@@ -33,14 +33,8 @@ class RemoteBans(BanStore):
     def unban(self, key: str, by: str) -> Any:
         return self._answer("unban", key, by)
 
-    def strike_records(self, keys: Sequence[str]) -> Any:
-        return self._answer("strike_records", keys)
-
     def active(self) -> Any:
         return self._answer("active")
-
-    def history(self) -> Any:
-        return self._answer("history")
 
     def dump(self) -> Any:
         return self._answer("dump")

@@ -98,7 +98,7 @@ def test_public_names_and_methods_say_what_they_are() -> None:
 
 def test_a_limiter_offers_these_words() -> None:
     asked = "charge charge_all hit hit_all inspect peek peek_all refund reset reset_all"
-    bans = "ban banned bans export_bans history import_bans strike strikes unban"
+    bans = "ban banned bans export_bans import_bans strike unban"
     figures = "chart chart_all event_stats stats stats_all"
     rest = "close digest from_url engine key_for limited log_events observe store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}

@@ -62,7 +62,7 @@ async def bans(scale: float) -> Seen:
     for number in range(held):
         store.bans.ban(f"2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::/64", HOUR_US, "scene", "scene")
     app = starlette()
-    policy = BanPolicy(f"{STRIKES}/10m", max_rate="1000000/1d")
+    policy = BanPolicy(f"{STRIKES}/10m")
     app.add_middleware(RateLimitMiddleware, rules=rules_that_ban(), limiter=Limiter(store), bans=policy)
 
     def end() -> None:
@@ -99,7 +99,7 @@ async def websockets(scale: float) -> Seen:
     count = int(WEBSOCKETS * scale)
     app, bare = starlette(), starlette()
     app.router.routes.append(WebSocketRoute("/ws", idle))
-    policy = BanPolicy(f"{STRIKES}/10m", max_rate="1000000/1d")
+    policy = BanPolicy(f"{STRIKES}/10m")
     limiter = Limiter(MemoryStore(clock=loop_clock()))
     app.add_middleware(RateLimitMiddleware, rules=rules_that_ban(), limiter=limiter, bans=policy)
     clients = [IdleClient(number) for number in range(count)]

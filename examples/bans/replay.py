@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from examples.demo.replay import play
+from examples.demo.replay import MadeBan, bans_of, play
 from examples.login.protection import subjects
 from slidegate import Limiter, MemoryStore, Networks
-from slidegate.core import Ban, Reason
+from slidegate.core import Reason
 from slidegate.core.addresses import canonical_key
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
@@ -61,7 +61,7 @@ class Report:
     """
 
     clients: dict[str, Visits] = field(default_factory=dict)
-    bans: list[Ban] = field(default_factory=list)
+    bans: list[MadeBan] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -109,7 +109,7 @@ async def replay_bans(records: Iterable[AccessRecord]) -> Report:
     """Send the requests of a log, in the order of their times, through the middleware."""
     clock = FakeClock()
     limiter = Limiter(MemoryStore(clock=clock))
-    report = Report()
+    report = Report(bans=bans_of(limiter, clock))
     async for record, _, _, decision in play(subjects(logged, limiter), clock, records):
         visits = report.clients.setdefault(record.client, Visits())
         visits.requests += 1
@@ -119,5 +119,4 @@ async def replay_bans(records: Iterable[AccessRecord]) -> Report:
         if decision.reason is Reason.LIMITED and decision.binding is not None:
             visits.limited[decision.binding.rule] += 1
         visits.refusal += decision.reason is Reason.BANNED
-    report.bans = [change.ban async for change in limiter.history()]
     return report

@@ -26,7 +26,7 @@ from slidegate.logs import AccessLogs, AccessRecord
 
 from .app import DASHBOARD, make_app
 from .figures import Figures, ReplayClock
-from .replay import OUTCOMES, Report, replay
+from .replay import OUTCOMES, Report, bans_of, replay
 
 SAMPLE = Path(__file__).with_name("sample.log")
 HOST = "127.0.0.1"
@@ -92,13 +92,12 @@ async def replay_all(log: AccessLogs, records: Iterable[AccessRecord], console: 
     """Replay all records under a progress bar."""
     clock = ReplayClock()
     limiter = Limiter(MemoryStore(clock=clock))
-    report, figures = Report(), Figures(limiter, clock)
+    report, figures = Report(bans=bans_of(limiter, clock)), Figures(limiter, clock)
     with Progress(console=console) as progress:
         task = progress.add_task("Replaying in the log's own time", total=log.size_bytes)
         async for answer in replay(make_app(limiter), limiter, clock, figures.following(requests(records))):
             report.add(answer)
             progress.update(task, completed=log.taken_bytes)
-    report.bans = [change.ban async for change in limiter.history()]
     return report, figures
 
 
@@ -142,7 +141,7 @@ def bans(report: Report) -> Table:
     """Return who was banned, and how many requests each ban refused."""
     table = Table("Banned", "By", "From", Column("For", justify="right"), title="Bans", title_justify="left")
     for ban in report.bans:
-        length = "ever" if ban.until is None else f"{(ban.until - ban.since).total_seconds() / 60:.0f} min"
+        length = "ever" if ban.until is None else f"{ban.until.timestamp() / 60 - ban.made_us / 60_000_000:.0f} min"
         table.add_row(Text(printable(ban.key)), ban.by, moment(ban.made_us), length)
     return table
 

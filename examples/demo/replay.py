@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
 from slidegate import Decision, Limiter
-from slidegate.core import Ban, Reason
+from slidegate.core import Reason
+from slidegate.events import Event
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 
@@ -34,6 +36,16 @@ class Answer(NamedTuple):
     decision: Decision
     violation: str
     """The fault of the refusal; empty if it has none."""
+
+
+class MadeBan(NamedTuple):
+    """A ban that was made during a replay."""
+
+    key: str
+    by: str
+    reason: str
+    made_us: int
+    until: datetime | None
 
 
 class Exchange(NamedTuple):
@@ -65,7 +77,7 @@ class Report:
     first_us: int | None = None
     last_us: int = 0
     retries_checked: int = 0
-    bans: list[Ban] = field(default_factory=list)
+    bans: list[MadeBan] = field(default_factory=list)
     violations: list[Answer] = field(default_factory=list)
 
     def add(self, answer: Answer) -> None:
@@ -93,6 +105,18 @@ class Report:
             (client for client in turned_away if turned_away[client]), key=turned_away.__getitem__, reverse=True
         )
         return [(client, self.clients[client]) for client in worst[:number]]
+
+
+def bans_of(limiter: Limiter, clock: FakeClock) -> list[MadeBan]:
+    """Return a list to which each ban that a limiter makes is added."""
+    bans: list[MadeBan] = []
+
+    def add(event: Event) -> None:
+        told: Any = event.details
+        bans.append(MadeBan(told["key"], told["by"], told["reason"], clock.now_us, told["until"]))
+
+    limiter.observe(add, kinds=["banned"], inline=True)
+    return bans
 
 
 def outcome(decision: Decision) -> str:

@@ -39,7 +39,6 @@ BANS = [
             **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php"), 5),
             **dict.fromkeys(("/.aws/credentials", "/phpinfo.php"), "ban"),
         },
-        prefix_after="3/1d",
     ),
     BanPolicy(name="guessing", after="20/1h", duration="1h", signals={401: 1}, key=network),
 ]

@@ -126,9 +126,8 @@ async def scanners(tour: Visit) -> None:
     show("a visitor follows a dead link or two", await tour.ask("192.0.2.99", "/old", "/older", "/"))
     honeypots = ("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php", "/", "/")
     show("one address asks for 4 things that no site of ours has", await tour.ask("203.0.114.1", *honeypots))
-    for host in (2, 3):
-        show("a neighbour asks for a file of credentials", await tour.ask(f"203.0.114.{host}", "/.aws/credentials"))
-    show("another neighbour, who has done nothing yet", await tour.ask("203.0.114.77", "/"))
+    show("a neighbour asks for a file of credentials", await tour.ask("203.0.114.2", "/.aws/credentials"))
+    show("another neighbour, who has done nothing", await tour.ask("203.0.114.77", "/"))
     tour.clock.advance("70m")
     show("an hour later the first one comes back", await tour.ask("203.0.114.1", "/"))
     show("and asks again", await tour.ask("203.0.114.1", *honeypots))

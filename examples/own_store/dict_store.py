@@ -63,12 +63,12 @@ class DictStore(Store):
         self._lock = Lock()
         self._windows: Windows = {}
         self._limits: dict[Name, AnyLimit] = {}
-        self.bans = MemoryBans(self._now_us, wall_clock=clock, tell=self.observers.tell_all, max_bans=most)
+        self.bans = MemoryBans(self._now_us, wall_clock=clock, emit=self.observers.tell_all, max_bans=most)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none."""
         self.expect_open()
-        refusal = self.bans.decide(checks, subjects, prolong=True)
+        refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
         with self._guard():
@@ -78,7 +78,7 @@ class DictStore(Store):
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""
         self.expect_open()
-        refusal = self.bans.decide(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
         with self._guard():

@@ -86,7 +86,8 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
     assert (rules["old"]["action"], rules["old"]["status"]) == ("block", 410)
     assert rules["/free"]["exempt"]
     (policy,) = middleware["policies"]
-    assert (policy["name"], policy["signals"]) == ("abuse", {"refused": "1", "401": "2", "/.env": "ban"})
+    assert (policy["name"], policy["shadow"]) == ("abuse", False)
+    assert policy["signals"] == {"refused": "1", "401": "2", "/.env": "ban"}
     (listed,) = middleware["lists"]
     assert (listed["kind"], listed["entries"], listed["status"]) == ("blocklist", 2, "fixed")
     assert middleware["default_limits"] == ["9/1m"]

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip
 
 from ..asgi import page, statuses
 from .dashboard_client import HOST, LOOK, TOKEN, Browser, Site, said
@@ -71,6 +71,14 @@ async def test_a_banned_stranger_sees_that_he_is_banned() -> None:
     # Whoever is on the host takes the ban back without HTTP.
     assert await site.limiter.unban("203.0.113.9")
     assert (await Browser(site.app).log_in()).status == 200
+
+
+@pytest.mark.parametrize("prefix", [24, 30, 32])
+@pytest.mark.parametrize("target", ["203.0.113.9", "203.0.113.8/30", "203.0.113.0/24", "203.0.0.0/16"])
+async def test_a_ban_holds_whatever_prefix_makes_one_client_of_the_tool(target: str, prefix: int) -> None:
+    site = Site(client=client_ip(ipv4_prefix=prefix))
+    await site.limiter.ban(target, "1h")
+    assert (await Browser(site.app).log_in()).status == 403
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -67,11 +67,11 @@ async def touch(limiter: Limiter) -> None:
 async def ban_many(limiter: Limiter, number: int) -> None:
     """Ban so many addresses, a few of them for ever."""
     now_us = 1_700_000_000_000_000
-    lines = [f'{{"slidegate": "bans", "version": 1, "written_us": {now_us}}}']
+    lines = [f'{{"slidegate": "bans", "version": 3, "written_us": {now_us}}}']
     for place in range(number):
         key = f"user:{place}" if place % 3 else f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}"
         lines.append(
-            f'{{"ban": "{key}", "reason": "scan {place % 7}", "by": "{("abuse", "manual")[place % 2]}", "rung": 0, '
-            f'"made_us": {now_us}, "ends_us": null, "since_us": {now_us}, "prolong_us": 0}}'
+            f'{{"ban": "{key}", "reason": "scan {place % 7}", "by": "{("abuse", "manual")[place % 2]}", "level": 0, '
+            f'"made_us": {now_us}, "ends_us": null, "since_us": {now_us}}}'
         )
     await limiter.import_bans(lines)

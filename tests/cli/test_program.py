@@ -112,7 +112,6 @@ def test_help_names_every_command_and_imports_none(
 OPTIONS = {
     "bans add": "by create for format quiet reason store value",
     "bans export": "as quiet store",
-    "bans history": "format quiet store value",
     "bans import": "by create for format quiet reason store",
     "bans list": "format match policy quiet store",
     "bans remove": "by format quiet store value",

@@ -15,7 +15,7 @@ from slidegate.testing import FakeClock
 from ..asgi import hello
 
 METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
-BAN_METHODS = ("active", "ban", "dump", "find", "history", "load", "strike_records", "strike", "unban")
+BAN_METHODS = ("active", "ban", "dump", "find", "load", "strike", "unban")
 
 
 class Smallest(Store):
@@ -24,14 +24,14 @@ class Smallest(Store):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
         self.inner = MemoryStore(clock=clock)
-        self.bans = MemoryBans(clock, wall_clock=clock, tell=self.observers.tell_all)
+        self.bans = MemoryBans(clock, wall_clock=clock, emit=self.observers.tell_all)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        refusal = self.bans.decide(checks, subjects, prolong=True)
+        refusal = self.bans.decide(checks, subjects)
         return self.inner.hit(checks) if refusal is None else refusal
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        refusal = self.bans.decide(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects)
         return self.inner.peek(checks) if refusal is None else refusal
 
     def charge(self, checks: Sequence[Check]) -> Decision:

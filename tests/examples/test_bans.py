@@ -129,13 +129,6 @@ def test_every_scanner_is_banned(name: str) -> None:
         assert report_of(name).clients[client].refusal > 0.1 * len(own), "soon enough to matter"
 
 
-def test_a_network_of_scanners_is_banned_as_a_whole() -> None:
-    networks = [ip_network(ban.key) for ban in report_of(FARM).bans if ban.by == "scanning/prefix"]
-    assert networks
-    for network in networks:
-        assert len([client for client in scanners(FARM) if ip_address(client) in network]) >= 3
-
-
 # Who is not
 
 

@@ -52,11 +52,9 @@ QUESTIONS: dict[str, Callable[[Limiter], Awaitable[object]]] = {
     "unban": lambda limiter: limiter.unban("user:ann"),
     "banned": lambda limiter: limiter.banned("user:ann"),
     "strike": lambda limiter: limiter.strike("user:ann", POLICY),
-    "strikes": lambda limiter: limiter.strikes("user:ann", [POLICY]),
     "bans": lambda limiter: listed(limiter.bans()),
-    "history": lambda limiter: listed(limiter.history()),
     "export_bans": lambda limiter: listed(limiter.export_bans()),
-    "import_bans": lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 2, "written_us": 0}']),
+    "import_bans": lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 3, "written_us": 0}']),
 }
 
 

@@ -307,7 +307,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
     ward = Ward("local", inline=inline)
-    policy = BanPolicy("2/1h", "10m", jitter=0)
+    policy = BanPolicy("2/1h", "10m")
     await ward.limiter.strike("ann", policy)
     ward.fall_ill()
     assert await ward.limiter.strike("ann", policy) is None
@@ -346,12 +346,11 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
 async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool) -> None:
     ward = Ward("local", inline=inline)
     ward.fall_ill()
-    ban = await ward.limiter.strike("ann", BanPolicy("1/1h", "10h", jitter=0))
+    ban = await ward.limiter.strike("ann", BanPolicy("1/1h", "10h"))
     ward.recover()
     await ward.limiter.ban("bob", "1h")
     assert {found.key async for found in ward.limiter.bans()} == {"ann", "bob"}
     assert await ward.limiter.banned("ann") == ban
-    assert [change.ban.key async for change in ward.limiter.history()] == ["bob", "ann"]
     ward.clock.advance("9h")
     assert (await ward.hit()).reason == "banned"
     assert await ward.limiter.unban("ann") is True

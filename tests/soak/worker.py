@@ -97,7 +97,7 @@ def application(store: str, samples: Path) -> Starlette:
         limiter=limiter,
         rules=rules(),
         client=client_ip(trusted=["127.0.0.1"]),
-        bans=BanPolicy("30/5s", "8s", factor=1, ban_private=True, max_rate="10000/minute"),
+        bans=BanPolicy("30/5s", "8s", factor=1, ban_private=True),
     )
     return app
 

@@ -15,7 +15,7 @@ from slidegate.testing import FakeClock
 DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
 API_KEY = header("X-API-Key").of("leaked-key")
-POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", jitter=0, name="abuse", ban_private=True)
+POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", name="abuse", ban_private=True)
 DAY_US = 86_400_000_000
 
 # key: (by, reason, level, days, or None for ever)
@@ -26,10 +26,10 @@ BANS: dict[str, tuple[str, str, int, int | None]] = {
     "198.51.100.0/24": ("bob", "a network", 0, None),
     "2001:db8:1:2::/64": ("ann", "a network of one customer", 0, None),
     "2001:db8:ffff::7/128": ("ann", "one address", 0, None),
-    "203.0.113.0/24": ("abuse/prefix", "2/1h of its addresses were banned", 1, 30),
+    "203.0.113.0/24": ("ann", "a network for a month", 0, 30),
     "203.0.113.5": ("abuse", "refused", 1, 30),
     "203.0.113.6": ("abuse", "refused", 1, 30),
-    "header:X-API-Key": ("ann", "a key that leaked", 0, None),
+    "header:x-api-key": ("ann", "a key that leaked", 0, None),
     "user:42": ("bob", "chargebacks", 0, None),
     "user:mallory": ("scanner", "asked for /.env", 1, 30),
 }
@@ -52,7 +52,8 @@ async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None
 async def remembers_strikes(limiter: Limiter) -> None:
     """The third strike of 3/hour bans, and a level counts for the ban after it."""
     assert await limiter.strike("192.0.2.99", POLICY)
-    assert (await limiter.strikes("192.0.2.66", [POLICY])).policies[0].level == 2
+    rows = [json.loads(line) async for line in limiter.export_bans()]
+    assert {row["level"] for row in rows if row.get("struck") == "192.0.2.66"} == {2}
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -66,8 +67,7 @@ async def test_exported_bans_are_imported_with_levels_and_strikes(name: str) -> 
             assert await limiter.banned(key), key
         for key in ("192.0.2.6", "2001:db8:1:3::9", "2001:db8:ffff::8", "user:43"):
             assert not await limiter.banned(key), key
-        # It was made of the name of the field as it was written, which is one key in any case now.
-        assert not await limiter.banned(API_KEY)
+        assert await limiter.banned(API_KEY)
         await remembers_strikes(limiter)
 
 
@@ -77,28 +77,32 @@ def test_the_command_imports_exported_bans(name: str, tmp_path: Path, capsys: py
     store = f"lmdb://{tmp_path}/store"
     assert main(["bans", "import", str(DATA / name), "--store", store, "--create", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["imported"] >= len(FOR_EVER) - 1
-    assert told["digests"] == 1, "whom it means is known by nobody here"
-    assert told["imported"] + told["over"] + told["digests"] == len(BANS)
+    assert told["imported"] >= len(FOR_EVER)
+    assert told["imported"] + told["over"] == len(BANS)
     assert listed(store, capsys) >= FOR_EVER
 
 
-def test_a_file_that_this_version_writes_has_digests_that_are_bans_like_all_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, file = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second", tmp_path / "bans.jsonl"
     assert main(["bans", "import", str(DATA / "bans.jsonl"), "--store", first, "--create"]) == 0
-    assert "1 more are of digests such as header:x-api-key#1f3a..." in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["bans", "export", "--store", first]) == 0
     file.write_text(capsys.readouterr().out)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    ends = {row["standing"]: row["until_us"] for row in rows if "standing" in row}
-    assert [key for key, end_us in ends.items() if end_us is None] == ["192.0.2.99", "192.0.2.0/24"]
+    ends = {row["struck"]: row["until_us"] for row in rows if "struck" in row}
     assert all(end_us is None or end_us > rows[0]["written_us"] for end_us in ends.values())
     assert main(["bans", "import", str(file), "--store", second, "--create", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"imported": len(rows) - 1 - len(ends), "over": 0, "digests": 0}
+    assert told == {"imported": len(rows) - 1 - len(ends), "over": 0}
     assert listed(second, capsys) == listed(first, capsys)
+
+
+@pytest.mark.parametrize("number", [1, 2, 99])
+async def test_an_export_of_another_version_is_refused_by_its_name(number: int) -> None:
+    lines = (DATA / "bans.jsonl").read_text("utf-8").replace('"version": 3', f'"version": {number}').splitlines()
+    async with Limiter() as limiter:
+        with pytest.raises(ConfigurationError, match=r"bans, row 1: .*not an export of bans of version 3"):
+            await limiter.import_bans(lines)
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])

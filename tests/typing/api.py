@@ -33,7 +33,7 @@ from slidegate import (
     parse_limits,
     strike,
 )
-from slidegate.core import AnyLimit, Ban, BanChange, CounterWindow, LimitState, Reason, Store
+from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
 from slidegate.events import Event, Observer
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.stats import MemoryStats, Stats, Traffic
@@ -137,12 +137,11 @@ guessing = BanPolicy(
     signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1},
     name="guessing",
     key=client_ip(ipv4_prefix=24),
-    action="shadow",
-    prefix_after="3/1d",
+    shadow=True,
 )
 RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
 BanPolicy(after=20)  # type: ignore[arg-type]
-BanPolicy(action="shade")  # type: ignore[arg-type]
+BanPolicy(shadow="trial")  # type: ignore[arg-type]
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
 RateLimitMiddleware(app, bans="20/10m")  # type: ignore[arg-type]
 
@@ -164,7 +163,6 @@ async def bans_by_hand() -> None:
     assert_type(await limiter.unban("203.0.113.7"), bool)
     assert_type(await limiter.banned("203.0.113.7"), Ban | None)
     assert_type([ban async for ban in limiter.bans()], list[Ban])
-    assert_type([change async for change in limiter.history("203.0.113.7")], list[BanChange])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
     assert_type([line async for line in limiter.export_bans()], list[str])
     assert_type(await limiter.import_bans(["{}"]), int)

@@ -468,10 +468,10 @@ def test_a_key_with_half_of_a_character_is_banned_as_it_is_counted_and_no_store_
         assert ban.key.isascii()
         assert (await limiter.hit(text, "5/minute")).ban == ban
         assert await limiter.unban(text)
-        row = {"ban": text, "reason": "", "by": "", "rung": 0, "made_us": 1, "ends_us": None, "since_us": 1}
-        head = {"slidegate": "bans", "version": 2, "written_us": 1}
+        row = {"ban": text, "reason": "", "by": "", "level": 0, "made_us": 1, "ends_us": None, "since_us": 1}
+        head = {"slidegate": "bans", "version": 3, "written_us": 1}
         with pytest.raises(ConfigurationError, match="row 2"):
-            await limiter.import_bans([json.dumps(head), json.dumps({**row, "prolong_us": 0})])
+            await limiter.import_bans([json.dumps(head), json.dumps(row)])
         with pytest.raises(ConfigurationError, match="rule"):
             await limiter.hit("ann", "5/minute", rule=text)
 

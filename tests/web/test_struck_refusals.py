@@ -71,7 +71,7 @@ KINDS = st.sampled_from(["http", "websocket"])
 LIMITS = st.builds("{}/{}s".format, st.integers(1, 4), st.sampled_from([2, 5, 60]))
 BANS = st.builds(
     lambda strikes, length, by_key: BanPolicy(
-        f"{strikes}/10m", f"{length}s", factor=1, jitter=0, key=header("X-API-Key") if by_key else None
+        f"{strikes}/10m", f"{length}s", factor=1, key=header("X-API-Key") if by_key else None
     ),
     st.integers(1, 4),
     st.sampled_from([1, 3, 30, 3600]),
@@ -111,7 +111,7 @@ async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its
 
 @pytest.mark.parametrize("at", ["rule", "inner", "dependency", "decorator"])
 async def test_its_status_and_body_are_those_of_the_limit_and_its_fields_fit(at: str) -> None:
-    site = Site("2/10s", [BanPolicy("1/10m", "1h", jitter=0)], at, headers="both")
+    site = Site("2/10s", [BanPolicy("1/10m", "1h")], at, headers="both")
     await site.ask()
     await site.ask()
     struck, banned = await site.ask(), await site.ask()
@@ -130,12 +130,12 @@ async def test_the_functions_of_the_application_are_told_the_same() -> None:
         seen.append((str(decision.reason), decision.retry_after, decision.retry_after_us))
         return JSONResponse({}, 429)
 
-    site = Site("1/10s", [BanPolicy("1/10m", "1h", jitter=0)], "rule", on_refused=on_refused)
+    site = Site("1/10s", [BanPolicy("1/10m", "1h")], "rule", on_refused=on_refused)
     await site.ask()
     assert (await site.ask()).headers["retry-after"] == "3600"
     assert seen == [("limited", 3600, 3_600_000_000)]
 
-    site = Site("1/10s", [BanPolicy("1/10m", "1h", jitter=0)], "dependency")
+    site = Site("1/10s", [BanPolicy("1/10m", "1h")], "dependency")
 
     @site.inside.exception_handler(RateLimitExceeded)
     async def own(request: Request, error: RateLimitExceeded) -> JSONResponse:
@@ -150,9 +150,9 @@ async def test_the_functions_of_the_application_are_told_the_same() -> None:
 
 async def test_of_several_bans_the_one_that_ends_last_counts_and_a_shadow_says_nothing() -> None:
     policies = [
-        BanPolicy("1/10m", "1h", jitter=0, name="long"),
-        BanPolicy("1/10m", "5m", jitter=0, name="key", key=header("X-API-Key")),
-        BanPolicy("1/10m", "7d", jitter=0, name="trial", action="shadow"),
+        BanPolicy("1/10m", "1h", name="long"),
+        BanPolicy("1/10m", "5m", name="key", key=header("X-API-Key")),
+        BanPolicy("1/10m", "7d", name="trial", shadow=True),
     ]
     for order in (policies, policies[::-1]):
         site = Site("1/10s", order, "rule")
@@ -177,7 +177,7 @@ async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ba
         answers.append(await call(app))
 
     answers: list[Answer] = []
-    policy = BanPolicy("1/10m", "1h", jitter=0)
+    policy = BanPolicy("1/10m", "1h")
     app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", concurrency=1)], bans=policy)
     await app(scope_of(), None, None)
     assert (answers[0].status, answers[0].headers["retry-after"]) == (429, "3600")

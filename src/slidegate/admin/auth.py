@@ -22,7 +22,7 @@ import anyio
 from starlette.requests import Request
 from starlette.types import Scope
 
-from ..core.addresses import Address
+from ..core.addresses import Address, address_key
 from ..core.arguments import check_takes
 from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError, closest, quoted
@@ -221,7 +221,9 @@ class Authenticator:
             AdminError: It is.
         """
         key, address = self._client.locate(request.scope)
-        decision = await self._limiter.peek_all((), (key if address is None else address,))
+        # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
+        subjects = (key,) if address is None else (key, address, address_key(*address))
+        decision = await self._limiter.peek_all((), subjects)
         if decision.reason is Reason.BANNED:
             later = decision.retry_after
             detail = "This address is banned. A session that was opened before goes on."

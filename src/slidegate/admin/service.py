@@ -49,7 +49,6 @@ MAX_COMPARED: Final = 100
 """How many of the busiest clients are compared by nearness."""
 _S: Final = 1_000_000
 _MAX_REFUSALS: Final = 50
-_MAX_HISTORY: Final = 50
 _MAX_SHADOWED: Final = 20
 _MAX_WORKERS: Final = 200
 _KEPT: Final = 2_000
@@ -144,13 +143,10 @@ class AdminService:
         ban = await self._ban_of(key) or await limiter.banned(key)
         names = self._activity.rules_of(key)
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
-        changes = [change async for change in limiter.history(key)][-_MAX_HISTORY:]
         refusals = (await self._activity.all_workers()).refusals
         return views.Client(
             key=key,
             ban=None if ban is None else views.Ban.model_validate(ban),
-            strikes=views.Strikes.all_of(await limiter.strikes(params.key)),
-            history=[views.BanChange.model_validate(change) for change in reversed(changes)],
             windows=views.Window.of_key(await limiter.inspect(key), recent),
             refusals=[one for one in refusals if key in (one.key, one.client)][:_MAX_REFUSALS],
         )

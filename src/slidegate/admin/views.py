@@ -23,7 +23,7 @@ from ..core.logs import escaped
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
 from ..limiter import Limiter
-from ..limiter.inspect import KeyStrikes, KeyView
+from ..limiter.inspect import KeyView
 from ..limiter.stats import Chart
 from ..web import keys, rules
 from ..web.lists import ListState, files_of
@@ -247,8 +247,7 @@ class Policy(View):
     duration_s: Annotated[float, OfMicroseconds, Field(validation_alias="duration_us")]
     factor: float
     longest_s: Annotated[float, OfMicroseconds, Field(validation_alias="longest_us")]
-    action: str
-    answer: str
+    shadow: bool
     signals: Annotated[dict[str, str], BeforeValidator(_texts)]
     key: Annotated[str, BeforeValidator(_key)]
 
@@ -377,44 +376,6 @@ class Bans(View):
     bans: list[Ban]
     next: str | None
     total: int
-
-
-class BanChange(View):
-    """A ban or an unban of the past."""
-
-    kind: Literal["banned", "unbanned"]
-    at: Annotated[float, OfMoment]
-    by: str
-    reason: Annotated[str, Field(validation_alias=AliasPath("ban", "reason"))]
-
-
-class Strikes(View):
-    """How a client stands under a ban policy."""
-
-    policy: str
-    target: AnyText
-    strikes: int
-    needed: int | None
-    level: int
-    clean_since_at: float
-    clean_until_at: float | None
-
-    @classmethod
-    def all_of(cls, strikes: KeyStrikes) -> list[Self]:
-        """Return how a key stands under each policy."""
-        ahead_us = strikes.unix_us - strikes.now_us
-        return [
-            cls(
-                policy=one.policy,
-                target=one.key,
-                strikes=one.strikes,
-                needed=one.needed,
-                level=one.level,
-                clean_since_at=(one.clean_since_us + ahead_us) / _S,
-                clean_until_at=None if one.clean_until_us is None else (one.clean_until_us + ahead_us) / _S,
-            )
-            for one in strikes.policies
-        ]
 
 
 class WindowNow(View):
@@ -546,8 +507,6 @@ class Client(View):
 
     key: AnyText
     ban: Ban | None
-    strikes: list[Strikes]
-    history: list[BanChange]
     windows: list[Window]
     refusals: list[Refusal]
 

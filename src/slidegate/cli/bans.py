@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from functools import partial
 from typing import Any, Final, TextIO
 
 import click
@@ -103,23 +102,6 @@ async def remove_ban(out: Reporter, key: str, value: str | None, store: str | No
         return {"removed": limiter.key_for(target)}
 
 
-@bans.command("history")
-@partial(with_key, required=False)
-@with_store
-@with_report("json", "csv")
-async def history(out: Reporter, key: str | None, value: str | None, store: str | None) -> Result:
-    """Show the latest bans and unbans, oldest first; those of KEY alone where it is given.
-
-    \b
-    Example: slidegate bans history 203.0.113.7
-    """
-    target = key_of(key, value)
-    async with open_limiter(store) as limiter:
-        changes = [change async for change in limiter.history(target)]
-    rows = [{"target": change.ban.key, **views.BanChange.model_validate(change).model_dump()} for change in changes]
-    return Table(("at", "kind", "target", "by", "reason"), rows, empty="no bans or unbans are remembered")
-
-
 @bans.command("export")
 @with_store
 @click.option(
@@ -181,12 +163,7 @@ async def import_bans(
         except BaseException:
             out.note(f"{work.done} bans are imported, and not all; the same command again goes on")
             raise
-    if work.digests:
-        out.note(
-            f"{work.digests} more are of digests such as header:x-api-key#1f3a..., which hold under the same secret= "
-            "alone. Made without secret=, they mean nobody any more: ban these keys anew by their values"
-        )
-    return {"imported": work.done, "over": work.over, "digests": work.digests}
+    return {"imported": work.done, "over": work.over}
 
 
 def _shown(ban: Ban) -> dict[str, Any]:

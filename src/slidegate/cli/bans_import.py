@@ -7,7 +7,6 @@ The file is an export of slidegate's own, which is read line by line however lon
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
@@ -25,11 +24,10 @@ from ..web.lists import read_entries
 
 BATCH: Final = 1_000
 MAX_LINE: Final = 65_536
-"""Characters of a line: strikes of 65 sources, and room to spare."""
+"""Characters of a line: 65 strikes of a key, and room to spare."""
 BAN_ROW: Final = '{"ban"'
 """How a row of an export begins that is a ban, and not the strikes of a key."""
 _EXPORT: Final = '{"slidegate"'
-_DIGEST: Final = re.compile(r'\{"ban": "[^"]*#[0-9a-f]{32}"')
 
 
 def ban_length_us(duration: str) -> int | None:
@@ -64,19 +62,17 @@ class Import:
     Attributes:
         done: How many bans are written for certain.
         over: How many were left out because they have ended.
-        digests: How many are written that may mean nobody: digests of an export of version 1. Without a secret, such a
-            digest meant something to its own store alone.
     """
 
     def __init__(self, file: TextIO, duration: str | None, reason: str, by: str) -> None:
-        self.done = self.over = self.digests = 0
+        self.done = self.over = 0
         self._name = "stdin" if file.name == "<stdin>" else str(file.name)
         self._lines = iter(partial(file.readline, MAX_LINE + 1), "")
         self._now_us = time.time_ns() // 1_000
         self._has_end = duration is not None
         length_us = None if duration is None else ban_length_us(duration)
         self._made = {
-            **{"reason": clean_reason(reason), "by": clean_reason(by), "rung": 0, "prolong_us": 0},
+            **{"reason": clean_reason(reason), "by": clean_reason(by), "level": 0},
             **{"made_us": self._now_us, "since_us": self._now_us},
             "ends_us": None if length_us is None else self._now_us + length_us,
         }
@@ -93,22 +89,17 @@ class Import:
             rows = self._exported()
         else:
             rows = self._listed(chain([head], self._lines))
-            head = json.dumps({"slidegate": "bans", "version": 2, "written_us": self._now_us})
-        was_v1 = '"version": 1,' in head
+            head = json.dumps({"slidegate": "bans", "version": 3, "written_us": self._now_us})
         first = 2
         while (batch := list(islice(rows, BATCH))) or first == 2:
-            doubtful = [row for row in batch if was_v1 and _DIGEST.match(row)]
-            certain = [row for row in batch if row not in doubtful] if doubtful else batch
             try:
-                done = await limiter.import_bans([head, *certain])
-                digests = await limiter.import_bans([head, *doubtful]) if doubtful else 0
+                done = await limiter.import_bans([head, *batch])
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self._name}, from line {first - 1} on: {error}") from None
             first += BATCH
             self.done += done
-            self.digests += digests
-            self.over += max(sum(row.startswith(BAN_ROW) for row in batch) - done - digests, 0)
-            yield self.done + self.digests
+            self.over += max(sum(row.startswith(BAN_ROW) for row in batch) - done, 0)
+            yield self.done
 
     def _exported(self) -> Iterator[str]:
         for number, line in enumerate(self._lines, start=2):

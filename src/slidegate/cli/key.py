@@ -16,7 +16,6 @@ from .exits import NotFound
 from .report import Report, Reporter, Result, Table, time_of, with_report
 from .store import key_of, middleware_of, open_limiter, with_key, with_store
 
-MAX_CHANGES: Final = 20
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
 _SLICE_COLUMNS: Final = ("rule", "start_at", "end_at", "count")
 
@@ -41,7 +40,7 @@ def key() -> None:
 async def show_key(
     out: Reporter, key: str, value: str | None, store: str | None, rules: str | None, named: tuple[str, ...]
 ) -> Result:
-    """Show the windows of KEY slice by slice, its strikes, its ban and its latest bans and unbans.
+    """Show the windows of KEY slice by slice, and its ban.
 
     A store does not know the rules, so the windows are shown of those that --rules or --rule name.
 
@@ -52,13 +51,10 @@ async def show_key(
     async with open_limiter(store) as limiter:
         ban = await limiter.banned(target)
         windows = await _windows(limiter, target, rules, limits)
-        changes = [change async for change in limiter.history(target)][-MAX_CHANGES:]
         view = {
             "key": limiter.key_for(target),
             "ban": None if ban is None else views.Ban.model_validate(ban).model_dump(),
-            "strikes": [one.model_dump() for one in views.Strikes.all_of(await limiter.strikes(target))],
             "windows": [window.model_dump() for view in windows for window in views.Window.of_key(view)],
-            "history": [views.BanChange.model_validate(change).model_dump() for change in changes],
         }
     if not windows:
         out.note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
@@ -114,13 +110,8 @@ def _text(view: dict[str, Any]) -> Iterator[str | Table]:
     else:
         until = "it is taken back" if ban["until_at"] is None else time_of(ban["until_at"])
         yield f"ban: of {ban['target']} until {until}, by {ban['policy']}: {ban['reason']}"
-    for title, columns in (
-        ("strikes", ("policy", "target", "strikes", "level")),
-        ("history", ("at", "kind", "by", "reason")),
-        ("windows", _WINDOW_COLUMNS),
-    ):
-        if view[title]:
-            yield from ("", f"{title}:", Table(columns, view[title]))
+    if view["windows"]:
+        yield from ("", "windows:", Table(_WINDOW_COLUMNS, view["windows"]))
     slices = [{**window, **part} for window in view["windows"] for part in window["slices"] if part["count"]]
     if slices:
         yield from ("", "slices:", Table(_SLICE_COLUMNS, slices))

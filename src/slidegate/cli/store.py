@@ -48,7 +48,7 @@ def with_store(command: F) -> F:
     )(command)
 
 
-def with_key(command: F, *, required: bool = True) -> F:
+def with_key(command: F) -> F:
     """Give a click command the argument KEY and the option ``--value``, as `key` and `value`."""
     command = click.option(
         "--value",
@@ -56,15 +56,14 @@ def with_key(command: F, *, required: bool = True) -> F:
         help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
         "stdin, where no other user of the machine sees it.",
     )(command)
-    return click.argument("key", required=required)(command)
+    return click.argument("key")(command)
 
 
-def key_of(key: str | None, value: str | None) -> Any:
+def key_of(key: str, value: str | None) -> Any:
     """Return the key that a user has written, for the methods of a limiter.
 
     Args:
-        key: An address, a network or a text; with a value ``header:NAME``, ``cookie:NAME`` or ``query:NAME``. None is
-            itself.
+        key: An address, a network or a text; with a value ``header:NAME``, ``cookie:NAME`` or ``query:NAME``.
         value: The value that the client sends; ``"-"`` has it read from stdin.
 
     Raises:
@@ -72,7 +71,7 @@ def key_of(key: str | None, value: str | None) -> Any:
     """
     if value is None:
         return key
-    kind, _, name = (key or "").partition(":")
+    kind, _, name = key.partition(":")
     source = SENT_BY_NAME.get(kind)
     if source is None or not name:
         raise ConfigurationError(

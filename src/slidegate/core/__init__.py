@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import decision as _decision
 from .addresses import parse_address
-from .bans.ban import Ban, BanChange, BanSubject
+from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
 from .counter_window import CounterWindow
@@ -32,7 +32,6 @@ __all__ = [
     "Anchor",
     "AnyLimit",
     "Ban",
-    "BanChange",
     "BanStore",
     "BanSubject",
     "Calendar",

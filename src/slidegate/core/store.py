@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from .bans.ban import Ban, BanChange, BanSubject
+from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
 from .bans.rows import Row
-from .bans.strikes import StoredRecords
 from .decision import Check, Decision, LimitSet
 from .errors import StoreUnavailable
 from .logs import escaped, logger
@@ -97,22 +96,19 @@ class BanStore(ABC):
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
 
     @abstractmethod
-    def strike(
-        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
-    ) -> Ban | Awaitable[Ban | None] | None:
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
 
-        Nothing is counted while the key is banned. A policy with ``action="shadow"`` reports and never bans.
+        Nothing is counted while the key is banned. A policy with ``shadow=True`` reports and never bans.
 
         Args:
             policy: The policy under which the strike counts.
             key: The key that is struck, as `ban_key` spells it.
             weight: The number of strikes that this one stands for, 1 or more.
             reason: For the operator, if it bans.
-            prefix: The network that is struck under `policy.prefix` if it bans; empty for none.
         """
 
-    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> bool:
+    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
         """Count a strike as soon as the store answers again, if that is within ten seconds; nobody waits for it.
 
         A `Limiter` calls this instead of `strike` while it leaves a store alone that has failed.
@@ -124,29 +120,19 @@ class BanStore(ABC):
 
     @abstractmethod
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        """Ban a key by hand, None for ever; a ban that it has is replaced.
+
+        Raises:
+            ConfigurationError: 1,000 networks are banned already, and it is another one.
+        """
 
     @abstractmethod
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
 
     @abstractmethod
-    def strike_records(self, keys: Sequence[str]) -> StoredRecords | Awaitable[StoredRecords]:
-        """Return how each of some keys stands under each policy, as far as strikes have reached the store.
-
-        Changes nothing. A record with nothing left to remember may be among them.
-
-        Args:
-            keys: The keys in their spelling, at most 200.
-        """
-
-    @abstractmethod
     def active(self) -> Iterable[Ban] | Awaitable[Iterable[Ban]]:
         """Return the bans in force."""
-
-    @abstractmethod
-    def history(self) -> Sequence[BanChange] | Awaitable[Sequence[BanChange]]:
-        """Return the changes that are remembered, oldest first."""
 
     @abstractmethod
     def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:

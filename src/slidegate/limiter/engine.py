@@ -192,12 +192,10 @@ class Engine:
         answer = self._bans.find(subjects)
         return await answer if isawaitable(answer) else answer
 
-    def strike_target(
-        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
-    ) -> Ban | Awaitable[Ban | None] | None:
-        """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
+    def strike(self, key: str, policy: BanPolicy, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
+        """Count a strike of a key in its spelling that the policy may ban, with a clean reason."""
         self._expect_open()
-        return self._bans.strike(policy, target[0], weight, reason, target[1])
+        return self._bans.strike(policy, key, weight, reason)
 
     def unanswered(self) -> Decision:
         """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""

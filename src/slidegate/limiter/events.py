@@ -31,7 +31,7 @@ UNLOGGED: Final = ("refused", "near_limit", "shadow_refused", "series_full", "pa
 """The kinds of events that the package does not also write to its log."""
 KINDS: Final = (
     *UNLOGGED,
-    *("banned", "unbanned", "shadow_banned", "bans_capped", "bans_full", "strikes_dropped"),
+    *("banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
     *("bans_unread", "bans_rescued"),
     *("store_failed", "store_recovered", "store_reset", "store_evicts", "store_set_aside", "store_doubtful"),
     *("keys_shared", "clock_stepped", "permits_lost", "map_grown", "map_full", "reader_stopped"),

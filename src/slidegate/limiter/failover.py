@@ -242,7 +242,7 @@ class Failover:
             changed |= await self.ask(lambda: self._store.refund(shared), False, checks)
         return changed
 
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike; in this process, with `on_error="local"`, while the store does not answer.
 
         The store counts it later, if it can, also where it is left alone now.
@@ -250,7 +250,7 @@ class Failover:
         Raises:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
-        bans, struck = self._store.bans, (policy, key, weight, reason, prefix)
+        bans, struck = self._store.bans, (policy, key, weight, reason)
         if self._troubled and self._is_open(()):
             bans.strike_later(*struck)
         else:
@@ -331,7 +331,6 @@ class Failover:
                 reservation.store = local
             shared.reservations = [*shared.reservations, *own.reservations]
             return shared
-        self._local.keep_ban(own.ban)  # it may have been prolonged
         return self._take_back(shared, own)
 
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:

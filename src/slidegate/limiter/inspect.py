@@ -1,4 +1,4 @@
-"""For people who look at a limiter: who asks it, all windows of one key, and how a key stands under ban policies."""
+"""For people who look at a limiter: who asks it, and all windows of one key."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import ref
 
-from ..core.addresses import BITS, format_network, parse_network, prefix_length
-from ..core.bans.ban import BanSubject
-from ..core.bans.policy import BanPolicy
-from ..core.bans.strikes import PolicyStrikes, policy_strikes
 from ..core.decision import LimitSet
-from ..core.errors import ConfigurationError
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
 from .aio import let_others_run
@@ -28,18 +23,10 @@ MAX_BUCKETS: Final = 4_096
 """How many buckets are looked at. Limits at routes make one for each route."""
 MAX_PLANS: Final = 4_096
 """Of how many keys and rules the limits are remembered that a function returned; of as many more until they are."""
-WIDEST: Final = {4: 16, 6: 24}
-"""The shortest prefix lengths that a policy strikes."""
-MAX_POLICIES: Final = 200
-"""How many strike records are shown of one key."""
 
 
 class Caller(Protocol):
     """Whoever asks a limiter: a middleware, a function with limits, a transport."""
-
-    @property
-    def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies by which it strikes."""
 
     def buckets(self) -> Iterable[LimitSet]:
         """Return the buckets that it has counted in, or will, as far as is known by now."""
@@ -50,8 +37,6 @@ class Caller(Protocol):
 
 class BucketCaller:
     """A caller that counts in one bucket. Whoever it stands for keeps it as long as it lives."""
-
-    policies: Final = ()
 
     def __init__(self, bucket: LimitSet) -> None:
         self._bucket = bucket
@@ -113,10 +98,6 @@ class Callers:
     def listed(self) -> list[Caller]:
         """Return the callers that are there."""
         return [caller for reference in self._known if (caller := reference()) is not None]
-
-    def policies(self) -> list[BanPolicy]:
-        """Return the ban policies of all callers."""
-        return [policy for caller in self.listed() for policy in caller.policies]
 
     def buckets(self, key: str, others: Iterable[LimitSet]) -> tuple[list[LimitSet], set[LimitSet]]:
         """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.
@@ -187,70 +168,3 @@ async def look_at(
         if at >= len(looked_at):
             return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))
         await let_others_run()
-
-
-class KeyStrikes(NamedTuple):
-    """How a key stands under ban policies. Moments are microseconds of the store's time.
-
-    ``moment_us - now_us + unix_us`` is a moment in Unix time.
-    """
-
-    key: str
-    """The key as the store holds it."""
-    now_us: int
-    """The store's time."""
-    unix_us: int
-    """Unix time at that moment, by the clock of this process."""
-    policies: tuple[PolicyStrikes, ...]
-    """One for each policy under which the key, or a network that holds it, has strikes or a level; its own first."""
-    left_out: int
-    """How many further ones there are: 0 unless there are more than 200."""
-
-
-async def strikes_of(
-    engine: Engine, key: str, guards: Sequence[BanSubject], policies: Iterable[BanPolicy]
-) -> KeyStrikes:
-    """Return how a key stands.
-
-    Args:
-        engine: Asks the store.
-        key: The key in its spelling.
-        guards: The address that the key is, if it is one.
-        policies: The policies that are known; of two of one name the last one counts.
-
-    Raises:
-        StoreError: The store does not answer.
-    """
-    by_name: dict[str, BanPolicy] = {}
-    for policy in policies:
-        by_name[policy.name] = policy
-        if policy.prefix is not None:
-            by_name[policy.prefix.name] = policy.prefix
-    keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, records = await engine.command(lambda: engine.store.bans.strike_records(keys))
-    places = {name: place for place, name in enumerate(keys)}
-    strikes = [
-        stands for one in records if (stands := policy_strikes(one, by_name.get(one.policy), now_us)) is not None
-    ]
-    strikes.sort(key=lambda stands: (places[stands.key], stands.policy))
-    shown = tuple(strikes[:MAX_POLICIES])
-    return KeyStrikes(key, now_us, time_ns() // 1_000, shown, len(strikes) - len(shown))
-
-
-def networks_around(key: str, guards: Sequence[BanSubject] = ()) -> list[str]:
-    """Return the keys of the networks that hold an address or network, itself first; none for any other key.
-
-    Args:
-        key: The key in its spelling.
-        guards: The address that it was spelled of: the key of an IPv6 address is its /64.
-    """
-    address = next((guard for guard in guards if not isinstance(guard, str)), None)
-    if address is not None:
-        (version, first), longest = address, BITS[address[0]]
-    else:
-        try:
-            version, first, last = parse_network(key)
-        except ConfigurationError:
-            return []
-        longest = prefix_length(version, first, last)
-    return [format_network(version, first, length) for length in range(longest, WIDEST[version] - 1, -1)]

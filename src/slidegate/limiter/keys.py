@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
-from ..core.addresses import canonical_key, parse_address, parse_network
+from ..core.addresses import address_key, canonical_key, parse_address, parse_network
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.decision import Check
 from ..core.errors import ConfigurationError, InvalidKey, quoted
@@ -21,7 +21,7 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 
 Known: TypeAlias = tuple[str, tuple[BanSubject, ...]]
-"""The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
+"""The spelling of a key; and of one that is an address what bans refuse it as well: that address, and its own key."""
 
 
 class KeyOf:
@@ -53,7 +53,7 @@ Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter take them."""
 
 Question: TypeAlias = tuple[tuple[Check], tuple[BanSubject, ...]]
-"""A question of one check, and the address of its key, if it is one."""
+"""A question of one check, and what else bans refuse its key as."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"
@@ -93,7 +93,7 @@ class Keys:
         text = canonical_key(key)
         if not _fits(text):
             text = self.digest("long", text.encode(errors="surrogatepass"))
-        known = text, _guards(key)
+        known = text, _guards(key, text)
         remember(self.known, key, known)
         return known
 
@@ -127,7 +127,7 @@ def _keyed(secret: object) -> blake2b:
     return blake2b(key=encoded, digest_size=16)
 
 
-def _guards(key: str) -> tuple[BanSubject, ...]:
+def _guards(key: str, spelled: str) -> tuple[BanSubject, ...]:
     address = parse_address(key)
     if address is None and "/" in key:
         try:
@@ -135,4 +135,7 @@ def _guards(key: str) -> tuple[BanSubject, ...]:
         except ConfigurationError:
             return ()
         address = (version, first) if first == last else None
-    return () if address is None else (address,)
+    if address is None:
+        return ()
+    own = address_key(*address)
+    return (address,) if own == spelled else (address, own)

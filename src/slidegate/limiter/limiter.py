@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..core.arguments import names_checked
-from ..core.bans.ban import Ban, BanChange, BanSubject, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy, NetworkSet, ban_target, hand_ban_key
+from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
+from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
@@ -26,7 +26,7 @@ from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import UNLOGGED, EventHub, EventStats, Subscription, listed_observers
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import KeyStrikes, KeyView, look_at, strikes_of
+from .inspect import KeyView, look_at
 from .keys import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
 from .stats import Chart, Stats
@@ -286,7 +286,7 @@ class Limiter:
 
         Raises:
             ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
-                IPv4 /8 or an IPv6 /19; or the duration cannot be used.
+                IPv4 /8 or an IPv6 /19; the duration cannot be used; or 1,000 networks are banned already.
         """
         length_us = None
         if duration != PERMANENT:
@@ -317,39 +317,11 @@ class Limiter:
         found = [await self.engine.command(partial(book.find, (known, *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
-    async def strikes(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStrikes:
-        """Return how a key stands under ban policies: strikes, how many are needed, level. Changes nothing.
-
-        Of an address the networks that hold it are shown too, because policies may strike those. Strikes of the last
-        100 ms may not have reached a Redis store, and those that this process counted while the store was away are not
-        shown.
-
-        Args:
-            key: The key.
-            policies: The policies that say how many strikes ban; by default those of all middlewares on this
-                limiter. Under others `PolicyStrikes.needed` is None.
-
-        Raises:
-            ConfigurationError: The key or a policy cannot be used.
-            StoreError: The store does not answer.
-        """
-        known = self.engine.callers.policies() if policies is None else _checked_policies(policies)
-        spelled = self._ban_key(key)
-        return await strikes_of(self.engine, spelled, self.engine.keys.learn(key)[1], known)
-
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
         for book in self._books():
             async for ban in in_turns(await self.engine.command(book.active)):
                 yield ban
-
-    async def history(self, key: AnyKey | None = None) -> AsyncIterator[BanChange]:
-        """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
-        known = None if key is None else self._ban_key(key)
-        changes = [change for book in self._books() for change in await self.engine.command(book.history)]
-        async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
-            if known is None or change.ban.key == known:
-                yield change
 
     async def strike(
         self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
@@ -357,7 +329,7 @@ class Limiter:
         """Count a strike of `key` under a policy, and return the ban if it made one.
 
         Nothing is counted while the key is banned, for an address that the policy may not ban, or for a network wider
-        than a /24 or a /48, unless the policy bans prefixes as wide as that.
+        than a /24 or a /48.
 
         Args:
             key: The key to strike. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads
@@ -376,10 +348,10 @@ class Limiter:
                 f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
             )
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
-        target = ban_target(policy, self._ban_key(key), protected)
-        if target is None:
+        spelled = self._ban_key(key)
+        if not may_ban(policy, spelled, protected):
             return None
-        answer = self.engine.strike_target(target, policy, weight, clean_reason(reason))
+        answer = self.engine.strike(spelled, policy, weight, clean_reason(reason))
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
@@ -610,17 +582,6 @@ class Limiter:
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
-
-
-def _checked_policies(policies: Iterable[BanPolicy]) -> list[BanPolicy]:
-    example = 'strikes: expected policies such as [BanPolicy("20/10m", "1h")]'
-    if not isinstance(policies, Iterable):
-        raise ConfigurationError(f"{example}, not {quoted(policies)}")
-    listed = list(policies)
-    for policy in listed:
-        if not isinstance(policy, BanPolicy):
-            raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
-    return listed
 
 
 def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:

@@ -7,7 +7,7 @@ in line, a thread with an event loop does; see `portal`.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import timedelta
 from threading import TIMEOUT_MAX
 from types import TracebackType
@@ -19,7 +19,7 @@ from ..core.decision import Decision
 from ..core.errors import ConfigurationError
 from .aio import COMMAND_DEADLINE_S, on_loop
 from .engine import Engine
-from .inspect import KeyStrikes, KeyView
+from .inspect import KeyView
 from .keys import AnyKey, Limits
 
 if TYPE_CHECKING:
@@ -92,10 +92,6 @@ class SyncLimiter:
     def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now; None if there is none."""
         return self._without_loop.command(self._limiter.banned(key))
-
-    def strikes(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStrikes:
-        """Return how a key stands under ban policies; see `Limiter.strikes`."""
-        return self._without_loop.command(self._limiter.strikes(key, policies))
 
     def bans(self) -> list[Ban]:
         """Return the bans in force."""

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.addresses import Address
-from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
-from ..core.bans.policy import WIDEST, BanPolicy, ban_target
+from ..core.addresses import Address, address_key
+from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
+from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..core.networks import Networks
@@ -85,6 +85,7 @@ class BanSignals:
         self._calls = calls
         self._limiter = limiter
         self._client = client
+        self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address is of another key
         self._protected = _Protected(client, allowlist)
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
@@ -116,12 +117,18 @@ class BanSignals:
             for status in statuses:
                 self._signals.setdefault(status, []).append(Signal(policy, weight, f"status {status}"))
 
+    def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
+        """Return the keys and the address whose bans refuse a client, whatever its request is."""
+        if address is None:
+            return (client_key,)
+        return (client_key, address, address_key(*address)) if self._is_wider else (client_key, address)
+
     def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
-        client: BanSubject = client_key if address is None else address
+        own = self.own_subjects(client_key, address)
         if not self._keys:
-            return (client,)
-        return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
+            return own
+        return [*own, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
@@ -140,27 +147,26 @@ class BanSignals:
         """
         policy, weight, reason = signal
         try:
-            target = self._target(policy, scope, *self._client.locate(scope))
+            key = self._banned_key(policy, scope, *self._client.locate(scope))
         except ConfigurationError as error:  # a key of the user's own that cannot be one
             self._calls.report("key", policy.name, error, "nobody is struck")
             return None
-        if target is None:
+        if key is None:
             return None
-        answer = self._limiter.engine.strike_target(target, policy, weight, reason)
+        answer = self._limiter.engine.strike(key, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
-    def _target(
-        self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None
-    ) -> tuple[str, str] | None:
-        """Return whom a strike may ban, as `ban_target` does; None for nobody, or where many share the key."""
+    def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
+        """Return the key that a strike may ban; None where the policy may not, or where many share the key."""
         if policy.key is None and address is not None:
-            return ban_target(policy, client_key, self._protected)
+            return client_key if may_ban(policy, client_key, self._protected) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
-        if client == UNKNOWN_PEER or (client is not key and ban_target(policy, client, self._protected) is None):
+        if client == UNKNOWN_PEER or (client is not key and not may_ban(policy, client, self._protected)):
             return None
         ban_key(key)
-        return ban_target(policy, self._limiter.engine.keys.learn(key)[0], self._protected)
+        spelled = self._limiter.engine.keys.learn(key)[0]
+        return spelled if may_ban(policy, spelled, self._protected) else None
 
     async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
         """Strike for the status of the application's answer, or a refusal, unless a middleware further out does.
@@ -214,15 +220,15 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
 
 
 def _check_width(policy: BanPolicy, key: Key) -> None:
-    """Check that a policy bans networks as wide as its clients, where these are wider than one client usually is."""
+    """Check that the clients of a policy are no wider than one customer is: nothing wider is ever banned."""
     if not isinstance(key, ClientAddress):
         return
     for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
-        length, narrowest = key.prefixes[version], min(WIDEST[version], getattr(policy, name))
-        if length < narrowest:
+        if key.prefixes[version] < WIDEST[version]:
             raise ConfigurationError(
-                f"bans: {policy!r}: its clients are of {name}={length}, and it bans nothing wider than /{narrowest}; "
-                f"if that is meant, write BanPolicy(..., {name}={length})"
+                f"bans: {policy!r}: its clients are of {name}={key.prefixes[version]}, and no policy bans a network "
+                f"wider than /{WIDEST[version]}; give it a key of its own, for example "
+                f"BanPolicy(..., key=client_ip({name}={WIDEST[version]}))"
             )
 
 

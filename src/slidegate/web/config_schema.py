@@ -283,30 +283,16 @@ class BanTable(_Table):
     """How many times longer each further ban lasts."""
     longest: str | None = None
     """How long a ban lasts at most; by default "7d" or duration."""
-    jitter: float = Field(default=0.1, ge=0, le=1)
-    """The part of its length by which a ban may be longer."""
     forgive: str = "24h"
     """How long one has to be clean to step one level down."""
     signals: dict[str, Weight] = {"refused": 1}
     """What strikes, and how much: refused, a status or class ("4xx"), a path; a number, or "ban" for all it takes."""
     key: BanKey = "client"
     """Whom to strike and ban, such as { header = "X-API-Key" }."""
-    action: Literal["ban", "shadow"] = "ban"
-    """Ban, or report which clients would be banned."""
-    prolong: bool = False
-    """Whether requests while banned begin the ban anew."""
+    shadow: bool = False
+    """Report which clients would be banned, and ban nobody."""
     status: Literal[403, 429] = 403
     """The status of the answer to a banned client."""
-    answer: Literal["problem", "drop"] = "problem"
-    """Problem details, or no body at all."""
-    max_rate: str = "100/minute"
-    """The largest number of bans that the policy may make in a time."""
-    prefix_after: str | None = None
-    """How many banned addresses of one prefix ban the prefix, such as "4/1h"."""
-    ipv4_prefix: int = Field(default=24, ge=16, le=31)
-    """Bits of that prefix for IPv4 addresses."""
-    ipv6_prefix: int = Field(default=56, ge=24, le=63)
-    """Bits of that prefix for IPv6 addresses."""
     ban_private: bool = False
     """Whether private and loopback addresses can be banned."""
 

@@ -41,6 +41,7 @@ class Client:
     Args:
         key: Its key.
         address: Its address, if it has one.
+        subjects: The keys and the address whose bans refuse it.
         verdict: The decision about it, if it is on a list.
         checks: What is charged for each of its requests, where that is the same for all.
     """
@@ -48,11 +49,16 @@ class Client:
     __slots__ = ("address", "checks", "key", "subjects", "verdict")
 
     def __init__(
-        self, key: str, address: Address | None, verdict: Decision | None, checks: Sequence[Check] | None
+        self,
+        key: str,
+        address: Address | None,
+        subjects: Sequence[BanSubject],
+        verdict: Decision | None,
+        checks: Sequence[Check] | None,
     ) -> None:
         self.key = key
         self.address = address
-        self.subjects: Sequence[BanSubject] = (key,) if address is None else (address,)
+        self.subjects = subjects
         self.verdict = verdict
         self.checks = checks
 
@@ -172,7 +178,7 @@ class Decider:
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
             verdict = None if name is None else BanRefusal(name)
-        return Client(key, address, verdict, self._same_checks(key))
+        return Client(key, address, self._signals.own_subjects(key, address), verdict, self._same_checks(key))
 
     def is_gone(self, scope: Scope) -> bool:
         """Tell whether a request is refused because its connection was reset: nobody is left to read the answer.

@@ -95,7 +95,6 @@ class Refusals:
         self._on_refused = on_refused
         self._calls = calls
         self._policies = dict(policies)
-        self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
         self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Answer] = {}
         self._banned: dict[tuple[str, bool], Answer] = {}
 
@@ -114,7 +113,7 @@ class Refusals:
             await refuse_websocket(scope, send, status, body, fields)
             return
         own = self._on_refused
-        if own is not None and not self._drops(decision):
+        if own is not None:
             needed = [field for field in fields if field[0] in _NEEDED]
             if await self._send_own(own, decision, needed, scope, receive, send):
                 return
@@ -192,18 +191,9 @@ class Refusals:
         ban = decision.ban
         return self._policies.get(ban.by) if ban is not None and ban.level else None
 
-    def _drops(self, decision: Decision) -> bool:
-        """Tell whether the client gets an empty answer, and no connection for another request."""
-        policy = self._policy_of(decision)
-        return policy is not None and policy.answer == "drop"
-
     def _to_banned(self, decision: Decision, scope: Scope) -> Answer:
         """Return the answer to a banned client, which says no more than that and until when."""
         policy = self._policy_of(decision)
-        if policy is not None and policy.answer == "drop":
-            # Other versions of HTTP have no such field, and no connection of one request to close.
-            close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
-            return policy.status, _phrase(policy.status), b"", [(b"content-length", b"0"), NOT_STORED, *close]
         wait_us = decision.retry_after_us
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)

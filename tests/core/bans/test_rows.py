@@ -10,55 +10,51 @@ import pytest
 from slidegate.core import ConfigurationError
 from slidegate.core.bans.ban import Ban
 from slidegate.core.bans.rows import Bans, from_rows, to_rows
-from slidegate.core.bans.strikes import Strike, StrikeRecord
+from slidegate.core.bans.strikes import StrikeRecord
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
 WALL_US = 1_800_000_000 * SECOND_US
-EVE = Ban("user:eve", "why", "abuse", 2, 100 * SECOND_US, 100 * SECOND_US + HOUR_US, WALL_US - 7, 5)
+EVE = Ban("user:eve", "why", "abuse", 2, 100 * SECOND_US, 100 * SECOND_US + HOUR_US, WALL_US - 7)
 NET = Ban("192.0.2.0/24", "", "ann", 0, 0, None, WALL_US - 100 * SECOND_US)
-STAND = StrikeRecord(
-    2, 90 * SECOND_US, 95 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")]
-)
+STRUCK = StrikeRecord(2, 90 * SECOND_US, 95 * SECOND_US, 200 * SECOND_US, ((70 * SECOND_US, 3), (90 * SECOND_US, 1)))
 
 
 def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
-    written = to_rows(Bans([EVE, NET], [("abuse", "user:eve", STAND)]), now_us, WALL_US)
+    written = to_rows(Bans([EVE, NET], [("abuse", "user:eve", STRUCK)]), now_us, WALL_US)
     read: list[dict[str, Any]] = json.loads(json.dumps(list(written)))
     return read
 
 
-BAN, STANDING = 1, 3
+BAN, STRIKES = 1, 3
 SPOILED = [
-    (0, "slidegate", "windows", "not an export of bans of version 1 or 2"),
-    (0, "version", 3, "not an export of bans of version 1 or 2"),
+    (0, "slidegate", "windows", "not an export of bans of version 3"),
+    (0, "version", 2, "not an export of bans of version 3"),
     (0, "written_us", "now", "expected a whole number"),
     (BAN, "ban", "", "expected an address"),
     (BAN, "ban", "010.0.0.1", "is no address"),
     (BAN, "reason", 5, "expected text"),
     (BAN, "by", None, "expected text"),
-    (BAN, "rung", -1, "expected a whole number"),
-    (BAN, "rung", True, "expected a whole number"),
+    (BAN, "level", -1, "expected a whole number"),
+    (BAN, "level", True, "expected a whole number"),
     (BAN, "made_us", 1.5, "expected a whole number"),
     (BAN, "ends_us", 2**53 + 1, "expected a whole number"),
     (BAN, "since_us", -(2**53) - 1, "expected a whole number"),
-    (BAN, "prolong_us", -5, "expected a whole number"),
-    (STANDING, "standing", "::/0", "is every address there is"),
-    (STANDING, "policy", "a:b", "policy"),
-    (STANDING, "rung", -1, "expected a whole number"),
-    (STANDING, "last_us", None, "expected a whole number"),
-    (STANDING, "until_us", "x", "expected a whole number"),
-    (STANDING, "strikes", 5, "not iterable"),
-    (STANDING, "strikes", [[1, 2]], "not enough values"),
-    (STANDING, "strikes", [[1, 0, ""]], "expected a whole number"),
-    (STANDING, "strikes", [[1, 1, None]], "expected text"),
-    (STANDING, "strikes", [[1, 1, "x" * 65]], "expected a key of at most 64 bytes"),
-    (STANDING, "strikes", [[1, 1, ""]] * 66, "expected at most 65 strikes, not 66"),
-    (STANDING, "standing", "user:" + "x" * 60, "expected a key of at most 64 bytes"),
-    (STANDING, "policy", "x" * 100_000, "policy: expected 1 to 64 characters"),
+    (STRIKES, "struck", "::/0", "is every address there is"),
+    (STRIKES, "policy", "a:b", "policy"),
+    (STRIKES, "level", -1, "expected a whole number"),
+    (STRIKES, "last_us", None, "expected a whole number"),
+    (STRIKES, "until_us", "x", "expected a whole number"),
+    (STRIKES, "strikes", 5, "not iterable"),
+    (STRIKES, "strikes", [[1]], "not enough values"),
+    (STRIKES, "over_us", None, "expected a whole number"),
+    (STRIKES, "strikes", [[1, 0]], "expected a whole number"),
+    (STRIKES, "strikes", [[1, 1]] * 66, "expected at most 65 strikes, not 66"),
+    (STRIKES, "struck", "user:" + "x" * 60, "expected a key of at most 64 bytes"),
+    (STRIKES, "policy", "x" * 100_000, "policy: expected 1 to 64 characters"),
     (BAN, "ban", "user:" + "\u00e9" * 30, "expected a key of at most 64 bytes"),
     (BAN, "ban", "user:" + "x" * 100_000, "expected a key of at most 64 bytes"),
-    (BAN, "rung", "x" * 100_000, "expected a whole number"),
+    (BAN, "level", "x" * 100_000, "expected a whole number"),
 ]
 
 
@@ -75,7 +71,7 @@ def test_a_row_that_cannot_be_read_is_named(place: int, field: str, value: objec
 
 @pytest.mark.parametrize("until_us", [0, 5 * SECOND_US, 90 * SECOND_US])
 def test_the_end_of_a_ban_is_written_only_where_clean_time_begins_there(until_us: int) -> None:
-    struck = StrikeRecord(1, 90 * SECOND_US, until_us, [Strike(90 * SECOND_US, 1)])
+    struck = StrikeRecord(1, 90 * SECOND_US, until_us, 95 * SECOND_US, ((90 * SECOND_US, 1),))
     written = list(to_rows(Bans([], [("abuse", "user:eve", struck)]), 100 * SECOND_US, WALL_US))
     assert written[1]["until_us"] is None
     record = from_rows(written, 7, WALL_US).strike_records[0][2]
@@ -85,23 +81,23 @@ def test_the_end_of_a_ban_is_written_only_where_clean_time_begins_there(until_us
 
 def test_strikes_of_the_future_are_strikes_of_now() -> None:
     dated = rows()
-    dated[STANDING].update(last_us=2**53, until_us=2**53, strikes=[[2**53, 1, ""], [WALL_US, 1, ""]])
+    dated[STRIKES].update(last_us=2**53, until_us=2**53, strikes=[[2**53, 1], [WALL_US, 1]])
     record = from_rows(dated, 7, WALL_US).strike_records[0][2]
-    assert [strike.at_us for strike in record.strikes] == [7, 7]
+    assert [at_us for at_us, _ in record.strikes] == [7, 7]
     assert record.last_us == 7
     assert record.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
 
 
 def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_level_is_clean() -> None:
     ahead = rows()
-    ahead[STANDING]["until_us"] = WALL_US + HOUR_US
+    ahead[STRIKES]["until_us"] = WALL_US + HOUR_US
     assert from_rows(ahead, 7, WALL_US).strike_records[0][2].until_us == 7 + HOUR_US
 
 
-@pytest.mark.parametrize("place", [0, BAN, STANDING])
+@pytest.mark.parametrize("place", [0, BAN, STRIKES])
 def test_a_row_that_lacks_something_is_named(place: int) -> None:
     for field in rows()[place]:
-        if field in ("ban", "standing"):
+        if field in ("ban", "struck"):
             continue  # without it, a row is of another kind
         spoiled = rows()
         del spoiled[place][field]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
-from slidegate.core.bans.strikes import PolicyState, Strike, StrikeRecord
+from slidegate.core.bans.strikes import StrikeRecord
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -18,10 +18,10 @@ DAY_US = 24 * HOUR_US
 
 
 @pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])
-def test_no_flood_of_strikes_makes_a_standing_large(after: str) -> None:
+def test_no_flood_of_strikes_makes_a_record_large(after: str) -> None:
     policy, record = BanPolicy(after), StrikeRecord()
     for number in range(3_000):
-        record.strike(policy, number * 40_009, 1 + number % 3)
+        record, _ = record.struck(policy, number * 40_009, 1 + number % 3)
         assert len(record.strikes) <= MAX_EXACT + 1
 
 
@@ -38,41 +38,39 @@ class Blow(NamedTuple):
 def test_beyond_64_a_ban_comes_on_no_fewer_strikes_and_at_most_a_slice_late(
     amount: int, blows: list[Blow], now_us: int
 ) -> None:
-    policy = BanPolicy(f"{amount}/64s", "1s", factor=1, jitter=0)
+    policy = BanPolicy(f"{amount}/64s", "1s", factor=1)
     assert policy.grain_us == SECOND_US
-    record, plain = StrikeRecord(), []
+    record, plain = StrikeRecord(), list[tuple[int, int]]()
     for pause_us, weight in blows:
         now_us += pause_us
         plain.append((now_us, weight))
-        due = record.strike(policy, now_us, weight)
+        record, due = record.struck(policy, now_us, weight)
         in_window = sum(weight for at_us, weight in plain if at_us > now_us - 64 * SECOND_US)
         surely = sum(weight for at_us, weight in plain if at_us > now_us - 63 * SECOND_US)
         assert due <= (in_window >= amount)
         assert due >= (surely >= amount)
         if due:
-            record.ban(policy, "ann", now_us)
+            record, _ = record.banned(policy, "ann", "", 0)
             plain, now_us = [], now_us + SECOND_US
 
 
-def test_a_standing_shows_what_it_holds() -> None:
-    record = StrikeRecord(2, 7, 9, [Strike(7, 1)])
-    assert repr(record) == (
-        "<StrikeRecord level=2 strikes=[Strike(at_us=7, weight=1, source='')] last_us=7 until_us=9>"
-    )
+def test_a_record_is_over_when_neither_strike_nor_level_is_left() -> None:
+    policy = BanPolicy("2/minute", "10m", forgive="1h")
+    record, _ = StrikeRecord().struck(policy, 0, 1)
+    assert record.over_us == MINUTE_US
+    record, due = record.struck(policy, HOUR_US, 2)
+    assert (due, record.over_us) == (True, HOUR_US + MINUTE_US), "and stays so if no ban can be made"
+    record, ban = record.banned(policy, "ann", "why", 5)
+    assert (ban.level, ban.made_us, ban.ends_us, ban.wall_us) == (1, HOUR_US, HOUR_US + 10 * MINUTE_US, 5)
+    assert record == (1, HOUR_US, ban.ends_us, HOUR_US + 70 * MINUTE_US, ())
+    later, _ = record.struck(policy, HOUR_US + 11 * MINUTE_US, 1)
+    assert (later.level, later.over_us) == (1, HOUR_US + 11 * MINUTE_US + HOUR_US)
 
 
-def test_a_standing_is_over_when_neither_strike_nor_level_is_left() -> None:
-    policy, record = BanPolicy("2/minute", "10m", jitter=0, forgive="1h"), StrikeRecord()
-    state: Any = PolicyState("abuse", {})  # type: ignore[arg-type]
-    assert not state.is_over(record, 0), "of an unknown policy nobody can say"
-    state.follow(policy)
-    assert state.is_over(record, 0)
-    record.strike(policy, 0, 1)
-    assert not state.is_over(record, MINUTE_US - 1)
-    assert state.is_over(record, MINUTE_US)
-    record.strike(policy, HOUR_US, 2)
-    ends_us = HOUR_US + record.ban(policy, "ann", HOUR_US)
-    assert not state.is_over(record, ends_us - 1)
-    assert not state.is_over(record, ends_us + HOUR_US - 1)
-    assert state.is_over(record, ends_us + HOUR_US)
-    assert state.is_over(StrikeRecord(until_us=5), 4) is False
+def test_a_shadow_policy_counts_nothing_until_its_ban_would_have_ended() -> None:
+    shadow, real = BanPolicy("1/minute", "10m", shadow=True), BanPolicy("1/minute", "10m")
+    record, _ = StrikeRecord().struck(shadow, 0, 1)
+    record, _ = record.banned(shadow, "ann", "why", 0)
+    assert record.struck(shadow, 10 * MINUTE_US - 1, 1) == (record, False)
+    assert record.struck(shadow, 10 * MINUTE_US, 1)[1]
+    assert record.struck(real, 1, 1)[1], "the policy that bans now has made none"

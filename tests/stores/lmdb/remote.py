@@ -119,14 +119,8 @@ class _Bans(BanStore):
     def find(self, subjects: Any) -> Any:
         return self._both.turn("bans", "find", subjects)
 
-    def strike_records(self, keys: Any) -> Any:
-        return self._both.turn("bans", "strike_records", keys)
-
     def active(self) -> Any:
         return self._both.turn("bans", "active")
-
-    def history(self) -> Any:
-        return self._both.turn("bans", "history")
 
     def dump(self) -> Any:
         return self._both.turn("bans", "dump")

@@ -14,8 +14,8 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter
 from slidegate.core import LimitSet, Reason, parse_limits
-from slidegate.core.addresses import Address, format_network, parse_network
-from slidegate.core.bans.ban import BanSubject
+from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
+from slidegate.core.bans.ban import OWN_PREFIX, BanSubject
 from slidegate.core.errors import StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
@@ -96,11 +96,12 @@ def test_without_an_event_loop_the_banned_wait_for_nobody_either(store: LmdbStor
 
 def export(bans: int) -> list[str]:
     """Return the lines of an export of so many bans and as many strikes."""
-    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 2, "written_us": 10**15}]
+    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": 10**15}]
     for number in range(bans):
-        key, policy = f"user:{number}", {"policy": "abuse", "rung": 1, "last_us": 10**15, "until_us": None}
-        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None, "prolong_us": 0}
-        rows += [{"ban": key, "reason": "", "by": "ann", "rung": 0} | made, {"standing": key, "strikes": []} | policy]
+        key, times = f"user:{number}", {"last_us": 10**15, "until_us": None, "over_us": 2**52}
+        policy: dict[str, object] = {"policy": "abuse", "level": 1} | times
+        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None}
+        rows += [{"ban": key, "reason": "", "by": "ann", "level": 0} | made, {"struck": key, "strikes": []} | policy]
     return [json.dumps(row) for row in rows]
 
 
@@ -138,7 +139,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, cloc
     clock.advance("2s")
     rows = [json.loads(line) for line in export(400)]
     assert store.bans.load(rows) == store.bans.count() == 400
-    rows += [{**row, "standing": f"other:{number}"} for number, row in enumerate(rows[2::2])]
+    rows += [{**row, "struck": f"other:{number}"} for number, row in enumerate(rows[2::2])]
     with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
         store.bans.load(rows)
 
@@ -180,4 +181,5 @@ def bans(key: str, subjects: BanSubject) -> bool:
     if isinstance(subjects, str) or key.startswith("user:"):
         return key == subjects
     version, first, last = parse_network(key)
-    return version == subjects[0] and first <= subjects[1] <= last
+    is_one_client = prefix_length(version, first, last) == OWN_PREFIX[version]  # whose ban is found by its key
+    return not is_one_client and version == subjects[0] and first <= subjects[1] <= last

@@ -24,10 +24,10 @@ from .remote import SMALL
 from .test_store import gate_held
 
 EXPORT = [
-    {"slidegate": "bans", "version": 2, "written_us": NOW_US},
+    {"slidegate": "bans", "version": 3, "written_us": NOW_US},
     *(
         {"ban": f"user:{at}", "made_us": NOW_US, "since_us": NOW_US, "ends_us": None}
-        | {"reason": "", "by": "ann", "rung": 0, "prolong_us": 0}
+        | {"reason": "", "by": "ann", "level": 0}
         for at in range(150)  # more than are written at once
     ),
 ]

@@ -74,8 +74,11 @@ def second_page_damaged(data: Path) -> None:
 
 def all_but_the_heads_damaged(data: Path) -> None:
     with data.open("r+b") as file:
-        file.seek(2 * 4_096)
-        file.write(b"\xff" * 8 * 4_096)
+        content = file.read()
+        for at in range(2 * 4_096, len(content), 4_096):
+            if b"\xb5SG3" not in content[at : at + 4_096]:  # the records of bans are what can be rescued
+                file.seek(at)
+                file.write(b"\xff" * 4_096)
 
 
 @pytest.mark.parametrize("damage", [zeroed, second_page_damaged, all_but_the_heads_damaged])
@@ -95,7 +98,7 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
 def test_half_a_record_of_a_ban_with_zeros_behind_it_is_no_ban(place: Path) -> None:
     data = place / "data.mdb"
     content = bytearray(data.read_bytes())
-    mark = re.search(rb"....(?=.{6}\[\d+,\"banned\")", content, re.DOTALL)
+    mark = re.search(rb"....(?=.{6}\[\d+,false,)", content, re.DOTALL)
     assert mark is not None
     content[-4_096:] = mark[0] + bytes(4_092)
     data.write_bytes(content)
@@ -392,7 +395,7 @@ for turn in range(3):
                 pass  # once: then the file is set aside
         else:
             raise SystemExit("it does not recover")
-    store.bans.history()
+    store.bans.dump()
     store.close()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -759,11 +762,9 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
     "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),
     "unban": lambda store: store.bans.unban("user:ann", "me"),
-    "strike_records": lambda store: store.bans.strike_records(["user:ann"]),
     "active": lambda store: store.bans.active(),
-    "history": lambda store: store.bans.history(),
     "dump": lambda store: store.bans.dump(),
-    "load": lambda store: store.bans.load([{"slidegate": "bans", "version": 2, "written_us": 0}]),
+    "load": lambda store: store.bans.load([{"slidegate": "bans", "version": 3, "written_us": 0}]),
     "count": lambda store: store.bans.count(),
     "write": lambda store: store.shared_stats.write(b"worker00", []),
     "read": lambda store: store.shared_stats.read("5s", 0, 1),

@@ -330,7 +330,6 @@ async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path)
     answers = [await limiter.hit(key, "5/hour") for key in ("192.0.2.7", "user:17", "user:free")]
     assert [answer.reason for answer in answers] == [Reason.BANNED, Reason.BANNED, Reason.OK]
     assert len([ban async for ban in limiter.bans()]) == 501
-    assert len([change async for change in limiter.history()]) == 501
     assert len([line async for line in limiter.export_bans()]) == 502
     second.close()
     first.close()
@@ -597,7 +596,7 @@ async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> No
 
 
 def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
-    policy = BanPolicy("3/minute", "10m", jitter=0)
+    policy = BanPolicy("3/minute", "10m")
     store = LmdbStore(tmp_path / "lmdb", **SMALL)
     fill(store, [1] * 3, "5/hour")
     store.bans.ban("user:eve", None, "by request", "ann")
@@ -608,7 +607,7 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
     assert fill(store, [1] * 3, "5/hour") == [True, True, False]
     assert [ban.key for ban in store.bans.active()] == ["user:eve"]
     assert store.bans.strike(policy, "user:bob", 1, "refused")
-    assert [change.ban.key for change in store.bans.history()] == ["user:eve", "user:bob"]
+    assert [ban.key for ban in store.bans.active()] == ["user:bob", "user:eve"]
     store.close()
 
 
@@ -776,7 +775,7 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
     assert (await limiter.hit(f"key:{key}", "2/hour")).reason is Reason.BANNED
     assert [ban.key async for ban in limiter.bans()] == [limiter.key_for(f"key:{key}")]
     assert await limiter.strike(f"key:{key}:2", BanPolicy("1/minute", "1h"))
-    assert [change.kind async for change in limiter.history()] == ["banned", "banned"]
+    assert len([ban async for ban in limiter.bans()]) == 2
     assert await limiter.unban(f"key:{key}")
     assert await limiter.reset(key)
     assert await limiter.hit(key, "2/hour")

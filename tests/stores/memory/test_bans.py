@@ -9,13 +9,14 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import pytest
 
 from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_limits
-from slidegate.core.addresses import format_network, parse_address
+from slidegate.core.addresses import canonical_key, format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores import MemoryBans
 from slidegate.stores.memory.store import MemoryStore
@@ -28,8 +29,8 @@ HOUR_US = 3_600 * SECOND_US
 DAY_US = 24 * HOUR_US
 NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
-PLAIN = BanPolicy("3/minute", "10m", factor=2, jitter=0)
-AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, max_rate="1000000/s")
+PLAIN = BanPolicy("3/minute", "10m", factor=2)
+AT_ONCE = BanPolicy("1/minute", "10m")
 BUCKET = LimitSet("rule", parse_limits("5/minute"))
 
 
@@ -48,16 +49,16 @@ class Scene:
         for clock in (self.clock, self.wall):
             clock.advance(span, us=us)
 
-    def strike(self, key: str, policy: BanPolicy = AT_ONCE, times: int = 1, prefix: str = "") -> int | None:
+    def strike(self, key: str, policy: BanPolicy = AT_ONCE, times: int = 1) -> int | None:
         """Strike, and return the level of the ban that the last strike made."""
         made = None
         for _ in range(times):
-            made = self.bans.strike(policy, key, 1, "why", prefix)
+            made = self.bans.strike(policy, key, 1, "why")
         return made and made.level
 
     def hit(self, client: str) -> Decision:
         parsed = parse_address(client)
-        return self.store.hit(((BUCKET, client, 1),), () if parsed is None else (parsed,))
+        return self.store.hit(((BUCKET, canonical_key(client), 1),), () if parsed is None else (parsed,))
 
     def rows(self) -> list[Any]:
         read: list[Any] = json.loads(json.dumps(list(self.bans.dump())))
@@ -68,21 +69,6 @@ class Scene:
 
 
 # -- while banned ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_ban_without_a_standing_is_prolonged_like_any_other(others: int) -> None:
-    policy = BanPolicy("1/minute", "10m", jitter=0, prolong=True)
-    scene, after = Scene(), Scene()
-    scene.strike("ann", policy)
-    for _ in range(others):
-        after.strike("bob", policy)
-    assert after.bans.load([row for row in scene.rows() if "standing" not in row]) == 1
-    for _ in range(3):
-        after.advance("5m")
-        assert after.hit("ann").retry_after_us == 600 * SECOND_US
-    after.advance("10m")
-    assert after.hit("ann")
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
@@ -103,9 +89,9 @@ class SlowRows(list[Any]):
 def test_an_import_that_took_long_to_read_finds_the_room_of_bans_that_have_ended_since() -> None:
     """Its rows are read while others may go on, and decided about by the time when nobody else may."""
     before, scene = Scene(), Scene(max_bans=1)
-    before.strike("ann", BanPolicy("1/minute", "1h", jitter=0))
+    before.strike("ann", BanPolicy("1/minute", "1h"))
     scene.strike("eve", AT_ONCE)
-    rows = [row for row in before.rows() if "standing" not in row]
+    rows = [row for row in before.rows() if "struck" not in row]
     assert scene.bans.load(SlowRows(rows, scene)) == 1
     assert scene.active() == ["ann"]
 
@@ -130,22 +116,6 @@ def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> N
         after.wall.set(NEW_YEAR_US + step_us)
         assert after.bans.load(rows) == (left is not None)
         assert after.hit("ann").retry_after_us == (left or 0)
-    after = Scene(now_us=0)
-    after.wall.set(NEW_YEAR_US - DAY_US)
-    after.bans.load(rows)
-    after.wall.set(NEW_YEAR_US + DAY_US)
-    assert after.hit("ann")
-
-
-def test_a_ban_ends_by_the_wall_clock_where_the_machine_stood_still() -> None:
-    scene = Scene()
-    scene.strike("ann", PLAIN, 3)
-    scene.advance("1m")
-    scene.wall.advance("9m")  # suspended, and the monotonic clock with it
-    assert scene.hit("ann")
-    assert scene.active() == []
-    assert [row for row in scene.rows() if "ban" in row] == []
-    assert scene.strike("ann", PLAIN, 3) == 2  # and what was due afterwards is made
 
 
 def test_the_clocks_of_the_machine_are_used_where_none_is_given() -> None:
@@ -178,7 +148,7 @@ def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None
     finally:
         tracemalloc.stop()
     assert held - half < 100 * max_bans + 200_000
-    assert held < 3_000 * max_bans + 10_000_000  # the history is 10,000 changes whatever `max_bans`
+    assert held < 3_000 * max_bans + 1_000_000
     scene.bans.ban("user:last", None, "", "eve")
     scene.bans.ban("192.0.2.7", HOUR_US, "", "eve")
     active = scene.active()
@@ -195,8 +165,7 @@ def test_a_ban_that_is_over_makes_room_for_the_next_of_its_key() -> None:
     scene = Scene(2)
     scene.bans.ban("bob", None, "", "eve")
     scene.strike("ann")
-    scene.clock.advance("1m")
-    scene.wall.advance("10m")  # over by the wall clock
+    scene.advance("10m")
     assert scene.strike("ann") == 2
     assert scene.active() == ["bob", "ann"]
 
@@ -209,7 +178,7 @@ def test_bans_that_are_over_are_let_go() -> None:
     scene.advance("1h")
     for number in range(1_000):
         scene.bans.ban(f"198.51.100.{number % 200}", SECOND_US, "", "eve")
-    assert len(scene.bans.active_bans) == 200
+    assert len(scene.bans.by_key) == 200
 
 
 def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() -> None:
@@ -225,14 +194,11 @@ def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() ->
 
 def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     scene = Scene(10)
-    scan = BanPolicy("3/minute", "10m", jitter=0, name="scan")
-    scene.strike("other", scan, 2)
-    for number in range(10):
+    for number in range(11):
         scene.strike(f"user:{number}", PLAIN, 2)
     assert scene.heard.kinds == ["strikes_dropped"]
     assert scene.strike("user:0", PLAIN) is None  # forgotten, and begins anew
-    assert scene.strike("user:9", PLAIN) == 1
-    assert scene.strike("other", scan) == 1  # of the policy with the fewest
+    assert scene.strike("user:10", PLAIN) == 1
 
 
 def test_an_import_that_has_no_room_changes_nothing() -> None:
@@ -283,19 +249,10 @@ def test_an_import_keeps_the_later_strikes() -> None:
 
 def test_a_policy_that_only_reported_can_ban_at_once() -> None:
     scene = Scene()
-    scene.strike("ann", BanPolicy("3/minute", "10m", jitter=0, action="shadow"), 3)
+    scene.strike("ann", BanPolicy("3/minute", "10m", shadow=True), 3)
     assert scene.hit("ann")
     assert scene.strike("ann", PLAIN, 3) == 2
     assert not scene.hit("ann")
-
-
-@pytest.mark.parametrize(("before", "after"), [("50/minute", "5000/minute"), ("5000/minute", "50/minute")])
-def test_a_cap_that_changed_holds(before: str, after: str) -> None:
-    scene = Scene(20_000)
-    scene.strike("ann", BanPolicy("1/minute", max_rate=before))
-    policy = BanPolicy("1/minute", max_rate=after)
-    made = sum(bool(scene.strike(f"user:{number}", policy)) for number in range(6_000))
-    assert made == policy.max_rate.amount - 1, "the ban of before counts on"
 
 
 # -- threads and tasks -----------------------------------------------------------------------------------------------
@@ -335,7 +292,7 @@ def test_bans_and_unbans_are_told_with_who_and_why() -> None:
         ("unbanned", "ann was unbanned by bob"),
     ]
     details = [dict(event.details) for event in scene.heard.events]
-    assert details[0].pop("until") == scene.bans.history()[0].ban.until
+    assert details[0].pop("until") == datetime(2100, 1, 1, 0, 10, tzinfo=UTC)
     assert details == [
         {"key": "ann", "by": "abuse", "reason": "why", "ban_level": 1},
         {"key": "192.0.2.0/24", "by": "eve", "reason": "by request", "ban_level": 0, "until": None},
@@ -350,11 +307,8 @@ def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
     scene.bans.ban(key, None, "by hand", "ann")
     scene.strike(key + "2")  # bans_full
     scene.bans.unban(key, "bob")
-    scene.strike(key, BanPolicy("1/minute", "10m", name="shy", action="shadow"))
-    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", max_rate="1/m"))
-    scene.bans.unban(key, "bob")
-    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", max_rate="1/m"))
-    kinds = {"banned", "bans_full", "unbanned", "shadow_banned", "bans_capped"}
+    scene.strike(key, BanPolicy("1/minute", "10m", name="shy", shadow=True))
+    kinds = {"banned", "bans_full", "unbanned", "shadow_banned"}
     events = [event for event in scene.heard.events if event.kind in kinds]
     assert {event.kind for event in events} == kinds
     for event in events:
@@ -380,30 +334,13 @@ def test_others_are_answered_while_a_long_import_is_read() -> None:
 
 def test_what_a_policy_would_have_done_is_told() -> None:
     scene = Scene()
-    assert scene.strike("ann", BanPolicy("3/minute", "10m", jitter=0, action="shadow"), 3) is None
+    assert scene.strike("ann", BanPolicy("3/minute", "10m", shadow=True), 3) is None
     (event,) = scene.heard.events
     assert (event.kind, event.message) == (
         "shadow_banned",
         "policy 'abuse' would have banned ann for 10m: why",
     )
     assert event.details == {"policy": "abuse", "key": "ann", "ban_level": 1, "reason": "why"}
-
-
-def test_a_cap_is_told_once_a_minute_for_each_policy() -> None:
-    scene = Scene()
-    policies = [BanPolicy("1/minute", "10m", jitter=0, max_rate="1/1h", name=name) for name in ("a", "b")]
-    for _ in range(3):
-        for number in range(10):
-            for policy in policies:
-                scene.strike(f"{policy.name}:{number}", policy)
-        scene.advance("40s")
-    capped = [event for event in scene.heard.events if event.kind == "bans_capped"]
-    assert [event.details for event in capped] == [
-        {"policy": "a", "key": "a:1"}, {"policy": "b", "key": "b:1"},
-        {"policy": "a", "key": "a:1"}, {"policy": "b", "key": "b:1"},
-    ]  # fmt: skip
-    assert capped[0].message == "policy 'a' has made 1/1h bans; a:1 stays unbanned for now"
-    assert scene.active() == ["a:0", "b:0"]
 
 
 @pytest.mark.parametrize("kind", ["bans_full", "strikes_dropped"])
@@ -430,20 +367,13 @@ def test_an_observer_may_ask_the_store() -> None:
     assert seen == [1, 2, 1]
 
 
-def test_the_history_is_bounded() -> None:
-    scene = Scene()
-    for number in range(10_050):
-        scene.bans.ban("ann", SECOND_US, str(number), "eve")
-    history = scene.bans.history()
-    assert (len(history), history[0].ban.reason, history[-1].ban.reason) == (10_000, "50", "10049")
-
-
 # -- the garbage collector -------------------------------------------------------------------------------------------
 
 
 def tracked_below(*roots: object) -> Counter[str]:
     """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
-    gc.collect()  # tuples are left out from then on
+    for _ in range(3):
+        gc.collect()  # tuples are left out from then on, those in others first
     found: Counter[str] = Counter()
     waiting, seen = list(roots), set[int]()
     while waiting:
@@ -456,16 +386,15 @@ def tracked_below(*roots: object) -> Counter[str]:
     return found
 
 
-def test_the_garbage_collector_walks_no_bans_standings_or_history() -> None:
+def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:
     scene = Scene(10_000)
     before = tracked_below(scene.bans)
-    policy = BanPolicy("2/minute", "10m", jitter=0, max_rate="1000000/s", prefix_after="4/1h")
+    policy = BanPolicy("2/minute", "10m")
     for number in range(3_000):
         client = f"192.0.{number >> 8}.{number & 255}"
-        scene.strike(client, policy, 2, f"192.0.{number >> 8}.0/24")
+        scene.strike(client, policy, 1 + number % 2)
         scene.bans.ban(f"user:{number}", None, "why", "eve")
     for number in range(0, 3_000, 2):
         scene.bans.unban(f"user:{number}", "eve")
-    assert len(scene.bans.history()) > 7_000
-    assert len(list(scene.bans.active())) > 4_000
+    assert len(list(scene.bans.active())) == 3_000
     assert (tracked_below(scene.bans) - before).total() < 100

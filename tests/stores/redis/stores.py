@@ -26,6 +26,12 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
     return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
 
 
+async def struck(store: RedisStore) -> dict[str, int]:
+    """Return how many strikes of each key count."""
+    rows = [row for row in await store.bans.dump() if "struck" in row]
+    return {row["struck"]: sum(weight for _, weight in row["strikes"]) for row in rows}
+
+
 @asynccontextmanager
 async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncIterator[RedisStore]:
     async with workers_at(server, 1, **options) as (store,):

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Limiter
-from slidegate.core.addresses import Address, format_network, parse_address
-from slidegate.core.bans.active import ActiveBans
-from slidegate.core.bans.ban import BanSubject, ban_key, longest
+from slidegate import BanPolicy, ConfigurationError, Limiter
+from slidegate.core.addresses import BITS, Address, format_network, parse_address
+from slidegate.core.bans.ban import Ban, BanSubject, ban_key, longest
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
@@ -29,6 +28,7 @@ BOUND_S = 20
 NOW_US = 1_900_000_000_000_000
 PLENTY = bucket("1000000/minute")
 PLAIN = bucket("5/hour")
+AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 
 async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
@@ -57,25 +57,35 @@ def networks(draw: st.DrawFn) -> tuple[Address, str]:
     return (version, value), format_network(version, value, draw(st.integers(1, 32 if version == 4 else 128)))
 
 
+def refuses(ban: Ban, subject: BanSubject) -> bool:
+    if isinstance(subject, str):
+        return ban.key == subject
+    version, value = subject
+    if (network := ban.network()) is None or network[0] != version:
+        return False
+    return value >> BITS[version] - network[1] == int.from_bytes(network[2], "big")
+
+
 @needs_redis
 def test_a_request_is_refused_by_the_ban_that_a_list_of_all_bans_finds(server: RedisServer) -> None:
     async def play(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
         async with workers_at(server, 2, clock=FakeClock(NOW_US)) as (one, other):
             for place, (_, network) in enumerate(drawn):
-                await one.bans.ban(ban_key(network), (place + 1) * 60_000_000, "", "ann")
+                if place % 3:
+                    await one.bans.ban(ban_key(network), (place + 1) * 60_000_000, "", "ann")
+                else:
+                    await one.bans.strike(AT_ONCE, ban_key(network), 1, "")
             for key in keys[::2]:
                 await one.bans.ban(key, None, "", "ann")
-            gone = [ban_key(network) for _, network in drawn[::3]]
+            gone = [ban_key(network) for _, network in drawn[2::4]]
             for key in gone:
                 await one.bans.unban(key, "ann")
-            listed = ActiveBans()
-            for ban in await one.bans.active():
-                listed.add(ban)
-            for guard in [*(found for found, _ in drawn), *others, *keys]:
-                in_force = [ban for ban in listed.of(listed.keys_of((guard,))) if not ban.is_over(NOW_US, NOW_US)]
-                expected = longest(in_force)
-                assert await one.bans.find((guard,)) == expected
-                answer = await hit(other, "user:ann", guard)
+            listed = await one.bans.active()
+            subjects: list[BanSubject] = [*(found for found, _ in drawn), *others, *keys]
+            for subject in [*subjects, *(ban_key(network) for _, network in drawn)]:
+                expected = longest(ban for ban in listed if refuses(ban, subject))
+                assert await one.bans.find((subject,)) == expected
+                answer = await hit(other, "user:ann", subject)
                 assert answer.ban == expected
                 assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)
 
@@ -201,10 +211,42 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
             assert len([each async for each in found]) >= many
 
         assert await turns_of(other.bans.active()) >= many // CHUNK
-        for work in (limiter.history(), limiter.export_bans(), limiter.bans()):
+        for work in (limiter.export_bans(), limiter.bans()):
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
         rows = await other.bans.dump()
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+
+
+@needs_redis
+async def test_an_import_of_more_networks_than_can_be_banned_changes_nothing(server: RedisServer) -> None:
+    async with workers_at(server, 1) as (one,), workers_at(server, 1) as (other,):
+        for number in range(3):
+            await one.bans.ban(f"192.0.{number}.0/24", None, "", "ann")
+        rows = await one.bans.dump()
+        some = [{**rows[1], "ban": f"10.{number // 256}.{number % 256}.0/24"} for number in range(998)]
+        assert await other.bans.load(rows) == 3
+        with pytest.raises(ConfigurationError, match="blocklist"):
+            await other.bans.load([*rows, *some])
+        assert other.bans.count() == 3
+        assert await other.bans.load([*rows, *some[1:]]) == 1_000
+        assert other.bans.count() == 1_000
+
+
+@needs_redis
+async def test_strikes_go_on_from_a_level_that_no_store_has_made(server: RedisServer) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 1, clock=clock) as (store,):
+        await store.bans.strike(AT_ONCE, "user:eve", 1, "")
+        head, _, record = await store.bans.dump()
+        await store.bans.unban("user:eve", "ann")
+        await store.bans.load([head, {**record, "level": 2**53}])
+        clock.advance("2h")
+        made = await store.bans.strike(AT_ONCE, "user:eve", 1, "")
+        assert made is not None
+        assert made.ends_us == made.made_us + AT_ONCE.longest_us
+        clock.advance("400d")
+        (record,) = [row for row in await store.bans.dump() if "struck" in row]
+        assert await store.bans.load([head, record]) == 0
 
 
 @needs_redis

@@ -132,7 +132,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (LimitSet("held", [Concurrency(2)]), "user:1", 1))
-    permit = Permit(b"slidegate:5:p:{x}:00", 2, member=bytes(12))
+    permit = Permit(b"slidegate:6:p:{x}:00", 2, member=bytes(12))
     reservations = reserved(checks, 1, [1, 0], [1, 1])
     reservations[1].permit = permit
     return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
@@ -160,9 +160,7 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "unban": lambda: bans.unban("user:3", ""),
         "strike": lambda: bans.strike(policy, "user:4", 1, ""),
         "find": lambda: bans.find(("user:5", (4, 7))),
-        "strike_records": lambda: bans.strike_records(["user:5"]),
         "active": bans.active,
-        "history": bans.history,
         "dump": bans.dump,
         "load": lambda: bans.load(dumped),
     }

@@ -82,7 +82,7 @@ app.add_middleware(
         Rule("/chat", "1/minute"),
         Rule("/closed", block=True),
     ],
-    bans=BanPolicy(after="2/10m", duration="1h", jitter=0, signals={}),
+    bans=BanPolicy(after="2/10m", duration="1h", signals={}),
     headers="legacy",
 )
 app_once_made = TestClient(app)

@@ -246,7 +246,7 @@ async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: De
 
 # -- bans ----------------------------------------------------------------------------------------------------------
 
-BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\njitter = 0\nsignals = { "/.env" = 1 }\n'
+BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\nsignals = { "/.env" = 1 }\n'
 
 
 async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:

@@ -105,17 +105,15 @@ export class ClientsView {
   detail(client) {
     const { key, ban } = client;
     const act = (text, question, more) => change(this.page, text, question, key, more);
-    const seen = ban || [client.strikes, client.history, client.windows, client.refusals].some((found) => found.length);
-    const strikes = (client.strikes ?? []).map((one) => h("dd", {}, this.strikes(key, one)));
+    const seen = ban || client.windows.length || client.refusals.length;
     return [
       h("section", { class: "card", "aria-label": "This client" },
         h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, seen ? "Not banned" : "Never seen"),
           h("span", { class: "buttons" }, ban ? [act("Unban", askUnban), act("Extend…", askExtend)] : act("Ban…", askBan, { class: "danger" }), act("Forget counts…", askReset))),
         !this.page.mayChange && h("p", { class: "faint" }, "This session may look, and may not change anything."),
-        h("dl", { class: "facts" },
-          ban && [h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",
-            `; level ${ban.level}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
-          h("dt", {}, "Strikes"), strikes.length ? strikes : h("dd", {}, "none")),
+        ban && h("dl", { class: "facts" },
+          h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",
+            `; level ${ban.level}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")),
         client.windows.length ? h("div", { class: "windows" }, client.windows.map((window) => this.window(window)))
           : h("p", { class: "empty" }, seen ? "Nothing is spent in any window of this client." : "Nothing is known of this client.")),
       table("Last refusals", [
@@ -126,20 +124,7 @@ export class ClientsView {
         { title: "Status", number: true, wide: true, cell: ([refusal]) => refusal.status ?? "–" },
         { title: "Retry after", number: true, cell: ([refusal]) => duration(refusal.retry_after_s) },
       ], folded(client.refusals), "No refusal of this client is remembered."),
-      client.history.length > 0 && table("Bans so far", [
-        { title: "When", cell: (entry) => moment(entry.at) },
-        { title: "What", cell: (entry) => (entry.kind === "banned" ? "Banned" : "Unbanned") },
-        { title: "By", cell: (entry) => stranger(entry.by, 60) },
-        { title: "Reason", cell: (entry) => words(entry.reason || "–", 120) },
-      ], client.history, ""),
     ];
-  }
-
-  // "3 of 20 strikes, level 1"
-  strikes(key, { policy, target, strikes, needed, level, clean_since_at: since, clean_until_at: until }) {
-    const made = needed === null ? `${count(strikes)} strikes` : `${count(strikes)} of ${count(needed)} strikes`;
-    const clean = until && (since > now() ? `; the level is forgiven from ${moment(since)} to ${moment(until)}` : `; clean since ${moment(since)}, forgiven at ${moment(until)}`);
-    return [`${made} for `, stranger(policy, 60), target === key ? "" : [" of ", stranger(target, 64)], `, level ${level}${clean || ""}`];
   }
 
   window(window) {

@@ -70,7 +70,7 @@ export class ConfigView {
         { title: "First ban", cell: (policy) => duration(policy.duration_s) },
         { title: "Times", number: true, wide: true, cell: (policy) => policy.factor },
         { title: "Longest", wide: true, cell: (policy) => duration(policy.longest_s) },
-        { title: "Does", wide: true, cell: (policy) => plain(policy.action, 20) },
+        { title: "Does", wide: true, cell: (policy) => (policy.shadow ? "shadow" : "ban") },
       ], middleware.policies, "", (policy) => policy.name),
       middleware.default_limits.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(middleware.default_limits.join("; "), 120)}`),
     ];

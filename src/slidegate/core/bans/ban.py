@@ -1,4 +1,4 @@
-"""A ban, its key in one spelling, and whom it refuses."""
+"""A ban, and the one spelling of its key."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ..addresses import BITS, Address, canonical_key, parse_network, prefix_length
 from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
 
 BanSubject: TypeAlias = str | Address
-"""A key whose ban refuses a request, or an address that may lie in a banned network."""
+"""A key whose own ban refuses a request, or an address that may lie in a banned network."""
 
 MAX_REASON: Final = 256
 """How many characters of a reason, and of a key in a message, are shown."""
-PREFIX_NAME: Final = "/prefix"
-"""The end of a policy's name where it bans prefixes."""
 MAX_KEY_BYTES: Final = 64
 """How long a key in a store may be; longer ones come as digests."""
+OWN_PREFIX: Final = {4: 32, 6: 64}
+"""Prefix lengths of what is one client. Its ban is found by its key, that of any other network by an address in it."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
@@ -37,7 +37,6 @@ class Ban(NamedTuple):
         made_us: When it began, in the store's time.
         ends_us: When it ends, in the store's time; None for never.
         wall_us: When it began, in Unix time.
-        prolong_us: How long it goes on after a request while banned; 0 if requests do not prolong it.
     """
 
     key: str
@@ -47,7 +46,6 @@ class Ban(NamedTuple):
     made_us: int
     ends_us: int | None
     wall_us: int
-    prolong_us: int = 0
 
     @property
     def since(self) -> datetime:
@@ -57,54 +55,24 @@ class Ban(NamedTuple):
     @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
-        ends = self.ends()
-        return _moment(ends[1]) if ends else None
-
-    @property
-    def is_prefix(self) -> bool:
-        """Whether it is of a prefix that a policy banned."""
-        return self.level > 0 and self.by.endswith(PREFIX_NAME)
-
-    def ends(self) -> tuple[int, ...]:
-        """Return when it ends in the store's time, and when in Unix time; nothing for never."""
-        return () if self.ends_us is None else (self.ends_us, self.wall_us + self.ends_us - self.made_us)
-
-    def prolonged(self, now_us: int) -> Ban:
-        """Return it as it goes on after a request now."""
-        if not self.prolong_us or self.ends_us is None or now_us + self.prolong_us <= self.ends_us:
-            return self
-        return self._replace(ends_us=now_us + self.prolong_us)
+        return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
 
     def left_us(self, now_us: int) -> int | None:
         """Return how long it still lasts at a moment of the store's time; None for ever."""
         return None if self.ends_us is None else max(self.ends_us - now_us, 0)
 
-    def is_over(self, now_us: int, wall_us: int) -> bool:
-        """Tell whether it has ended by either clock: one that stood still while the machine did must not prolong it."""
-        if self.ends_us is None:
-            return False
-        return now_us >= self.ends_us or wall_us >= self.wall_us + self.ends_us - self.made_us
+    def is_over(self, now_us: int) -> bool:
+        """Tell whether it has ended at a moment of the store's time."""
+        return self.ends_us is not None and now_us >= self.ends_us
 
+    def network(self) -> tuple[int, int, bytes] | None:
+        """Return version, prefix length and prefix of the network of which it refuses every address.
 
-class BanChange(NamedTuple):
-    """An entry of the history of bans.
-
-    Attributes:
-        kind: ``"banned"`` or ``"unbanned"``.
-        ban: The ban that was made, or taken back.
-        wall_us: When, in Unix time.
-        by: The policy or the person that did it.
-    """
-
-    kind: Literal["banned", "unbanned"]
-    ban: Ban
-    wall_us: int
-    by: str
-
-    @property
-    def at(self) -> datetime:
-        """When it happened (UTC)."""
-        return _moment(self.wall_us)
+        None if it refuses its own key alone: any that is not a network, one client, and whatever a policy has banned,
+        because that is the key of a client.
+        """
+        place = None if self.level else network_place(self.key)
+        return None if place is None or place[1] == OWN_PREFIX[place[0]] else place
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
@@ -114,11 +82,7 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
 
 def longest(bans: Iterable[Ban]) -> Ban | None:
     """Return the ban that ends last, the first of several; None if there is none."""
-    found: Ban | None = None
-    for ban in bans:
-        if found is None or lasts_longer(ban, found):
-            found = ban
-    return found
+    return max(bans, key=_end_us, default=None)
 
 
 def _end_us(ban: Ban) -> float:

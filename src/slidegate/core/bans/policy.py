@@ -6,23 +6,20 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from hashlib import sha1
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from ..addresses import address_key, parse_network, prefix_length
+from ..addresses import parse_network, prefix_length
 from ..arguments import check_flag, names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
-from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
+from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
 from ..networks import Networks
-from .ban import PREFIX_NAME, ban_key
+from .ban import ban_key
 
 MAX_EXACT: Final = 64
 """Up to so many strikes each is remembered by its moment."""
 
-Action: TypeAlias = Literal["ban", "shadow"]
-Answer: TypeAlias = Literal["problem", "drop"]
 Weight: TypeAlias = int | Literal["ban"]
 
 SIGNAL: Final = "refused"
@@ -40,7 +37,7 @@ REGISTRY: Final = {4: 8, 6: 19}
 """Prefix lengths of the widest networks that registries hand out."""
 WIDEST: Final = {4: 24, 6: 48}
 """Prefix lengths of the most that one customer is given: a /48 (RFC 6177), or a /24, the least that is routed. A wider
-network that strikes is nobody, unless the policy bans such prefixes: a user may have called himself 192.0.0.0/16."""
+network that strikes is nobody: a user may have called himself 192.0.0.0/16."""
 
 _EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
 _STATUS: Final = "[0-9]{3}"
@@ -57,25 +54,14 @@ class BanPolicy:
         duration: How long the first ban lasts, 1 s to 400 days.
         factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
         longest: How long a ban lasts at most; by default 7 days, or `duration` if that is longer.
-        jitter: The part of its length, 0 to 1, by which a ban may be longer, so that not all come back at once. It is
-            the same each time for one key and level.
         forgive: How long a key has to be clean to step one level down.
         signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
             application's answers (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
             or ``"ban"`` for all that a ban takes. `strike` works without being named here.
         name: What the policy is called; policies of one name share their strikes.
         key: The key that is struck and banned, such as `header`; by default the client's address.
-        action: ``"ban"``, or ``"shadow"`` to report who would be banned and ban nobody.
-        prolong: Whether requests while banned begin the ban anew. They never do that for a prefix: others send them.
+        shadow: Report who would be banned, and ban nobody.
         status: The status of the answer to a banned client, 403 or 429.
-        answer: ``"problem"`` (problem details), or ``"drop"`` (no body, and the connection is closed where the server
-            can).
-        max_rate: How many bans this policy may make in which time.
-        prefix_after: How many different addresses of one prefix have to be banned within which time for the prefix to
-            be banned: ``"4/1h"``, at most 64. None for never.
-        ipv4_prefix: Bits of that prefix for IPv4 addresses, 16 to 31. Strikes ban no network that is wider than both
-            this and a /24.
-        ipv6_prefix: Bits of that prefix for IPv6 addresses, 24 to 63; likewise, and a /48.
         ban_private: Whether loopback, private and link-local addresses can be banned.
 
     Raises:
@@ -90,62 +76,41 @@ class BanPolicy:
         *,
         factor: float = 4,
         longest: str | float | timedelta | None = None,
-        jitter: float = 0.1,
         forgive: str | float | timedelta = "24h",
         signals: Mapping[str | int, Weight] | None = None,
         name: str = "abuse",
         key: Any = None,
-        action: Action = "ban",
-        prolong: bool = False,
+        shadow: bool = False,
         status: int = 403,
-        answer: Answer = "problem",
-        max_rate: str | Limit = "100/minute",
-        prefix_after: str | Limit | None = None,
-        ipv4_prefix: int = 24,
-        ipv6_prefix: int = 56,
         ban_private: bool = False,
     ) -> None:
         self.name = check_name(name, "ban policy name")
         self.after = _one_limit(after, "after", "20/10m")
-        self._set_ladder(duration, factor, longest, jitter)
+        self._set_ladder(duration, factor, longest)
         self.forgive_us = _span_us(forgive, "forgive", "24h")
         self.signals = _check_signals({"refused": 1} if signals is None else signals)
         self.key = key
-        self.action = _choice(action, ("ban", "shadow"), "action")
-        self.answer = _choice(answer, ("problem", "drop"), "answer")
+        self.shadow = check_flag("shadow", shadow)
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
         self.status = status
-        self.max_rate = _one_limit(max_rate, "max_rate", "100/minute")
-        self.ipv4_prefix = check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
-        self.ipv6_prefix = check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
-        self.prolong = check_flag("prolong", prolong)
-        self.ban_private = check_flag("ban_private", ban_private)
         self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
         """Strikes are counted from multiples of this."""
-        self.prefix: BanPolicy | None = None if prefix_after is None else self._for_prefixes(prefix_after)
-        """The policy for prefixes, whose strikes are bans of this one. It is set last: from then on nothing changes."""
+        self.ban_private = check_flag("ban_private", ban_private)  # the last one: from now on nothing changes
 
     def __setattr__(self, field: str, value: object) -> None:
-        if "prefix" in self.__dict__:
+        if "ban_private" in self.__dict__:
             raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
         super().__setattr__(field, value)
 
     def __repr__(self) -> str:
         return f"<BanPolicy {self.name!r} after {self.after}, {format_duration(self.duration_us)}>"
 
-    def length_us(self, level: int, key: str) -> int:
-        """Return how long the ban of `key` on a level (1 for the first) lasts.
+    def length_us(self, level: int) -> int:
+        """Return how long the ban on a level lasts, 1 for the first."""
+        return self.ladder_us[min(level, len(self.ladder_us)) - 1]
 
-        The jitter is the first 16 bits of SHA-1 over policy, key and level: nothing secret, but the same everywhere.
-        """
-        length_us = self.ladder_us[min(level, len(self.ladder_us)) - 1]
-        if not self.jitter:
-            return length_us
-        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{level}".encode()).digest()[:2], "big")
-        return min(length_us + int(length_us * self.jitter) // 65_536 * share, self.longest_us)
-
-    def _set_ladder(self, duration: Any, factor: Any, longest: Any, jitter: Any) -> None:
+    def _set_ladder(self, duration: Any, factor: Any, longest: Any) -> None:
         self.duration_us = _span_us(duration, "duration", "1h")
         self.longest_us = max(_WEEK_US, self.duration_us) if longest is None else _span_us(longest, "longest", "7d")
         if self.longest_us < self.duration_us:
@@ -154,32 +119,12 @@ class BanPolicy:
             )
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
-        if not _is_number(jitter) or not 0 <= jitter <= 1:
-            raise ConfigurationError(f"jitter: expected a part from 0 to 1, for example 0.1, not {quoted(jitter)}")
         self.factor: float = factor
-        self.jitter: float = jitter
         ladder = [self.duration_us]
         while factor != 1 and ladder[-1] < self.longest_us:
             ladder.append(min(int(self.duration_us * factor ** len(ladder)), self.longest_us))
         self.ladder_us = tuple(ladder)
-        """How long the first, second ... ban lasts, without jitter; the last is for all further ones."""
-
-    def _for_prefixes(self, after: str | Limit) -> BanPolicy:
-        """Return the policy for prefixes: it has the same ladder, and its strikes are bans."""
-        limit = _one_limit(after, "prefix_after", "4/1h")
-        if not 2 <= limit.amount <= MAX_EXACT:
-            raise ConfigurationError(
-                f'prefix_after: expected 2 to {MAX_EXACT} addresses, for example "4/1h", not {quoted(after)}'
-            )
-        name = self.name + PREFIX_NAME
-        if len(name) > MAX_NAME:
-            longest = MAX_NAME - len(PREFIX_NAME)
-            raise ConfigurationError(
-                f"ban policy name: with prefix_after at most {longest} characters, not {quoted(self.name)}"
-            )
-        prefix = object.__new__(BanPolicy)
-        prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None, prolong=False)
-        return prefix
+        """How long the first, second ... ban lasts; the last is for all further ones."""
 
 
 def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
@@ -198,13 +143,6 @@ def _span_us(value: Any, what: str, example: str) -> int:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def _choice(value: object, choices: tuple[str, ...], what: str) -> str:
-    if value not in choices:
-        names = ", ".join(f'"{choice}"' for choice in choices)
-        raise ConfigurationError(f"{what}: expected one of {names}, not {quoted(value)}{closest(str(value), choices)}")
-    return str(value)
 
 
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
@@ -264,8 +202,8 @@ def hand_ban_key(key: object) -> str:
     return spelled
 
 
-def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> tuple[str, str] | None:
-    """Return whom a strike of `key` may ban: the key, and the prefix above it or "" for none. None for nobody.
+def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> bool:
+    """Tell whether a policy may ban a key.
 
     Args:
         policy: The policy.
@@ -275,21 +213,8 @@ def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None)
     try:
         version, first, last = parse_network(key)
     except ConfigurationError:
-        return key, ""  # an account, an API key
-    if not _may_ban(policy, version, first, last, protected):
-        return None
-    if policy.prefix is None:
-        return key, ""
-    wanted = policy.ipv4_prefix if version == 4 else policy.ipv6_prefix
-    prefix = address_key(version, first, policy.ipv4_prefix, policy.ipv6_prefix)
-    if prefix_length(version, first, last) <= wanted or not _may_ban(policy, *parse_network(prefix), protected):
-        return key, ""
-    return key, prefix
-
-
-def _may_ban(policy: BanPolicy, version: int, first: int, last: int, protected: NetworkSet | None) -> bool:
-    wanted = policy.ipv4_prefix if version == 4 else policy.ipv6_prefix
-    if prefix_length(version, first, last) < min(wanted, WIDEST[version]):
+        return True  # an account, an API key
+    if prefix_length(version, first, last) < WIDEST[version]:
         return False
     if not policy.ban_private and PRIVATE.overlaps(version, first, last):
         return False

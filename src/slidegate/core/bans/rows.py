@@ -3,9 +3,6 @@
 Times in rows are Unix microseconds. A row is read as time that has passed since it was written, and no time passes
 backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
 are dated later than their row is read count as of then: in the future none would ever leave its window.
-
-Version 2 writes `until_us` only where a ban ended after the last strike; version 1 wrote any number there. In that one,
-a digest without a secret meant something to the store that it came from alone.
 """
 
 from __future__ import annotations
@@ -18,12 +15,11 @@ from ..limits import MAX_WINDOW_US, check_name
 from ..logs import escaped
 from .ban import MAX_KEY_BYTES, MAX_REASON, Ban, ban_key, clean_reason
 from .policy import MAX_EXACT
-from .strikes import Strike, StrikeRecord
+from .strikes import StrikeRecord
 
 Row: TypeAlias = Mapping[str, Any]
 
-_VERSION: Final = 2
-_READ: Final = (1, _VERSION)
+_VERSION: Final = 3
 _MOST: Final = 2**53
 
 
@@ -48,20 +44,20 @@ def to_rows(stored: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]
             "ban": ban.key,
             "reason": ban.reason,
             "by": ban.by,
-            "rung": ban.level,
+            "level": ban.level,
             "made_us": ban.made_us + ahead_us,
             "ends_us": None if ban.ends_us is None else ban.ends_us + ahead_us,
             "since_us": ban.wall_us,
-            "prolong_us": ban.prolong_us,
         }
     for policy, key, record in stored.strike_records:
         yield {
-            "standing": key,
+            "struck": key,
             "policy": policy,
-            "rung": record.level,
+            "level": record.level,
             "last_us": record.last_us + ahead_us,
             "until_us": record.until_us + ahead_us if record.until_us > record.last_us else None,
-            "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in record.strikes],
+            "over_us": record.over_us + ahead_us,
+            "strikes": [[at_us + ahead_us, weight] for at_us, weight in record.strikes],
         }
 
 
@@ -80,7 +76,7 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
                 behind_us = now_us - max(wall_us, _written_us(row))
             elif "ban" in row:
                 ban = _ban(row, behind_us)
-                if not ban.is_over(now_us, wall_us):
+                if not ban.is_over(now_us):
                     stored.bans.append(ban)
             else:
                 stored.strike_records.append(_strike_record(row, behind_us, now_us))
@@ -94,8 +90,8 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
 
 
 def _written_us(row: Row) -> int:
-    if row["slidegate"] != "bans" or row["version"] not in _READ:
-        raise ValueError(f"not an export of bans of version {' or '.join(map(str, _READ))}")
+    if row["slidegate"] != "bans" or row["version"] != _VERSION:
+        raise ValueError(f"not an export of bans of version {_VERSION}")
     return _whole(row["written_us"])
 
 
@@ -106,26 +102,23 @@ def _ban(row: Row, behind_us: int) -> Ban:
         _key(row["ban"]),
         clean_reason(row["reason"]),
         clean_reason(row["by"]),
-        _whole(row["rung"], 0),
+        _whole(row["level"], 0),
         made_us,
         ends_us,
         _whole(row["since_us"]),
-        _whole(row["prolong_us"], 0),
     )
 
 
 def _strike_record(row: Row, behind_us: int, now_us: int) -> tuple[str, str, StrikeRecord]:
-    strikes = [
-        Strike(min(_whole(at_us) + behind_us, now_us), _whole(weight, 1), _source(source))
-        for at_us, weight, source in row["strikes"]
-    ]
+    strikes = [(min(_whole(at_us) + behind_us, now_us), _whole(weight, 1)) for at_us, weight in row["strikes"]]
     if len(strikes) > MAX_EXACT + 1:
         raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
     last_us = min(_whole(row["last_us"]) + behind_us, now_us)
     # A ban in force ends later than now: its level is clean from then on. None lasts longer than this.
     until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
-    record = StrikeRecord(_whole(row["rung"], 0), last_us, until_us, strikes)
-    return check_name(row["policy"], "policy"), _key(row["standing"]), record
+    over_us = _whole(row["over_us"]) + behind_us
+    record = StrikeRecord(_whole(row["level"], 0), last_us, until_us, over_us, tuple(strikes))
+    return check_name(row["policy"], "policy"), _key(row["struck"]), record
 
 
 def _whole(value: object, least: int = -_MOST) -> int:
@@ -136,16 +129,7 @@ def _whole(value: object, least: int = -_MOST) -> int:
 
 def _key(value: object) -> str:
     # Longer keys come as digests; rows that a person wrote cannot hold them, because digests take the secret.
-    return _short(ban_key(value))
-
-
-def _source(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, not {quoted(value)}")
-    return _short(value)
-
-
-def _short(text: str) -> str:
-    if len(text.encode()) > MAX_KEY_BYTES:
-        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(text)}")
-    return text
+    key = ban_key(value)
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(key)}")
+    return key

@@ -1,83 +1,70 @@
-"""The rules by which strikes, bans and unbans change what a store remembers.
+"""The rules by which strikes, bans and unbans change what a store remembers, and the events of them.
 
-`BanRules` decides; it reads and changes the `BanStorage` of a store: dicts in memory, rows in a file. The rules
-of one key under one policy are in `core.bans.strikes`; here they meet the bans in force, the caps and the history.
-
-The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
-it at its front, two at a time, as a part of ordinary strikes; keys that were banned go round to its end, so nobody
-waits behind them. Where the store is full, the front has to go: the keys that abuse now are at the other end.
+`BanRules` decides; it reads and changes the `BanStorage` of a store: dicts in memory, rows in a file. How strikes of
+one key count under one policy is in `core.bans.strikes`; here they meet the ban in force and the room that there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
-from ..decision import BanRefusal, Check
 from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..logs import Throttle
 from ..store import Event
-from .ban import Ban, BanChange, lasts_longer
+from .ban import Ban, lasts_longer
+from .networks import BannedNetworks
 from .policy import BanPolicy
 from .rows import Bans
-from .strikes import PolicyState, StrikeRecord
+from .strikes import StrikeRecord
 
-MAX_HISTORY: Final = 10_000
-SAY_EVERY_US: Final = 60_000_000
+LOG_EVERY_US: Final = 60_000_000
 STEP: Final = 64
-"""How many bans that are over are removed at once where there is no room."""
-PREFIX_SHARE: Final = 10
-"""One in so many of all bans may be a prefix that a policy banned."""
+"""How many entries that are over are removed at once where there is no room."""
 PAUSED_BY: Final = "outbound"
 PAUSED_KEYS: Final = "to:"
 """Who makes the bans that are pauses, and how their keys begin: a server wants no requests of ours for a while."""
 
 
-class StoredBans(Protocol):
-    """Bans by key, those that are over and not removed yet among them. `ActiveBans` is one in memory."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-
-    @property
-    def prefixes(self) -> int:
-        """How many of them are of prefixes that policies banned."""
-
-    def get(self, key: str) -> Ban | None:
-        """Return the ban of exactly this key, whether or not it is over."""
-
-    def add(self, ban: Ban) -> None:
-        """Put a ban in force, in the place of one of the same key."""
-
-    def remove(self, key: str) -> Ban | None:
-        """Take a ban out, and return it."""
-
-    def remove_expired(self, now_us: int, wall_us: int, max_count: int = 2) -> bool:
-        """Forget bans that are over, no more than `max_count` by each clock; return whether any is left to see."""
-
-
 class BanStorage(Protocol):
-    """What a store remembers about bans, for `BanRules` to read and change."""
+    """A ban for each key, and a strike record for each policy and key. Those that are over may still be there."""
 
-    @property
-    def active_bans(self) -> StoredBans:
-        """The bans in force."""
+    def ban(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key."""
 
-    def state(self, policy: str) -> PolicyState | None:
-        """Return the state of a policy, None if there is none."""
+    def put_ban(self, ban: Ban) -> None:
+        """Put a ban in the place of one of the same key.
 
-    def open_state(self, policy: str) -> PolicyState:
-        """Return the state of a policy, a new one if there is none."""
+        Raises:
+            ConfigurationError: It is of one network too many.
+        """
 
-    def states(self) -> Collection[PolicyState]:
-        """Return the states of all policies."""
+    def remove_ban(self, key: str) -> None:
+        """Remove the ban of a key, if it has one."""
 
-    def strike_records(self) -> int:
-        """Return how many strike records there are under all policies."""
+    def ban_count(self) -> int:
+        """Return how many bans there are."""
 
-    def remember(self, change: BanChange) -> None:
-        """Add a change to the history, of which the last `MAX_HISTORY` are kept."""
+    def networks(self) -> BannedNetworks:
+        """Return the bans of networks."""
+
+    def record(self, policy: str, key: str) -> StrikeRecord | None:
+        """Return the strike record of a key under a policy."""
+
+    def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
+        """Put a strike record in the place of the one that the key has."""
+
+    def remove_records(self, key: str) -> list[StrikeRecord]:
+        """Remove the strike records of a key under all policies, and return them."""
+
+    def record_count(self) -> int:
+        """Return how many strike records there are."""
+
+    def evict_record(self) -> None:
+        """Remove a strike record to make room for another."""
+
+    def remove_expired(self, now_us: int, max_count: int) -> bool:
+        """Remove at most so many bans and records that are over; return whether there may be more."""
 
 
 class BanRules:
@@ -85,83 +72,74 @@ class BanRules:
 
     Args:
         storage: What the store remembers.
-        max_bans: How many bans, and the strikes of how many keys, to hold.
-        throttle: Which events that may go on and on are told, where other rules come after these.
+        max_bans: How many bans, and how many strike records, to hold.
+        throttle: Which events that may go on and on are logged.
 
     Attributes:
-        events: The events that the store has not told yet; it takes them from here.
+        events: The events that observers were not told yet; the store takes them from here.
     """
 
-    def __init__(self, storage: BanStorage, max_bans: int, throttle: Throttle | None = None) -> None:
+    def __init__(self, storage: BanStorage, max_bans: int, throttle: Throttle) -> None:
         self._storage = storage
         self._max_bans = max_bans
-        self._throttle = throttle or Throttle(SAY_EVERY_US)
+        self._throttle = throttle
         self.events: list[Event] = []
 
-    def decide(
-        self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
-    ) -> BanRefusal | None:
-        """Return the refusal of a question by those of `bans` that are in force, None if none is."""
-        found: Ban | None = None
-        for ban in bans:
-            if not ban.is_over(now_us, wall_us):
-                lasting = self._prolong(ban, now_us) if prolong and ban.prolong_us else ban
-                if found is None or lasts_longer(lasting, found):
-                    found = lasting
-        return None if found is None else BanRefusal(found.by, found, now_us, checks)
-
-    def strike(
-        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str, now_us: int, wall_us: int
-    ) -> Ban | None:
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, now_us: int, wall_us: int) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
-        self._storage.active_bans.remove_expired(now_us, wall_us)
-        ban = self._strike(policy, key, weight, reason, "", now_us, wall_us)
-        if ban is not None and prefix and policy.prefix is not None:
-            why = f"{policy.prefix.after} of its addresses were banned"
-            self._strike(policy.prefix, prefix, 1, why, key, now_us, wall_us)
-        return ban if policy.action == "ban" else None
+        storage = self._storage
+        storage.remove_expired(now_us, 2)
+        ban = storage.ban(key)
+        if ban is not None and not ban.is_over(now_us):
+            return None
+        before = storage.record(policy.name, key)
+        if before is None:
+            self._make_room_for_record(now_us)
+        record, is_due = (before or StrikeRecord()).struck(policy, now_us, weight)
+        made: Ban | None = None
+        if is_due and (policy.shadow or self._has_room(key, now_us)):
+            record, made = record.banned(policy, key, reason, wall_us)
+        storage.put_record(policy.name, key, record)
+        if made is None or policy.shadow:
+            self.events += [] if made is None else [shadow_banned(made)]
+            return None
+        storage.put_ban(made)
+        self.events.append(banned(made))
+        return made
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int, wall_us: int) -> Ban:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        self._storage.active_bans.remove_expired(now_us, wall_us)
+        """Ban a key by hand, None for ever; a ban that it has is replaced.
+
+        Raises:
+            ConfigurationError: It is one network too many.
+        """
+        self._storage.remove_expired(now_us, 2)
         ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, wall_us)
-        self._put(ban)
+        self._storage.put_ban(ban)
+        self.events.append(banned(ban))
         return ban
 
-    def unban(self, key: str, by: str, now_us: int, wall_us: int) -> bool:
+    def unban(self, key: str, by: str, now_us: int) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        ban = self._storage.active_bans.remove(key)
-        forgotten = False
-        for state in self._storage.states():
-            record = state.strikes.take(key)
-            forgotten |= record is not None and not state.is_over(record, now_us)
-        if ban is None or ban.is_over(now_us, wall_us):
+        ban = self._storage.ban(key)
+        self._storage.remove_ban(key)
+        forgotten = any(record.over_us > now_us for record in self._storage.remove_records(key))
+        if ban is None or ban.is_over(now_us):
             return forgotten
-        self._storage.remember(BanChange("unbanned", ban, wall_us, by))
         self.events.append(unbanned(ban, by))
         return True
 
-    def load(self, stored: Bans, now_us: int, wall_us: int) -> int:
-        """Take over bans and strike records, and return how many bans. Of two of a key the longer one stays."""
-        self._storage.active_bans.remove_expired(now_us, wall_us, len(self._storage.active_bans))
-        self.check_room(stored)
-        self.take_over(stored, now_us, wall_us)
-        return len(stored.bans)
-
-    def take_over(self, stored: Bans, now_us: int, wall_us: int) -> None:
-        """Do what `load` does for some of its bans and strike records, for which there is room."""
-        bans = self._storage.active_bans
+    def take_over(self, stored: Bans) -> None:
+        """Take over bans and strike records; of two of a key the ban that ends later and the newer record stay."""
+        storage = self._storage
         for ban in stored.bans:
-            other = bans.get(ban.key)
-            if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
-                bans.add(ban)
+            other = storage.ban(ban.key)
+            if other is None or lasts_longer(ban, other):
+                storage.put_ban(ban)
         for policy, key, record in stored.strike_records:
-            strikes = self._storage.open_state(policy).strikes
-            before = strikes.get(key)
-            if before is None:
-                strikes.put(key, record)
-            elif before.last_us <= record.last_us:
-                strikes.keep(key, record)
+            before = storage.record(policy, key)
+            if before is None or before.last_us <= record.last_us:
+                storage.put_record(policy, key, record)
 
     def check_room(self, stored: Bans) -> None:
         """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
@@ -169,114 +147,39 @@ class BanRules:
         Raises:
             ConfigurationError: There is no room.
         """
-        bans = {("", ban.key) for ban in stored.bans if ban.level}
-        records = {(policy, key) for policy, key, _ in stored.strike_records}
-        have_bans, have_records = len(self._storage.active_bans), self._storage.strike_records()
-        for what, new, have in (("bans", bans, have_bans), ("strike records", records, have_records)):
-            if len(new) + have > self._max_bans:  # where all fit, there is nothing to look up
-                new = {one for one in new if not self._knows(*one)}
-            if new and len(new) + have > self._max_bans:
-                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._max_bans}")
+        storage = self._storage
+        bans = sum(1 for ban in stored.bans if ban.level and storage.ban(ban.key) is None)
+        records = sum(1 for policy, key, _ in stored.strike_records if storage.record(policy, key) is None)
+        check_room(self._max_bans, bans, storage.ban_count(), records, storage.record_count())
+        networks = storage.networks()
+        for ban in stored.bans:  # the error is that of the one that is too many
+            networks = networks.with_ban(ban) if ban.network() is not None else networks
 
-    def _knows(self, policy: str, key: str) -> bool:
-        if not policy:
-            return self._storage.active_bans.get(key) is not None
-        state = self._storage.state(policy)
-        return state is not None and state.strikes.get(key) is not None
-
-    def _strike(
-        self, policy: BanPolicy, key: str, weight: int, reason: str, source: str, now_us: int, wall_us: int
-    ) -> Ban | None:
-        ban = self._storage.active_bans.get(key)
-        if ban is not None and not ban.is_over(now_us, wall_us):
-            return None
-        state = self._storage.open_state(policy.name)
-        state.follow(policy)
-        record = state.strikes.take(key) or self._new_record(state, now_us)
-        if policy.action == "ban":
-            record.until_us = min(record.until_us, now_us)  # none is in force: the last one ended by the wall clock
-        made_ban = None
-        if record.strike(policy, now_us, weight, source) and self._may_ban(policy, key, source, state, now_us, wall_us):
-            length_us = record.ban(policy, key, now_us)
-            ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
-            made_ban = Ban(key, reason, policy.name, record.level, now_us, ends_us, wall_us, prolong_us)
-        state.strikes.put(key, record)
-        if made_ban is not None and policy.action == "ban":
-            self._put(made_ban)
-        elif made_ban is not None:
-            self.events.append(shadow_banned(made_ban))
-        return made_ban
-
-    def _may_ban(self, policy: BanPolicy, key: str, source: str, state: PolicyState, now_us: int, wall_us: int) -> bool:
-        """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
-        if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
-            return False
-        state.made, (_, _, _, wait_us) = policy.max_rate.counter.spend(state.made, now_us, 1)
-        if wait_us:
-            self._say(bans_capped(policy, key), policy.name, now_us)
-            return False
-        return True
-
-    def _prolong(self, ban: Ban, now_us: int) -> Ban:
-        prolonged = ban.prolonged(now_us)
-        if prolonged is ban:
-            return ban
-        self._storage.active_bans.add(prolonged)
-        state = self._storage.state(ban.by)
-        record = state.strikes.get(ban.key) if state else None
-        if state is not None and record is not None and prolonged.ends_us is not None:
-            record.until_us = prolonged.ends_us
-            state.strikes.keep(ban.key, record)
-        return prolonged
-
-    def _put(self, ban: Ban) -> None:
-        self._storage.active_bans.add(ban)
-        self._storage.remember(BanChange("banned", ban, ban.wall_us, ban.by))
-        self.events.append(banned(ban))
-
-    def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
+    def _has_room(self, key: str, now_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
-        bans, share = self._storage.active_bans, self._max_bans // PREFIX_SHARE
-        bans.remove(key)  # the ban that it has is over, and the new one takes its place
-        is_left = True
-        while (is_full := len(bans) >= self._max_bans or (is_prefix and bans.prefixes >= share)) and is_left:
-            is_left = bans.remove_expired(now_us, wall_us, STEP)
+        self._storage.remove_ban(key)  # the ban that it has is over, and the new one takes its place
+        more = True
+        while (is_full := self._storage.ban_count() >= self._max_bans) and more:
+            more = self._storage.remove_expired(now_us, STEP)
         if is_full:
-            self._say(bans_full(self._max_bans, key, of_prefixes=len(bans) < self._max_bans), "", now_us)
+            self._emit(bans_full(self._max_bans, key), now_us)
         return not is_full
 
-    def _new_record(self, state: PolicyState, now_us: int) -> StrikeRecord:
-        """Make a strike record, and room for it."""
-        strikes = state.strikes
-        for _ in range(2):
-            first = next(iter(strikes.items()), None)
-            if first is None:
-                break
-            key, record = first
-            is_over = state.is_over(record, now_us)
-            if not record.level and not is_over:
-                break
-            strikes.take(key)
-            if not is_over:
-                strikes.put(key, record)
-        if self._storage.strike_records() >= self._max_bans:
-            fronts = [(other, *next(iter(other.strikes.items()))) for other in self._storage.states() if other.strikes]
-            for other, key, record in fronts:
-                if other.is_over(record, now_us):
-                    other.strikes.take(key)
-                    return StrikeRecord()
-            largest, key, _ = max(fronts, key=lambda front: len(front[0].strikes))
-            largest.strikes.take(key)
-            self._say(strikes_dropped(self._max_bans), "", now_us)
-        return StrikeRecord()
+    def _make_room_for_record(self, now_us: int) -> None:
+        if self._storage.record_count() < self._max_bans:
+            return
+        self._storage.remove_expired(now_us, STEP)
+        if self._storage.record_count() >= self._max_bans:
+            self._storage.evict_record()
+            self._emit(strikes_dropped(self._max_bans), now_us)
 
-    def _say(self, event: Event, about: str, now_us: int) -> None:
+    def _emit(self, event: Event, now_us: int) -> None:
         """Tell of something that may go on and on, at most once a minute."""
-        if self._throttle.left_out((event.kind, about), now_us) is not None:
+        if self._throttle.left_out(event.kind, now_us) is not None:
             self.events.append(event)
 
 
-class Steady:
+class NonDecreasingClock:
     """Time that goes on from where it was, where a clock steps back."""
 
     def __init__(self) -> None:
@@ -291,6 +194,17 @@ class Steady:
             now_us = self._latest_us
         self._latest_us = now_us
         return now_us
+
+
+def check_room(max_bans: int, new_bans: int, bans: int, new_records: int, records: int) -> None:
+    """See that a store has room for what it shall take over.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    for what, new, have in (("bans", new_bans, bans), ("strike records", new_records, records)):
+        if new and new + have > max_bans:
+            raise ConfigurationError(f"bans: no room for {new} more {what}; raise max_bans={max_bans}")
 
 
 def banned(ban: Ban) -> Event:
@@ -319,20 +233,13 @@ def shadow_banned(ban: Ban) -> Event:
     return Event("shadow_banned", message, details)
 
 
-def bans_capped(policy: BanPolicy, key: str) -> Event:
-    """Tell that a policy has made as many bans as it may for now."""
-    message = f"policy {policy.name!r} has made {policy.max_rate} bans; {key} stays unbanned for now"
-    return Event("bans_capped", message, {"policy": policy.name, "key": key})
-
-
-def bans_full(max_bans: int, key: str, *, of_prefixes: bool) -> Event:
+def bans_full(max_bans: int, key: str) -> Event:
     """Tell that an automatic ban was not recorded for want of room."""
-    room = f"room for prefixes (one in {PREFIX_SHARE})" if of_prefixes else "room"
-    message = f"no {room} is left among {max_bans} bans, so {key} stays unbanned; raise max_bans"
+    message = f"no room is left among {max_bans} bans, so {key} stays unbanned; raise max_bans"
     return Event("bans_full", message, {"max_bans": max_bans, "key": key})
 
 
 def strikes_dropped(max_bans: int) -> Event:
     """Tell that the oldest strikes are forgotten for want of room."""
-    message = f"the strikes of {max_bans} keys are remembered, so the oldest are forgotten; raise max_bans"
+    message = f"the strikes of {max_bans} keys are remembered, so others are forgotten; raise max_bans"
     return Event("strikes_dropped", message, {"max_bans": max_bans})

@@ -15,20 +15,20 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
 
-from ...core.bans.ban import Ban, BanChange, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.networks import BannedNetworks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.rules import SAY_EVERY_US, BanRules, Steady
-from ...core.bans.strikes import StoredRecords, StrikeRecord, stored_records
+from ...core.bans.rules import LOG_EVERY_US, BanRules, NonDecreasingClock
 from ...core.decision import BanRefusal, Check
 from ...core.errors import StoreError
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
-from .ban_rows import LmdbBanStorage, bans_of, part, policy_of, read_change, salvage, text_of
+from .ban_rows import VERSION_BYTES, LmdbBanStorage, ban_of, part, record_of, salvage, struck_of
 from .batching import PAUSE_S, Batcher, Job
-from .layout import CENSUS
+from .layout import NETWORKS
 from .transaction import Transactions
 from .windows import Transaction
 
@@ -59,70 +59,78 @@ class LmdbBans(BanStore):
         self._clock = now_us
         self._wall = wall_us or system_us
         self._max_bans = max_bans
-        self._steady = Steady()
-        self._steady_lock = Lock()
-        hold_over_fork(self._steady_lock)
-        self._throttle = Throttle(SAY_EVERY_US)
+        self._non_decreasing = NonDecreasingClock()
+        self._lock = Lock()
+        hold_over_fork(self._lock)
+        self._throttle = Throttle(LOG_EVERY_US)
+        self._networks = b"", BannedNetworks()
 
     # -- for the store ------------------------------------------------------------------------------------------------
 
     def decide(
         self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> tuple[BanRefusal | None, bool]:
-        """Return the refusal of a question by a ban, if there is one, and whether the question prolongs a ban."""
-        bans = bans_of(transaction, checks, subjects)
-        if not bans:
-            return None, False
-        moments = self._moments()
-        rules = BanRules(LmdbBanStorage(transaction), self._max_bans)
-        refusal = rules.decide(bans, checks, *moments, prolong=False)
-        return refusal, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
-
-    def prolong(self, refusal: BanRefusal, subjects: Sequence[BanSubject], transaction: Transaction) -> BanRefusal:
-        """Prolong the bans that refused a question, if requests prolong them, and return the refusal after that."""
-        bans = bans_of(transaction, refusal.checks, subjects)
-        moments = self._moments()
-        prolonged = self._work(lambda rules: rules.decide(bans, refusal.checks, *moments, prolong=True), transaction)
-        return refusal if prolonged is None else prolonged
-
-    def sweep(self, transaction: Transaction, max_count: int) -> bool:
-        """Delete bans that are over, no more than `max_count` by each clock; return whether there are more."""
-        if transaction.txn.get(CENSUS, None, transaction.dbs.meta) is None:
-            return False
-        return LmdbBanStorage(transaction).active_bans.remove_expired(*self._moments(), max_count)
+    ) -> BanRefusal | None:
+        """Return the refusal of a question by a ban, if there is one."""
+        found = self._bans_of(transaction, checks, subjects)
+        if not found:
+            return None  # most requests end here
+        now_us = self._at(transaction.now_us)
+        ban = longest([ban for ban in found if not ban.is_over(now_us)])
+        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def rescue(self, path: Path, transaction: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
-        moments = self._moments()
+        now_us, wall_us = self._at(transaction.now_us), self._wall()
         try:
-            bans = [_redated(ban, *moments) for ban in salvage(path)]
+            bans = [_redated(ban, now_us, wall_us) for ban in salvage(path)]
         except OSError:
             return 0
-        active = [ban for ban in bans if not ban.is_over(*moments)]
+        active = [ban for ban in bans if not ban.is_over(now_us)]
         self._take_over(Bans(active, []), transaction)
         return len(active)
+
+    def _bans_of(self, transaction: Transaction, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> list[Ban]:
+        """Return the bans of a question, also those that are over."""
+        get, dbs, found = transaction.txn.get, transaction.dbs, []
+        keys = {key for _, key, _ in checks}
+        for subject in subjects:
+            if isinstance(subject, str):
+                keys.add(subject)
+            elif (networks := self._networks_in(transaction)) is not None:
+                found += networks.of(subject)
+        for key in keys:
+            if (packed := get(key.encode(), None, dbs.bans)) is not None and (ban := ban_of(packed)) is not None:
+                found.append(ban)
+        return found
+
+    def _networks_in(self, transaction: Transaction) -> BannedNetworks | None:
+        """Return the bans of networks, which are read again when they have another version."""
+        packed = transaction.txn.get(NETWORKS, None, transaction.dbs.meta)
+        if packed is None:
+            return None
+        version = packed[:VERSION_BYTES]
+        if self._networks[0] != version:
+            self._networks = version, LmdbBanStorage(transaction).networks()
+        return self._networks[1]
 
     # -- for everybody ------------------------------------------------------------------------------------------------
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
-        bans = self._transactions.read(lambda transaction: bans_of(transaction, (), subjects))
-        moments = self._moments()
-        return longest(ban for ban in bans if not ban.is_over(*moments))
+        refusal = self._transactions.read(lambda transaction: self.decide(transaction, (), subjects))
+        return None if refusal is None else refusal.ban
 
-    def strike(
-        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
-    ) -> Ban | Awaitable[Ban | None] | None:
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        return self._write(lambda rules: rules.strike(policy, key, weight, reason, prefix, *self._moments()))
+        return self._write(lambda rules, now_us: rules.strike(policy, key, weight, reason, now_us, self._wall()))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        return self._write(lambda rules: rules.ban(key, length_us, reason, by, *self._moments()))
+        return self._write(lambda rules, now_us: rules.ban(key, length_us, reason, by, now_us, self._wall()))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        return self._write(lambda rules: rules.unban(key, by, *self._moments()))
+        return self._write(lambda rules, now_us: rules.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays.
@@ -131,83 +139,54 @@ class LmdbBans(BanStore):
         note of the error says how far this came, and the same rows again bring the rest.
         """
         # The deadline is this call's: while it waits, others on the same loop ask with theirs.
-        return _answer(self._load(from_rows(rows, *self._moments()), self._batcher.patience_s))
-
-    def strike_records(self, keys: Sequence[str]) -> StoredRecords:
-        """Return how each of some keys stands under each policy. This changes nothing."""
-
-        def look(transaction: Transaction) -> StoredRecords:
-            return self._moments()[0], stored_records(LmdbBanStorage(transaction).states(), keys)
-
-        return self._transactions.read(look)
+        return _answer(self._load(from_rows(rows, self._now_us(), self._wall()), self._batcher.patience_s))
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
-        return self._transactions.read(lambda transaction: len(LmdbBanStorage(transaction).active_bans))
+        return self._transactions.read(lambda transaction: LmdbBanStorage(transaction).ban_count())
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _answer(_gather(self._parts("bans", self._active_of)))
-
-    def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
-        """Return the last 10,000 changes, oldest first."""
-        return _answer(_gather(self._parts("history", _changes_of)))
+        return _answer(self._active())
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return all bans, strikes and levels, as `core.bans.rows` writes them."""
         return _answer(self._dump())
 
+    async def _active(self) -> list[Ban]:
+        now_us = self._now_us()
+        return [ban async for ban in self._read_bans() if not ban.is_over(now_us)]
+
     async def _dump(self) -> list[Row]:
-        moments = self._moments()
-        rows: list[Row] = list(to_rows(Bans([], []), *moments))
-        async for bans in self._parts("bans", self._active_of):
-            rows += list(to_rows(Bans(list(bans), []), *moments))[1:]
-        async for records in self._parts("struck", self._records_of):
-            rows += list(to_rows(Bans([], list(records)), *moments))[1:]
-        return rows
+        now_us = self._now_us()
+        records = [
+            (*struck_of(row), record)
+            async for row, packed in self._rows("strikes")
+            if (record := record_of(packed)).over_us > now_us
+        ]
+        return list(to_rows(Bans(await self._active(), records), now_us, self._wall()))
 
-    async def _parts(
-        self, name: str, read: Callable[[LmdbBanStorage, Sequence[tuple[bytes, bytes]]], Sequence[T]]
-    ) -> AsyncIterator[Sequence[T]]:
-        """Yield the rows of a database as `read` reads them, a part at a time, each in a transaction of its own."""
+    async def _read_bans(self) -> AsyncIterator[Ban]:
+        async for _, packed in self._rows("bans"):
+            ban = ban_of(packed)
+            if ban is not None:
+                yield ban
 
-        def look(transaction: Transaction) -> tuple[Sequence[T], bytes | None]:
-            rows, following = part(transaction.txn, getattr(transaction.dbs, name), row or b"")
-            return read(LmdbBanStorage(transaction), rows), following
-
+    async def _rows(self, name: str) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Yield the rows of a database, read a part at a time, each in a transaction of its own."""
         row: bytes | None = b""
         while row is not None:
-            items, row = self._transactions.read(look)
-            yield items
+            rows, row = self._transactions.read(partial(_part_of, name, row))
+            for one in rows:
+                yield one
             await asyncio.sleep(0)
 
-    def _active_of(self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
-        moments = self._moments()
-        return [change.ban for change in _changes_of(storage, rows) if not change.ban.is_over(*moments)]
-
-    def _records_of(
-        self, storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]
-    ) -> Sequence[tuple[str, str, StrikeRecord]]:
-        """Return (policy, key, record) for some rows of `struck`, without records that are over."""
-        (now_us, _), records = self._moments(), []
-        for row, packed in rows:
-            policy, key = policy_of(row), text_of(packed)
-            state = storage.open_state(policy)
-            record = state.strikes.get(key)
-            if record is not None and not state.is_over(record, now_us):
-                records.append((policy, key, record))
-        return records
-
-    async def _load(self, imported: Bans, patience_s: float) -> int:
-        bans, records = imported
+    async def _load(self, stored: Bans, patience_s: float) -> int:
+        bans, records = stored
         if self.count() + len(bans) > self._max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
-                await self._run(lambda transaction: self.sweep(transaction, LOAD_STEP), patience_s)
-
-        def check_room(transaction: Transaction) -> None:
-            BanRules(LmdbBanStorage(transaction), self._max_bans).check_room(imported)
-
-        self._transactions.read(check_room)
+                await self._run(lambda transaction: transaction.sweep(LOAD_STEP), patience_s)
+        await self._run(partial(self._work, lambda rules, _: rules.check_room(stored)), patience_s)
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
         parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
         done = 0
@@ -227,28 +206,28 @@ class LmdbBans(BanStore):
             await answer
 
     def _take_over(self, some: Bans, transaction: Transaction) -> None:
-        self._work(lambda rules: rules.take_over(some, *self._moments()), transaction)
+        self._work(lambda rules, _: rules.take_over(some), transaction)
 
-    def _write(self, do: Callable[[BanRules], T]) -> T | Awaitable[T]:
+    def _write(self, do: Callable[[BanRules, int], T]) -> T | Awaitable[T]:
         return self._batcher.run(partial(self._work, do))
 
-    def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
-        storage = LmdbBanStorage(transaction)
-        rules = BanRules(storage, self._max_bans, self._throttle)
-        answer = do(rules)
-        storage.save()
+    def _work(self, do: Callable[[BanRules, int], T], transaction: Transaction) -> T:
+        rules = BanRules(LmdbBanStorage(transaction), self._max_bans, self._throttle)
+        answer = do(rules, self._at(transaction.now_us))
         transaction.events += rules.events
         return answer
 
-    def _moments(self) -> tuple[int, int]:
-        """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""
-        with self._steady_lock:
-            return self._steady.at(self._clock()), self._wall()
+    def _now_us(self) -> int:
+        return self._at(self._clock())
+
+    def _at(self, clock_us: int) -> int:
+        """Return the bans' time, which never runs back, at a moment of the store's clock."""
+        with self._lock:
+            return self._non_decreasing.at(clock_us)
 
 
-def _changes_of(storage: LmdbBanStorage, rows: Sequence[tuple[bytes, bytes]]) -> list[BanChange]:
-    changes = (read_change(packed) for _, packed in rows)
-    return [change for change in changes if change is not None]
+def _part_of(name: str, row: bytes, transaction: Transaction) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    return part(transaction.txn, getattr(transaction.dbs, name), row)
 
 
 def _on_asyncio() -> bool:
@@ -269,10 +248,6 @@ def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
     except StopIteration as ended:
         answer: T = ended.value
         return answer
-
-
-async def _gather(parts: AsyncIterator[Sequence[T]]) -> list[T]:
-    return [one async for items in parts for one in items]
 
 
 def _pause(span_s: float) -> Awaitable[None]:

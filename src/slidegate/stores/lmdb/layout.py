@@ -27,7 +27,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
 from .checking import Damaged
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
@@ -36,14 +36,17 @@ _OURS: Final = 5  # another program does not have more of these names by chance
 CELL_KEY: Final = b"cell_key"
 RESET: Final = b"reset"
 """Under it stands the moment at which all windows were forgotten last."""
-CENSUS: Final = b"bans"
-"""Under it stands how many bans of each kind there are; nothing where nobody is banned."""
+NETWORKS: Final = b"networks"
+"""Under it stand the keys of the banned networks, behind bytes that are others after each change."""
 BAN_NUMBER: Final = b"ban_number"
-"""Under it stands the number of the last change of bans, or strike."""
+"""Under it stands the number of the last change of bans."""
 
 WINDOW: Final = b"w"
 CELL: Final = b"c"
-PLACE: Final = b"p"
+PERMITS: Final = b"p"
+BAN: Final = b"b"
+STRIKES: Final = b"s"
+LIFTED: Final = b"l"
 """What a row is of that has an entry in `ends`."""
 DUE: Final = Struct(">q")
 
@@ -57,18 +60,13 @@ class Databases(NamedTuple):
     """The databases of an environment, and the random number by which shared cells are chosen."""
 
     meta: Any
-    bans: Any
-    networks: Any
-    ban_ends: Any
-    history: Any
     windows: Any
     cells: Any
+    permits: Any
+    bans: Any
+    strikes: Any
+    stats: Any
     ends: Any
-    standings: Any
-    struck: Any
-    policies: Any
-    places: Any
-    figures: Any
     cell_key: bytes
 
 

@@ -1,6 +1,6 @@
 """The permits of concurrency limits that requests hold in LMDB, and the lease under which a process holds them.
 
-    places    key 0xff digest(rule)     version, then for each worker that holds permits its name, how many, until when
+    permits   key 0xff digest(rule)     version, then for each worker that holds permits its name, how many, until when
 
 All permits of a worker last until one moment of the host's clock. It renews them every third of a lease, by writing
 that moment and their true number into each row in which it holds any::
@@ -27,7 +27,8 @@ from ...core.concurrency import PERMITS
 from ...core.reservation import Permit
 from ..leases import WORKER_BYTES, HeldPermits, permits_lost
 from .environment import NO_ROWS
-from .layout import PLACE, due_row
+from .layout import PERMITS as PERMIT_ROW
+from .layout import due_row
 
 if TYPE_CHECKING:
     from .windows import Transaction
@@ -159,11 +160,11 @@ class PermitRows:
             holders = [*entry.others, (own.worker, entry.own, own.until_us)] if entry.own else entry.others
             packed = _VERSION + b"".join(_HOLDER.pack(*holder) for holder in holders) if holders else b""
             if packed and packed != entry.stored:
-                self._txn.put(row, packed, db=self._dbs.places)
+                self._txn.put(row, packed, db=self._dbs.permits)
                 if not entry.stored:
-                    self._txn.put(due_row(own.until_us, row), PLACE, db=self._dbs.ends)
+                    self._txn.put(due_row(own.until_us, row), PERMIT_ROW, db=self._dbs.ends)
             elif entry.stored and not packed:
-                self._txn.delete(row, b"", self._dbs.places)
+                self._txn.delete(row, b"", self._dbs.permits)
                 self._txn.delete(due_row(own.until_us, row), b"", self._dbs.ends)
             entry.stored = packed
 
@@ -172,7 +173,7 @@ class PermitRows:
         return max((until_us for _, _, until_us in self._holders(self._read(row))), default=0)
 
     def _read(self, row: bytes) -> bytes:
-        return self._txn.get(row, None, self._dbs.places) or b""
+        return self._txn.get(row, None, self._dbs.permits) or b""
 
     def _holders(self, stored: bytes) -> list[tuple[bytes, int, int]]:
         """Return who holds permits now, how many, and until when."""

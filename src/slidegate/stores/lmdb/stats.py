@@ -78,7 +78,7 @@ class LmdbSharedStats(SharedStats):
 
     def _write(self, worker: bytes, rows: Sequence[StatsRow], transaction: Transaction) -> bool:
         """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
-        txn, stats = transaction.txn, transaction.dbs.figures
+        txn, stats = transaction.txn, transaction.dbs.stats
         self._delete_some(transaction)
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
         used = txn.stat(stats)
@@ -101,7 +101,7 @@ class LmdbSharedStats(SharedStats):
     def _read(self, rollup: str, first: int, last: int, transaction: Transaction) -> Rows:
         rows = []
         end, name = _key(rollup, last + 1), len(rollup) + 1
-        with transaction.txn.cursor(transaction.dbs.figures) as cursor:
+        with transaction.txn.cursor(transaction.dbs.stats) as cursor:
             there = cursor.set_range(_key(rollup, first))
             while there and (key := bytes(cursor.key())) < end:
                 value = bytes(cursor.value())
@@ -113,7 +113,7 @@ class LmdbSharedStats(SharedStats):
 
     def _delete_some(self, transaction: Transaction) -> None:
         """Delete rows that are over. Each writing goes on where the last one ended."""
-        with transaction.txn.cursor(transaction.dbs.figures) as cursor:
+        with transaction.txn.cursor(transaction.dbs.stats) as cursor:
             cursor.set_range(self._looked_at)
             for _ in range(MOST_DELETED):
                 if not cursor.key():

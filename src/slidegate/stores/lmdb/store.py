@@ -94,7 +94,7 @@ class LmdbStore(Store):
             more. The file doubles on the way there, and takes a sixteenth more, 2 MiB at least, for known keys.
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
         max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
-            automatic bans are not recorded, and the oldest strikes are forgotten.
+            automatic bans are not recorded, and strikes are forgotten.
         permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             lease three times as often.
         durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
@@ -239,12 +239,8 @@ class LmdbStore(Store):
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
 
     def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
-        refusal, prolongs = self.bans.decide(transaction, checks, subjects)
-        if refusal is not None and prolongs:
-            return self.bans.prolong(refusal, subjects, transaction)
-        if refusal is not None:
-            decision: Decision = refusal
-        else:
+        decision: Decision | None = self.bans.decide(transaction, checks, subjects)
+        if decision is None:
             places = transaction.find(checks, takes=True)
             decision = decide(checks, places, transaction.now_us)
             if decision.allowed:
@@ -255,13 +251,13 @@ class LmdbStore(Store):
     def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question, found by reading alone, which waits for nobody.
 
-        None if it is not refused, or if its refusal changes something: a count, or the end of a ban.
+        None if it is not refused, or if its refusal is counted.
         """
 
         def look(transaction: Transaction) -> Decision | None:
-            refusal, prolongs = self.bans.decide(transaction, checks, subjects)
+            refusal = self.bans.decide(transaction, checks, subjects)
             if refusal is not None:
-                return None if prolongs else refusal
+                return refusal
             decision = decide(checks, transaction.find(checks), transaction.now_us)
             return None if decision.allowed or transaction.changed() else decision
 
@@ -270,7 +266,7 @@ class LmdbStore(Store):
         return None
 
     def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
-        refusal, _ = self.bans.decide(transaction, checks, subjects)
+        refusal = self.bans.decide(transaction, checks, subjects)
         if refusal is not None:
             return refusal
         decision = decide(checks, transaction.find(checks), transaction.now_us)

@@ -47,7 +47,7 @@ class Transactions:
         bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
         latest_us: The latest moment at which something was charged.
         permits: The permits of this process.
-        bans: The bans, which are swept as windows are, and taken over from a damaged file.
+        bans: The bans, which are taken over from a damaged file.
         closed: Whether the store was closed, and has no transactions any more.
         shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
@@ -175,8 +175,6 @@ class Transactions:
 
     def _sweep(self, transaction: Transaction, most: int) -> None:
         transaction.sweep(most)
-        if self.bans is not None and self.bans.sweep(transaction, most):
-            transaction.is_swept = False
 
     def _rescue(self, transaction: Transaction) -> None:
         while self.bans is not None and self.env.salvage:

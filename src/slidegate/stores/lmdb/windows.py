@@ -4,7 +4,7 @@ A window's row is found by its key, a byte that no text contains, and a digest o
 
     windows   key 0xff digest(rule, window, resolution)    version, life, then the window as the core makes it
     cells     number of the cell, digest                   the same, for keys that share a cell
-    ends      when to look again, row                      what the row is of: a window, a cell, or permits
+    ends      when to look again, row                      what the row is of: a window, a cell, permits, a ban, strikes
 
 So all windows of a client lie side by side, mostly on one page, and `Transaction.reset` finds them.
 
@@ -32,8 +32,9 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
+from . import ban_rows
 from .environment import NO_ROWS
-from .layout import CELL, DUE, PLACE, RESET, WINDOW, due_row
+from .layout import BAN, CELL, DUE, LIFTED, PERMITS, RESET, STRIKES, WINDOW, due_row
 from .permits import PermitRows
 
 if TYPE_CHECKING:
@@ -199,13 +200,10 @@ class Transaction:
     def reset_all(self) -> bool:
         """Forget the windows of all keys and what is in cells; return whether there were any."""
         self._begin_anew()
-        databases = self.dbs.windows, self.dbs.cells, self.dbs.ends
-        had_windows = any(self.txn.stat(database)["entries"] for database in databases[:2])
+        databases = self.dbs.windows, self.dbs.cells
+        had_windows = any(self.txn.stat(database)["entries"] for database in databases)
         for database in databases:
             self.txn.drop(database, delete=False)
-        with self.txn.cursor(self.dbs.places) as places:
-            for row in places.iternext(values=False):
-                self._look_later(PLACE, bytes(row), self.now_us)
         if had_windows:
             # Where the clock has stepped back, charges lie ahead of now.
             self.txn.put(RESET, _MOMENT.pack(max(self._process.latest_us, self.now_us)), db=self.dbs.meta)
@@ -267,17 +265,29 @@ class Transaction:
 
     def _look_at(self, row: bytes, kind: bytes) -> None:
         """Delete a row that holds nothing any more, and was not asked for just now."""
-        database = {WINDOW: self.dbs.windows, CELL: self.dbs.cells, PLACE: self.dbs.places}[kind]
+        dbs = self.dbs
+        database = {
+            WINDOW: dbs.windows,
+            CELL: dbs.cells,
+            PERMITS: dbs.permits,
+            BAN: dbs.bans,
+            STRIKES: dbs.strikes,
+            LIFTED: dbs.meta,
+        }[kind]
         stored = self.txn.get(row, None, database)
         if stored is None:
             return
-        due_us = 0
-        if kind == PLACE:
+        due_us: int | None = 0
+        if kind == PERMITS:
             due_us = self.permit_rows().ends_us(row)
+        elif kind not in (WINDOW, CELL):
+            due_us = ban_rows.due_us(kind, stored)
         elif stored[0] == ROW_VERSION:
             due_us = _expires_us(stored, self.now_us, self._process.unix_us)
             if row in self.windows:  # a key that was told to wait would else find what others spent in its cell
                 due_us = max(due_us, self.now_us + HEAD.unpack_from(stored)[1])
+        if due_us is None:
+            return
         if due_us > self.now_us:
             self._look_later(kind, row, due_us)
             return

@@ -1,20 +1,27 @@
-"""Bans in the memory of a process: dicts, and the lock around `core.bans.rules`."""
+"""Bans in the memory of a process: dicts, and the lock around `core.bans.rules`.
+
+A hundred thousand bans may be in force, and a full run of Python's garbage collector would walk as many objects, which
+holds an event loop up for 30 to 130 ms. Exact tuples of text and numbers are left out of such a run, so bans and strike
+records are held as tuples, and become objects when somebody asks for them.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from threading import Lock
 from time import monotonic_ns
 from typing import Any, Final, TypeVar
 
-from ...core.bans.active import ActiveBans
-from ...core.bans.ban import Ban, BanChange, BanSubject
+from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.networks import BannedNetworks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.rules import MAX_HISTORY, BanRules, Steady
-from ...core.bans.strikes import PolicyState, StoredRecords, StrikeRecord, stored_records
+from ...core.bans.rules import LOG_EVERY_US, BanRules, NonDecreasingClock
+from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
+from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
 from ..system_clock import system_us
@@ -22,94 +29,115 @@ from ..system_clock import system_us
 T = TypeVar("T")
 
 DEFAULT_MAX_BANS: Final = 100_000
+SWEEP_STEP: Final = 64
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
-_LET_GO_EVERY: Final = 64
-"""Questions while anybody is banned, between two looks for bans that have ended: nobody pays for those for ever."""
-
-
-class MemoryStrikeQueue:
-    """The strike records under one policy.
-
-    A record without strikes, which is that of a banned key, is held as a tuple of its numbers: Python's garbage
-    collector leaves tuples of numbers out, however many keys are banned.
-    """
-
-    def __init__(self) -> None:
-        # Not a plain dict, which looks for its first entry among all that were deleted.
-        self._by_key: OrderedDict[str, StrikeRecord | tuple[int, int, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def items(self) -> Iterator[tuple[str, StrikeRecord]]:
-        """Yield each key and its strike record; the key that was struck longest ago comes first."""
-        return ((key, _of_numbers(known)) for key, known in self._by_key.items())
-
-    def get(self, key: str) -> StrikeRecord | None:
-        """Return the strike record of a key."""
-        known = self._by_key.get(key)
-        return None if known is None else _of_numbers(known)
-
-    def put(self, key: str, record: StrikeRecord) -> None:
-        """Record a strike record; a new one comes to the end of the queue."""
-        self._by_key[key] = record if record.strikes else (record.level, record.last_us, record.until_us)
-
-    def keep(self, key: str, record: StrikeRecord) -> None:
-        """Record a change of a strike record; the key stays where it is in the queue."""
-        self.put(key, record)
-
-    def take(self, key: str) -> StrikeRecord | None:
-        """Take a strike record out."""
-        known = self._by_key.pop(key, None)
-        return None if known is None else _of_numbers(known)
-
-
-def _of_numbers(known: StrikeRecord | tuple[int, int, int]) -> StrikeRecord:
-    return StrikeRecord(*known) if isinstance(known, tuple) else known
+_BAN: Final = ""
+"""In the place of a policy: the entry of `_ends` is a ban's."""
 
 
 class MemoryBanStorage:
-    """What a memory store remembers about bans."""
+    """What a memory store remembers about bans.
+
+    Attributes:
+        bans: The fields of each ban by its key.
+    """
 
     def __init__(self) -> None:
-        self.active_bans = ActiveBans()
-        self._states: dict[str, PolicyState] = {}
-        self._history: deque[tuple[Any, ...]] = deque(maxlen=MAX_HISTORY)
+        self.bans: dict[str, tuple[Any, ...]] = {}
+        self._networks = BannedNetworks()
+        # Not a plain dict, which looks for its first entry among all that were deleted.
+        self._records: OrderedDict[tuple[str, str], tuple[Any, ...]] = OrderedDict()
+        self._policies: set[str] = set()
+        # A heap of (end, policy, key). Every change adds an entry, and one that is not right any more is passed over.
+        self._ends: list[tuple[int, str, str]] = []
 
-    def state(self, policy: str) -> PolicyState | None:
-        """Return the state of a policy, None if there is none."""
-        return self._states.get(policy)
+    def clear(self) -> None:
+        """Forget everything."""
+        self.bans.clear()
+        self._networks = BannedNetworks()
+        self._records.clear()
+        self._ends.clear()
 
-    def open_state(self, policy: str) -> PolicyState:
-        """Return the state of a policy, a new one if there is none."""
-        state = self._states.get(policy)
-        if state is None:
-            state = self._states[policy] = PolicyState(policy, MemoryStrikeQueue())
-        return state
+    def ban(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key."""
+        row = self.bans.get(key)
+        return None if row is None else Ban(*row)
 
-    def states(self) -> Collection[PolicyState]:
-        """Return the states of all policies."""
-        return self._states.values()
+    def put_ban(self, ban: Ban) -> None:
+        """Put a ban in the place of one of the same key."""
+        if ban.network() is not None or ban.key in self._networks.bans:
+            self._networks = self._networks.with_ban(ban)
+        self.bans[ban.key] = tuple(ban)
+        if ban.ends_us is not None:
+            self._ends_at(ban.ends_us, _BAN, ban.key)
 
-    def strike_records(self) -> int:
-        """Return how many strike records there are under all policies."""
-        return sum(len(state.strikes) for state in self._states.values())
+    def remove_ban(self, key: str) -> None:
+        """Remove the ban of a key, if it has one."""
+        if self.bans.pop(key, None) is not None and key in self._networks.bans:
+            self._networks = self._networks.without(key)
 
-    def forget_all(self) -> None:
-        """Forget all bans, strike records and changes."""
-        for key in list(self.active_bans.by_key):
-            self.active_bans.remove(key)
-        self._states.clear()
-        self._history.clear()
+    def ban_count(self) -> int:
+        """Return how many bans there are."""
+        return len(self.bans)
 
-    def remember(self, change: BanChange) -> None:
-        """Add a change to the history, as a tuple: see `core.bans.active`."""
-        self._history.append((change.kind, tuple(change.ban), change.wall_us, change.by))
+    def networks(self) -> BannedNetworks:
+        """Return the bans of networks."""
+        return self._networks
 
-    def history(self) -> list[BanChange]:
-        """Return the changes, oldest first."""
-        return [BanChange(kind, Ban._make(row), wall_us, by) for kind, row, wall_us, by in self._history]
+    def record(self, policy: str, key: str) -> StrikeRecord | None:
+        """Return the strike record of a key under a policy."""
+        row = self._records.get((policy, key))
+        return None if row is None else StrikeRecord(*row)
+
+    def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
+        """Put a strike record in the place of the one that the key has."""
+        self._records[policy, key] = tuple(record)
+        self._records.move_to_end((policy, key))
+        self._policies.add(policy)
+        self._ends_at(record.over_us, policy, key)
+
+    def remove_records(self, key: str) -> list[StrikeRecord]:
+        """Remove the strike records of a key under all policies, and return them."""
+        rows = [self._records.pop((policy, key), None) for policy in self._policies]
+        return [StrikeRecord(*row) for row in rows if row is not None]
+
+    def records(self) -> Iterator[tuple[str, str, StrikeRecord]]:
+        """Yield the policy, the key and the record of each strike record."""
+        return ((policy, key, StrikeRecord(*row)) for (policy, key), row in self._records.items())
+
+    def record_count(self) -> int:
+        """Return how many strike records there are."""
+        return len(self._records)
+
+    def evict_record(self) -> None:
+        """Remove the strike record of the key that was struck longest ago."""
+        self._records.popitem(last=False)
+
+    def remove_expired(self, now_us: int, max_count: int) -> bool:
+        """Remove at most so many bans and records that are over; return whether there may be more."""
+        for _ in range(max_count):
+            if not self._ends or self._ends[0][0] > now_us:
+                return False
+            _, policy, key = heappop(self._ends)
+            if policy is not _BAN:
+                record = self.record(policy, key)
+                if record is not None and record.over_us <= now_us:
+                    del self._records[policy, key]
+            elif (ban := self.ban(key)) is not None and ban.is_over(now_us):
+                self.remove_ban(key)
+        return True
+
+    def _ends_at(self, end_us: int, policy: str, key: str) -> None:
+        heappush(self._ends, (end_us, policy, key))
+        if len(self._ends) > 2 * (len(self.bans) + len(self._records)) + 64:  # the same keys again and again
+            ends = [(record.over_us, policy, key) for policy, key, record in self.records()]
+            ends += [(ban.ends_us, _BAN, key) for key, ban in self._lasting()]
+            heapify(ends)
+            self._ends = ends
+
+    def _lasting(self) -> Iterator[tuple[str, Any]]:
+        return ((key, Ban(*row)) for key, row in self.bans.items() if row[5] is not None)
 
 
 class MemoryBans(BanStore):
@@ -119,9 +147,12 @@ class MemoryBans(BanStore):
 
     Args:
         clock: The store's clock; by default the monotonic one.
-        wall_clock: Returns Unix time in microseconds; by default that of the system.
-        tell: Passes events on, as `Store.observers.tell_all` does; called without a lock.
+        wall_clock: Returns Unix time in microseconds, in which bans are shown; by default that of the system.
+        emit: Passes events on, as `Store.observers.tell_all` does; called without a lock.
         max_bans: How many bans, and the strikes of how many keys, to hold.
+
+    Attributes:
+        by_key: The fields of each ban, of those too that are over and not removed yet. To look at only.
     """
 
     def __init__(
@@ -129,26 +160,19 @@ class MemoryBans(BanStore):
         clock: Clock | None = None,
         *,
         wall_clock: Clock | None = None,
-        tell: Callable[[Sequence[Event]], None] = lambda events: None,
+        emit: Callable[[Sequence[Event]], None] = lambda events: None,
         max_bans: int = DEFAULT_MAX_BANS,
     ) -> None:
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._clock = clock or _monotonic_us
         self._wall = wall_clock or system_us
-        self._tell = tell
-        self._steady = Steady()
+        self._emit = emit
+        self._non_decreasing = NonDecreasingClock()
         self._storage = MemoryBanStorage()
-        self._rules = BanRules(self._storage, max_bans)
-        self.active_bans = self._storage.active_bans
-        self._decided = 0
+        self._rules = BanRules(self._storage, max_bans, Throttle(LOG_EVERY_US))
+        self.by_key = self._storage.bans
         self._closed = False
-
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
-        self._guard()
-        refusal = self.decide((), subjects, prolong=False)
-        return None if refusal is None else refusal.ban
 
     def close(self) -> None:
         """Answer no question any more, as the store of these bans does."""
@@ -156,32 +180,40 @@ class MemoryBans(BanStore):
 
     def may_refuse(self) -> bool:
         """Return whether there are bans; some may have ended."""
-        return bool(self.active_bans.by_key)
+        return bool(self.by_key)
 
-    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject], prolong: bool) -> BanRefusal | None:
+    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal of a question by a ban, if there is one.
 
         Args:
             checks: The question; bans of its keys refuse it.
             subjects: Further keys, and addresses, whose bans refuse it.
-            prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
         """
-        if prolong:  # a look changes nothing
-            self._decided += 1
-            if not self._decided % _LET_GO_EVERY:
-                with self._lock:
-                    self.active_bans.remove_expired(*self._moments(), max_count=_LET_GO_EVERY)
-        keys = self.active_bans.keys_of(subjects, checks)
-        if not keys:
+        storage, networks, found = self._storage, self._storage.networks(), []
+        for subject in subjects:
+            if not isinstance(subject, str):
+                if networks.bans:
+                    found += networks.of(subject)
+            elif (row := storage.bans.get(subject)) is not None:
+                found.append(Ban(*row))
+        for _, key, _ in checks:
+            if (row := storage.bans.get(key)) is not None:
+                found.append(Ban(*row))
+        if not found:
             return None  # most requests end here, and take no lock
-        with self._lock:
-            return self._rules.decide(self.active_bans.of(keys), checks, *self._moments(), prolong=prolong)
+        now_us = self._now_us()
+        ban = longest([ban for ban in found if not ban.is_over(now_us)])
+        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        self._expect_open()
+        refusal = self.decide((), subjects)
+        return None if refusal is None else refusal.ban
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
-        return self._change(
-            lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, prefix, now_us, wall_us)
-        )
+        return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
@@ -189,72 +221,69 @@ class MemoryBans(BanStore):
 
     def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        return self._change(lambda rules, now_us, wall_us: rules.unban(key, by, now_us, wall_us))
+        return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
 
     def forget_all(self) -> None:
-        """Forget all bans, strikes and levels, and the history, as a new store would. Observers are not told."""
+        """Forget all bans, strikes and levels, as a new store would. Observers are not told."""
         with self._lock:
-            self._storage.forget_all()
+            self._storage.clear()
 
-    def strike_records(self, keys: Sequence[str]) -> StoredRecords:
-        """Return how each of some keys stands under each policy. Changes nothing."""
-        with self._guard():
-            return self._moments()[0], stored_records(self._storage.states(), keys)
+    def sweep(self) -> None:
+        """Forget some bans and strikes that are over."""
+        if self._storage.bans or self._storage.record_count():
+            with self._lock:
+                self._storage.remove_expired(self._non_decreasing.at(self._clock()), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
         """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
-        with self._guard():
-            rows, moments = list(self.active_bans.by_key.values()), self._moments()
-        return (ban for ban in map(Ban._make, rows) if not ban.is_over(*moments))
+        self._expect_open()
+        with self._lock:
+            rows, now_us = list(self._storage.bans.values()), self._non_decreasing.at(self._clock())
+        return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
         with self._lock:
-            self.active_bans.remove_expired(*self._moments(), max_count=_COUNTED)
-            return len(self.active_bans)
-
-    def history(self) -> list[BanChange]:
-        """Return the last 10,000 changes, oldest first."""
-        with self._guard():
-            return self._storage.history()
+            self._storage.remove_expired(self._non_decreasing.at(self._clock()), _COUNTED)
+            return self._storage.ban_count()
 
     def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
-        with self._guard():
-            now_us, wall_us = self._moments()
-            strike_records = [
-                (state.name, key, record)
-                for state in self._storage.states()
-                for key, record in state.strikes.items()
-                if not state.is_over(record, now_us)
-            ]
-            bans = [ban for ban in self.active_bans if not ban.is_over(now_us, wall_us)]
-            return list(to_rows(Bans(bans, strike_records), now_us, wall_us))
+        self._expect_open()
+        with self._lock:
+            now_us = self._non_decreasing.at(self._clock())
+            records = [entry for entry in self._storage.records() if entry[2].over_us > now_us]
+            bans = [ban for ban in map(Ban._make, self._storage.bans.values()) if not ban.is_over(now_us)]
+            return list(to_rows(Bans(bans, records), now_us, self._wall()))
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
-        with self._guard():
-            moments = self._moments()
-        known = from_rows(rows, *moments)  # takes longer than all the rest, and others need the lock
-        with self._guard():
-            return self._rules.load(known, *self._moments())
+        self._expect_open()
+        stored = from_rows(rows, self._now_us(), self._wall())  # takes longer than all the rest, and needs no lock
 
-    def _moments(self) -> tuple[int, int]:
-        """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""
-        return self._steady.at(self._clock()), self._wall()
+        def take_over(rules: BanRules, now_us: int, wall_us: int) -> int:
+            self._storage.remove_expired(now_us, self._storage.ban_count() + self._storage.record_count())
+            rules.check_room(stored)
+            rules.take_over(stored)
+            return len(stored.bans)
 
-    def _guard(self) -> Lock:
-        """Return the lock for a question, which a store that was closed does not answer."""
+        return self._change(take_over)
+
+    def _now_us(self) -> int:
+        with self._lock:
+            return self._non_decreasing.at(self._clock())
+
+    def _expect_open(self) -> None:
         if self._closed:
             raise closed("the store of these bans")
-        return self._lock
 
     def _change(self, do: Callable[[BanRules, int, int], T]) -> T:
         """Let the rules change something, and tell the events of it."""
-        with self._guard():
-            answer = do(self._rules, *self._moments())
+        self._expect_open()
+        with self._lock:
+            answer = do(self._rules, self._non_decreasing.at(self._clock()), self._wall())
             events, self._rules.events = self._rules.events, []
-        self._tell(events)
+        self._emit(events)
         return answer
 
 

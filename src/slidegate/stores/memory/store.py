@@ -125,9 +125,9 @@ class MemoryStore(Store):
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under a lock, told after it
         self.bans = MemoryBans(
-            self._now_us, wall_clock=wall_clock or clock, tell=self.observers.tell_all, max_bans=most_bans
+            self._now_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
         )
-        self._banned = self.bans.active_bans.by_key
+        self._banned = self.bans.by_key
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -150,7 +150,7 @@ class MemoryStore(Store):
         """Charge every check or none, in one step, and say everything about it."""
         if self.closed:
             self.expect_open()
-        if self._banned and (refusal := self.bans.decide(checks, subjects, True)) is not None:
+        if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
         if len(checks) == 1:
             lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
@@ -169,7 +169,7 @@ class MemoryStore(Store):
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
         self.expect_open()
-        refusal = self.bans.decide(checks, subjects, prolong=False)
+        refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
         now_us, places = self._imagined(checks)
@@ -361,6 +361,7 @@ class MemoryStore(Store):
                     heappop(self._due)
                     if not self._drop(table):
                         self._visit_later(table, now_us)
+            self.bans.sweep()
             self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
             if self._new:
                 self._sweep_us = 0

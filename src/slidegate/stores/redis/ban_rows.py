@@ -13,27 +13,28 @@ from time import monotonic
 from typing import Final
 
 from ...core.addresses import BITS, format_network
-from ...core.bans.ban import Ban, BanChange, BanSubject
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rules import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
-from ...core.bans.strikes import Strike, StrikeRecord
+from ...core.bans.rules import banned, bans_full, shadow_banned, strikes_dropped, unbanned
+from ...core.bans.strikes import StrikeRecord
 from ...core.logs import Throttle
 from ...core.memo import remember
 from ...core.store import Event
 
 _FOR_EVER: Final = -1
-_MAX_NUMBER: Final = 2**32 - 1
-_BAN: Final = Struct("<qqqqIH")
-_CHANGE: Final = Struct("<BqH")
-_STANDING: Final = Struct("<IqqqqHH")
-_STRIKE: Final = Struct("<qQH")
-_POLICY: Final = Struct("<IqqqdqBBIHqqHH")
+_MAX_LEVEL: Final = 2**31
+"""There is room for as many more."""
+_BAN: Final = Struct("<qqqIH")
+_RECORD: Final = Struct("<IqqqHH")
+_STRIKE: Final = Struct("<qQ")
+_POLICY: Final = Struct("<IqqqBHH")
 _STEP: Final = Struct("<q")
-_KINDS: Final = {1: "banned", 2: "unbanned"}
 _TIME: Final = Struct("<q")
 _TOLD: Final = Struct("<HH")
+_ASKED: Final = Struct("<HH")
 _SIZE: Final = Struct("<H")
 _COUNTS: Final = re.compile(rb"=([0-9]+)")
+_NETWORK_COUNTS: Final = re.compile(rb"/[0-9]+=([0-9]+)")
 _NETWORKS: Final = re.compile(rb"([46])/([0-9]{1,3})")
 
 
@@ -41,89 +42,43 @@ def pack_ban(ban: Ban) -> bytes:
     """Pack a ban without its key."""
     ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
     by = ban.by.encode()
-    return (
-        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.level, _MAX_NUMBER), len(by))
-        + by
-        + ban.reason.encode()
-    )
+    numbers = _BAN.pack(ban.made_us, ends_us, ban.wall_us, min(ban.level, _MAX_LEVEL), len(by))
+    return numbers + by + ban.reason.encode()
 
 
 def unpack_ban(key: bytes, packed: bytes) -> Ban:
     """Read what `pack_ban` packed."""
-    made_us, ends_us, wall_us, prolong_us, level, length = _BAN.unpack_from(packed)
+    made_us, ends_us, wall_us, level, length = _BAN.unpack_from(packed)
     by, reason = packed[_BAN.size : _BAN.size + length], packed[_BAN.size + length :]
     ends = None if ends_us == _FOR_EVER else ends_us
-    return Ban(key.decode(), reason.decode(), by.decode(), level, made_us, ends, wall_us, prolong_us)
-
-
-def unpack_change(packed: bytes) -> BanChange:
-    """Read an entry of the history."""
-    kind, wall_us, size = _CHANGE.unpack_from(packed)
-    by, at = packed[_CHANGE.size : _CHANGE.size + size], _CHANGE.size + size
-    (size,) = _SIZE.unpack_from(packed, at)
-    at += _SIZE.size
-    ban = unpack_ban(packed[at : at + size], packed[at + size :])
-    return BanChange(_KINDS[kind], ban, wall_us, by.decode())  # type: ignore[arg-type]
+    return Ban(key.decode(), reason.decode(), by.decode(), level, made_us, ends, wall_us)
 
 
 def pack_record(policy: str, record: StrikeRecord) -> bytes:
-    """Pack how a key stands under a policy that may not be known here."""
-    name = policy.encode()
-    strikes = [
-        _STRIKE.pack(strike.at_us, strike.weight, len(source)) + source
-        for strike in record.strikes
-        for source in (strike.source.encode(),)
-    ]
-    numbers = min(record.level, _MAX_NUMBER), record.last_us, record.until_us, 0, 0, len(strikes), len(name)
-    return _STANDING.pack(*numbers) + name + b"".join(strikes)
+    """Pack how a key stands under a policy."""
+    name, strikes = policy.encode(), [_STRIKE.pack(at_us, weight) for at_us, weight in record.strikes]
+    numbers = min(record.level, _MAX_LEVEL), record.last_us, record.until_us, record.over_us, len(strikes), len(name)
+    return _RECORD.pack(*numbers) + name + b"".join(strikes)
 
 
-def unpack_records(packed: bytes) -> Iterator[tuple[str, StrikeRecord, int, int]]:
-    """Read how a key stands under each policy: its name, the strike record, its window and its `forgive_us`."""
+def unpack_records(packed: bytes) -> Iterator[tuple[str, StrikeRecord]]:
+    """Read how a key stands under each policy."""
     at = 0
     while at < len(packed):
-        level, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
-        at += _STANDING.size
-        name = packed[at : at + length].decode()
-        at += length
-        record = StrikeRecord(level, last_us, until_us)
-        for _ in range(many):
-            at_us, weight, length = _STRIKE.unpack_from(packed, at)
-            at += _STRIKE.size
-            record.strikes.append(Strike(at_us, weight, packed[at : at + length].decode()))
-            at += length
-        yield name, record, window_us, forgive_us
+        level, last_us, until_us, over_us, many, length = _RECORD.unpack_from(packed, at)
+        name_at = at + _RECORD.size
+        strikes_at = name_at + length
+        at = strikes_at + many * _STRIKE.size
+        strikes = tuple(_STRIKE.iter_unpack(packed[strikes_at:at]))
+        yield packed[name_at:strikes_at].decode(), StrikeRecord(level, last_us, until_us, over_us, strikes)
 
 
 def pack_policy(policy: BanPolicy) -> bytes:
     """Pack the parts of a policy that decide about strikes and bans."""
-    max_rate, name = policy.max_rate, policy.name.encode()
-    return (
-        _POLICY.pack(
-            policy.after.amount,
-            policy.after.window_us,
-            policy.grain_us,
-            policy.forgive_us,
-            policy.jitter,
-            policy.longest_us,
-            policy.prolong,
-            policy.action == "shadow",
-            max_rate.amount,
-            max_rate.resolution,
-            max_rate.counter.step_us,
-            max_rate.span_us,
-            len(policy.ladder_us),
-            len(name),
-        )
-        + name
-        + b"".join(map(_STEP.pack, policy.ladder_us))
-    )
-
-
-def made_name(policy: BanPolicy) -> str:
-    """Return what the window of the bans that a policy made is called."""
-    max_rate = policy.max_rate
-    return f"made:{policy.name}:{max_rate.window_us}:{max_rate.resolution}"
+    name, ladder = policy.name.encode(), policy.ladder_us
+    after = policy.after.amount, policy.after.window_us, policy.grain_us
+    numbers = _POLICY.pack(*after, policy.forgive_us, policy.shadow, len(ladder), len(name))
+    return numbers + name + b"".join(map(_STEP.pack, ladder))
 
 
 class Kinds:
@@ -143,7 +98,7 @@ class Kinds:
         self._known: dict[str, bytes] = {}
 
     def keys_of(self, subjects: Sequence[BanSubject]) -> bytes:
-        """Return the keys under which the bans of a client would stand, packed."""
+        """Return the keys under which the bans of a client would stand, packed: its own first, then networks."""
         asked = repr(subjects)  # a client chooses its address, and so the hash of a number
         packed = self._known.get(asked)
         if packed is None:
@@ -155,14 +110,17 @@ class Kinds:
         return set(other.text.split()) <= set(self.text.split())
 
     def _pack(self, subjects: Sequence[BanSubject]) -> bytes:
-        keys: list[str] = []
-        for guard in subjects:
-            if isinstance(guard, str):
-                keys += [guard] if guard else []  # under the empty key Redis holds no ban
-            else:
-                keys += [format_network(*guard, length) for version, length in self._networks if version == guard[0]]
-        texts = [key.encode() for key in keys]
-        return _SIZE.pack(len(texts)) + b"".join([_SIZE.pack(len(text)) + text for text in texts])
+        keys = dict.fromkeys(key for key in subjects if isinstance(key, str))
+        keys.pop("", None)  # under the empty key Redis holds no ban
+        addresses = [address for address in subjects if not isinstance(address, str)]
+        networks = [
+            format_network(*address, length)
+            for address in addresses
+            for version, length in self._networks
+            if version == address[0]
+        ]
+        texts = [key.encode() for key in (*keys, *networks)]
+        return _ASKED.pack(len(keys), len(texts)) + b"".join([_SIZE.pack(len(text)) + text for text in texts])
 
 
 def text_of_kinds(told: bytes) -> bytes:
@@ -175,6 +133,11 @@ def count_of_kinds(told: bytes) -> int:
     return sum(map(int, _COUNTS.findall(told)))
 
 
+def count_of_networks(told: bytes) -> int:
+    """Return how many bans of networks there are."""
+    return sum(map(int, _NETWORK_COUNTS.findall(told)))
+
+
 def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
     """Read the bans in force that were found, and when that was in the bans' time."""
     (now_us,), at, bans = _TIME.unpack_from(packed), _TIME.size, []
@@ -185,8 +148,7 @@ def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
     return now_us, bans
 
 
-BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = range(1, 8)
-SAY_EVERY_S: Final = 60.0
+BANNED, UNBANNED, SHADOW, FULL, DROPPED = range(1, 6)
 
 _HEAD: Final = Struct("<BH")
 
@@ -202,21 +164,20 @@ class Teller:
     def __init__(self, tell: Callable[[Sequence[Event]], None], max_bans: int) -> None:
         self._tell = tell
         self._max_bans = max_bans
-        self._throttle = Throttle(SAY_EVERY_S)
+        self._throttle = Throttle()
 
-    def tell(self, reports: Sequence[bytes], policy: BanPolicy | None = None, by: str = "") -> None:
+    def tell(self, reports: Sequence[bytes], by: str) -> None:
         """Tell of the changes that a command has made.
 
         Args:
             reports: The reports of Redis.
-            policy: The policy that was at work.
             by: The name of whoever took a ban back.
         """
-        events = [event for report in reports for event in self._events(report, policy, by)]
+        events = [event for report in reports for event in self._events(report, by)]
         if events:
             self._tell(events)
 
-    def _events(self, report: bytes, policy: BanPolicy | None, by: str) -> list[Event]:
+    def _events(self, report: bytes, by: str) -> list[Event]:
         kind, length = _HEAD.unpack_from(report)
         packed, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
         if kind == BANNED:
@@ -225,12 +186,6 @@ class Teller:
             return [unbanned(unpack_ban(packed, row), by)]
         if kind == SHADOW:
             return [shadow_banned(unpack_ban(packed, row))]
-        key, about = packed.decode(), ""
-        if kind == CAPPED and policy is not None:
-            event, about = bans_capped(policy, key), policy.name
-        elif kind == DROPPED:
-            event = strikes_dropped(self._max_bans)
-        else:
-            event = bans_full(self._max_bans, key, of_prefixes=kind == FULL_OF_PREFIXES)
-        is_left_out = self._throttle.left_out((event.kind, about), monotonic()) is None  # it may go on and on
+        event = bans_full(self._max_bans, packed.decode()) if kind == FULL else strikes_dropped(self._max_bans)
+        is_left_out = self._throttle.left_out(event.kind, monotonic()) is None  # it may go on and on
         return [] if is_left_out else [event]

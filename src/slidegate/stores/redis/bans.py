@@ -18,29 +18,30 @@ from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from ...core.bans.ban import Ban, BanChange, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.strikes import StoredRecord, StoredRecords, StrikeRecord
+from ...core.bans.rules import check_room
+from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import StoreUnavailable
 from ...core.store import BanStore, Clock, Event
 from .ban_rows import (
     Kinds,
     Teller,
     count_of_kinds,
-    made_name,
+    count_of_networks,
     pack_ban,
     pack_policy,
     pack_record,
     text_of_kinds,
     unpack_ban,
-    unpack_change,
     unpack_records,
     unpack_told,
 )
 from .link import sensible
-from .refusals import RefusalCache, prolonged
+from .refusals import RefusalCache
 from .script import BANS_SCRIPT
 from .strikes import KNOWN_MS, Strike, StrikeSums, new_name
 
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PARTS: Final = (b"", b":list", b":ends", b":records", b":over", b":prefixes", b":history")
-LIST, RECORDS, HISTORY = 1, 3, 6
+PARTS: Final = (b"", b":list", b":ends", b":records", b":over")
+LIST, RECORDS = 1, 3
 CHUNK: Final = 200
 """How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
 TRIES: Final = 5
@@ -108,7 +109,7 @@ class RedisBans(BanStore):
         self._read_only = read_only
         self._teller = Teller(tell, max_bans)
         self._sums = StrikeSums(self._strike)
-        self._count = 0
+        self._told = b""  # of which kinds there were how many bans
         self._life = b""
         self._begins = False
 
@@ -125,34 +126,29 @@ class RedisBans(BanStore):
         (found,) = await self.look(self._batcher(), [tuple(subjects)])
         return longest(unpack_told(found)[1])
 
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
 
         Where others of the key and policy were sent less than 100 ms ago, it is sent later, together with those that
         come meanwhile, unless they may be enough for a ban.
         """
         if self._clock is None:
-            return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason, prefix), weight)
-        made, _ = await self._strike(Strike(policy, key, reason, prefix), weight, new_name())
+            return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason), weight)
+        made, _ = await self._strike(Strike(policy, key, reason), weight, new_name())
         return made
 
-    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> bool:
+    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
         """Count a strike as soon as Redis answers again, if that is within ten seconds; False where it is lost."""
         if self._clock is not None:
             return False
-        return self._sums.add(self._batcher().loop, Strike(policy, key, reason, prefix), weight)
+        return self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
 
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
         """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
         policy, key = strike.policy, strike.key.encode()
         asked: list[bytes | int] = [pack_policy(policy), key, weight, strike.reason.encode(), self._max_bans, KNOWN_MS]
-        keys = [self._names[0] + b":struck:" + name, self._names[0] + b":" + made_name(policy).encode()]
-        if strike.prefix and policy.prefix is not None:
-            why = f"{policy.prefix.after} of its addresses were banned"
-            asked += [strike.prefix.encode(), pack_policy(policy.prefix), why.encode()]
-            keys.append(self._names[0] + b":" + made_name(policy.prefix).encode())
-        row, missing = (await self._command("strike", asked, keys, policy=policy)).answer
+        row, missing = (await self._command("strike", asked, [self._names[0] + b":struck:" + name])).answer
         if not isinstance(missing, int):
             raise TypeError(f"expected a number, not {missing!r}")
         return (unpack_ban(key, row) if row else None), missing
@@ -160,74 +156,57 @@ class RedisBans(BanStore):
     @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        known = key.encode()
-        asked: list[bytes | int] = [known, -1 if length_us is None else length_us, reason.encode(), by.encode()]
-        return unpack_ban(known, (await self._command("ban", asked)).answer)
+        length = -1 if length_us is None else length_us
+        asked: list[bytes | int] = [key.encode(), length, reason.encode(), by.encode(), MAX_NETWORKS]
+        row = (await self._command("ban", asked)).answer
+        if row == b"":
+            raise too_many_networks(key)
+        return unpack_ban(key.encode(), row)
 
     @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         unsent = self._sums.forget(key)
-        return bool((await self._command("unban", [key.encode(), by.encode()], by=by)).answer) or unsent
-
-    @sensible
-    async def strike_records(self, keys: Sequence[str]) -> StoredRecords:
-        """Return how each of some keys stands under each policy. Changes nothing.
-
-        Strikes that workers have not sent yet, those of the last 100 ms, are left out.
-        """
-        now_us, _ = await self._now_us()
-        names = [key.encode() for key in keys]
-        rows = await self._batcher().ask(b"HMGET", self._names[RECORDS], *names) if names else []
-        return now_us, [
-            StoredRecord(policy, key, record, window_us, forgive_us)
-            for key, row in zip(keys, rows, strict=True)
-            for policy, record, window_us, forgive_us in unpack_records(row or b"")
-        ]
+        return bool((await self._command("unban", [key.encode()], by=by)).answer) or unsent
 
     @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        now_us, wall_us = await self._now_us()
+        now_us, _ = await self._now_us()
         found: dict[str, Ban] = {}  # Redis may name one twice while their number changes
         async for part in self._scan(LIST):
             bans = [unpack_ban(key, row) for key, row in part if key and row]  # under the empty key it holds none
-            found |= {ban.key: ban for ban in bans if not ban.is_over(now_us, wall_us)}
+            found |= {ban.key: ban for ban in bans if not ban.is_over(now_us)}
         return list(found.values())
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
-        return self._count
-
-    @sensible
-    async def history(self) -> list[BanChange]:
-        """Return the last 10,000 changes, oldest first."""
-        entries = await self._batcher().ask(b"LRANGE", self._names[HISTORY], 0, -1)
-        return [unpack_change(entry) async for part in in_steps(reversed(entries)) for entry in part]
+        return count_of_kinds(self._told)
 
     @sensible
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
-        now = await self._now_us()
-        rows: list[Row] = list(to_rows(Bans([], []), *now))
+        now_us, wall_us = await self._now_us()
+        rows: list[Row] = list(to_rows(Bans([], []), now_us, wall_us))
         async for bans in in_steps(await self.active()):
-            rows += list(to_rows(Bans(bans, []), *now))[1:]
-        async for part in self._scan(RECORDS):
-            rows += list(to_rows(Bans([], _records_in(part)), *now))[1:]
+            rows += list(to_rows(Bans(bans, []), now_us, wall_us))[1:]
+        async for records in self._records(now_us):
+            rows += list(to_rows(Bans([], records), now_us, wall_us))[1:]
         return rows
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
-        known = from_rows(rows, *await self._now_us())
-        await self._check_room(known)
+        now_us, wall_us = await self._now_us()
+        known = from_rows(rows, now_us, wall_us)
+        await self._check_room(known, now_us)
         async for bans in in_steps(known.bans):
             packed = [part for ban in bans for part in (ban.key.encode(), pack_ban(ban))]
             await self._command("load", [len(bans), *packed])
         async for some in in_steps(known.strike_records):
             asked: list[bytes | int] = [0]
             for policy, key, record in some:
-                asked += [key.encode(), policy.encode(), pack_record(policy, record)]
+                asked += [key.encode(), pack_record(policy, record)]
             await self._command("load", asked)
         return len(known.bans)
 
@@ -236,16 +215,16 @@ class RedisBans(BanStore):
         """Let nothing be handed back that was spent in any window up to now."""
         await self._command("reset_all", [self._refusals.latest_us])
 
-    async def _check_room(self, known: Bans) -> None:
-        # Bans made by hand are always recorded, so those that are read need no room either.
+    async def _check_room(self, known: Bans, now_us: int) -> None:
         in_force = {ban.key for ban in await self.active()}
-        bans = {ban.key for ban in known.bans if ban.level} - in_force
+        networks = {ban.key for ban in known.bans if ban.network() is not None} - in_force
+        if networks and len(networks) + count_of_networks(self._told) > MAX_NETWORKS:
+            raise too_many_networks(min(networks))
+        bans = {ban.key for ban in known.bans if ban.level} - in_force  # those made by hand are always recorded
         records, held = {record[:2] for record in known.strike_records}, set[tuple[str, str]]()
         if records:
-            held = {row[:2] async for part in self._scan(RECORDS) for row in _records_in(part)}
-        for what, new, have in (("bans", bans, len(in_force)), ("strike records", records - held, len(held))):
-            if new and len(new) + have > self._max_bans:
-                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._max_bans}")
+            held = {record[:2] async for some in self._records(now_us) for record in some}
+        check_room(self._max_bans, len(bans), len(in_force), len(records - held), len(held))
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
@@ -258,12 +237,9 @@ class RedisBans(BanStore):
             told: The bans, as Redis tells of them.
             checks: The question.
             subjects: The keys and addresses whose bans refuse it.
-            is_hit: Whether it is a hit, by which bans go on, where they do.
+            is_hit: Whether it is a hit, of which the refusal is remembered.
         """
         now_us, bans = unpack_told(told)
-        if is_hit and (going_on := [ban for ban in bans if ban.prolong_us]):
-            self._batcher().attend(self._command("prolong", [ban.key.encode() for ban in going_on]))
-            bans = [prolonged(ban, now_us) for ban in bans]
         ban = longest(bans)
         if ban is None:
             return None
@@ -303,7 +279,7 @@ class RedisBans(BanStore):
                 before, self._life = self._life, life
                 if before:
                     self._tell_loss()
-            self._count = count_of_kinds(told)
+            self._told = told
         elif self._read_only:
             batcher.attend(batcher.check_again())
         elif not self._begins:
@@ -318,20 +294,14 @@ class RedisBans(BanStore):
             self._begins = False
 
     def _tell_loss(self) -> None:
-        known = self._count
+        known = self.count()
         message = f"redis: data was lost, so counts start anew, and of the bans that were known here {known} are gone"
         self._tell((Event("store_reset", message, {"bans": known}),))
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
     async def _command(
-        self,
-        name: str,
-        asked: Sequence[bytes | int],
-        keys: Sequence[bytes] = (),
-        *,
-        policy: BanPolicy | None = None,
-        by: str = "",
+        self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = (), *, by: str = ""
     ) -> _Answer:
         """Run a command of ``lua/ban_rules.lua``, tell what it has changed, and return its answer.
 
@@ -339,11 +309,10 @@ class RedisBans(BanStore):
             name: The command.
             asked: Its arguments.
             keys: The keys that it needs besides those of bans.
-            policy: The policy that is at work.
             by: The name of whoever takes a ban back.
         """
         answer = await self._run(self._batcher(), name, asked, keys)
-        self._teller.tell(answer.reports, policy, by)
+        self._teller.tell(answer.reports, by)
         return answer
 
     async def _run(
@@ -373,10 +342,11 @@ class RedisBans(BanStore):
             if place == b"0":
                 return
 
-
-def _records_in(part: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, StrikeRecord]]:
-    """Return (policy, key, record) for the fields and values of the hash of strike records."""
-    return [(policy, key.decode(), record) for key, row in part for policy, record, _, _ in unpack_records(row)]
+    async def _records(self, now_us: int) -> AsyncIterator[list[tuple[str, str, StrikeRecord]]]:
+        """Yield (policy, key, record) of each strike record that is not over, a part at a time."""
+        async for part in self._scan(RECORDS):
+            found = [(policy, key.decode(), record) for key, row in part for policy, record in unpack_records(row)]
+            yield [entry for entry in found if entry[2].over_us > now_us]
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:

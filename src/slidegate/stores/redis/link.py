@@ -32,7 +32,7 @@ Settings: TypeAlias = Any
 """A connection of redis-py that is never opened; it says how to connect."""
 
 MAX_UNREAD: Final = 2**26
-"""How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
+"""How many bytes of one answer to keep; the longest asked for, stats of a thousand workers, is a tenth of that."""
 
 SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
 """Errors after which another connection may lead to a server that is well, or one that has learnt the password."""

@@ -9,7 +9,7 @@ sent before a hand-back of this process is not remembered, though its answer may
 its way.
 
 A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
-of one client costs ten commands a second for each key. One by a ban that requests prolong is given for as long, too.
+of one client costs ten commands a second for each key.
 """
 
 from __future__ import annotations
@@ -66,30 +66,19 @@ class CachedRefusal:
 class CachedBan:
     """A remembered ban: the moment when it was found in force, in its own time and in that of a clock here."""
 
-    __slots__ = ("_at_us", "_ban", "_clock", "_now_us", "next_s")
+    __slots__ = ("_at_us", "_ban", "_clock", "_now_us")
 
     def __init__(self, ban: Ban, now_us: int, clock: Clock) -> None:
         self._ban = ban
         self._now_us = now_us
         self._clock = clock
         self._at_us = clock()
-        self.next_s = monotonic() + PAUSE_S if ban.prolong_us else float("inf")
 
     def again(self, checks: Sequence[Check]) -> BanRefusal | None:
         """Return the refusal as it is now; None where the ban is over, or the clock was set back."""
         elapsed_us = self._clock() - self._at_us
-        now_us = self._now_us + elapsed_us
-        ban = prolonged(self._ban, now_us)
-        if elapsed_us < 0 or (ban.ends_us is not None and now_us >= ban.ends_us):
-            return None
-        return BanRefusal(ban.by, ban, now_us, checks)
-
-
-def prolonged(ban: Ban, now_us: int) -> Ban:
-    """Return a ban as it is after a request, which prolongs some."""
-    if not ban.prolong_us or ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
-        return ban
-    return ban._replace(ends_us=now_us + ban.prolong_us)
+        ban, now_us = self._ban, self._now_us + elapsed_us
+        return None if elapsed_us < 0 or ban.is_over(now_us) else BanRefusal(ban.by, ban, now_us, checks)
 
 
 class RefusalCache:
@@ -97,7 +86,7 @@ class RefusalCache:
 
     Args:
         charge: Charges checks whatever their limits, for refusals that count.
-        clock: The clock of a test; refusals that count, and those by bans that go on, are then not given from here.
+        clock: The clock of a test; refusals that count are then not given from here.
 
     Attributes:
         bans: The bans by which requests were refused, by the keys and addresses of these.
@@ -222,15 +211,14 @@ class RefusalCache:
 
     def learn_ban(self, subjects: Sequence[BanSubject], ban: Ban, now_us: int) -> None:
         """Remember a ban that refuses keys and addresses at a moment of its time."""
-        if self._is_real or not ban.prolong_us:
-            remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock))
+        remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock))
 
     def banned(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False
     ) -> BanRefusal | None:
         """Return the refusal by a ban that is known; with `stale` also where Redis was not heard lately."""
         known = self.bans.get(repr(subjects))
-        if known is None or (not stale and (self.age_s() >= TRUST_S or monotonic() >= known.next_s)):
+        if known is None or (not stale and self.age_s() >= TRUST_S):
             return None
         return known.again(checks)
 

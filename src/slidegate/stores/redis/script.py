@@ -24,7 +24,7 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .link import refusal, unexpected
 
-LAYOUT: Final = 5
+LAYOUT: Final = 6
 """The version of everything that is stored: that of another one lies under other names."""
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""
@@ -71,9 +71,9 @@ def _script(*parts: str) -> Script:
 
 
 # They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
-WINDOWS_SCRIPT: Final = _script("ring", "banned", "permits", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
 """The script that decides about windows."""
-BANS_SCRIPT: Final = _script("ring", "banned", "bans", "ban_rules")
+BANS_SCRIPT: Final = _script("locals", "banned", "bans", "ban_rules")
 """The script that strikes and bans."""
 STATS_SCRIPT: Final = _script("stats")
 """The script that writes stats."""

@@ -36,7 +36,6 @@ class Strike(NamedTuple):
     policy: BanPolicy
     key: str
     reason: str
-    prefix: str
 
 
 def new_name() -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ...core.addresses import parse_address
+from ...core.addresses import canonical_key, parse_address
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision, LimitSet
@@ -22,7 +22,7 @@ from .programs import SECOND_US, YEAR_2100_US
 T = TypeVar("T")
 
 HOUR_US = 3_600 * SECOND_US
-POLICY = BanPolicy("3/minute", "10m", factor=2, jitter=0, forgive="1h")
+POLICY = BanPolicy("3/minute", "10m", factor=2, forgive="1h")
 
 
 class StoreHarness:
@@ -62,17 +62,17 @@ class StoreHarness:
         """Forget all keys."""
         return await settle(self.raw.reset_all())
 
-    async def request(self, client: str, cost: int = 1) -> Decision:
-        """Send a request of an address or key, which only bans refuse."""
+    async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
+        """Send a request of an address or key, which only bans refuse; it is counted by `key`, if that is given."""
         parsed = parse_address(client)
         subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
-        return await settle(self.raw.hit(((bucket("100/400d"), client, cost),), subjects))
+        return await settle(self.raw.hit(((bucket("100/400d"), key or canonical_key(client), cost),), subjects))
 
-    async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY, prefix: str = "") -> Ban | None:
+    async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY) -> Ban | None:
         """Strike a key several times, and return the ban that the last strike made."""
         made = None
         for _ in range(times):
-            made = await settle(self.raw.bans.strike(policy, key, 1, "refused", prefix))
+            made = await settle(self.raw.bans.strike(policy, key, 1, "refused"))
         return made
 
     async def ban(self, key: str, length_us: int | None = HOUR_US) -> Ban:

@@ -197,9 +197,7 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
             "strike": lambda: store.strike("ann"),
             "ban": lambda: store.ban("ann"),
             "unban": lambda: store.unban("eve"),
-            "strike_records": lambda: settle(bans.strike_records(["ann"])),
             "active": store.banned,
-            "history": lambda: settle(bans.history()),
             "dump": store.dump,
             "load": lambda: settle(bans.load(rows)),
         }

@@ -1,8 +1,8 @@
 """Bans as their rules say it, slowly: one plain list of all that happened, looked through anew at each question.
 
-Nothing is shared with the code under test but the parts of a policy. Policies have no jitter here, whole factors,
-and strikes few enough to be exact. A policy's ladder knows its own bans alone: those by hand stand beside it. Time is
-the store's own, and never runs back.
+Nothing is shared with the code under test but the parts of a policy. Policies have whole factors here, and strikes few
+enough to be exact. A policy's ladder knows its own bans alone: those by hand stand beside it. Time is the store's own,
+and never runs back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from ...core.bans.policy import BanPolicy
 
 
 class Struck(NamedTuple):
-    """A strike that counted; `source` is the address whose ban it is, for a prefix."""
+    """A strike that counted."""
 
     by: str
     key: str
     at_us: int
     weight: int
-    source: str
 
 
 @dataclass
@@ -33,7 +32,6 @@ class Made:
         by: The policy, or the name of the operator.
         ends_us: When it ends; None for never.
         level: 0 for one made by hand.
-        prolong_us: How long a request while banned makes it go on; 0 if it does not.
         refuses: False for one that is only reported, and for one that another took the place of.
     """
 
@@ -42,7 +40,6 @@ class Made:
     at_us: int
     ends_us: int | None
     level: int
-    prolong_us: int
     refuses: bool = True
 
     def lasts(self, now_us: int) -> bool:
@@ -65,52 +62,56 @@ class BanModel:
 
     Attributes:
         entries: All of them, in their order.
-        changes: (banned or unbanned, key, by whom): the history.
+        changes: (banned or unbanned, key) of each.
         reports: (policy, key) of each ban that was only reported.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.changes: list[tuple[str, str, str]] = []
+        self.changes: list[tuple[str, str]] = []
         self.reports: list[tuple[str, str]] = []
-        self._made_at: list[tuple[str, int]] = []  # (policy, moment) of every ban that counts towards a cap
 
     def active(self, now_us: int) -> list[Made]:
         """Return the bans in force."""
         return [entry for entry in self.entries if isinstance(entry, Made) and entry.refuses and entry.lasts(now_us)]
 
-    def hit(self, client: str, now_us: int) -> list[Made]:
-        """Return the bans that refuse a request of an address or key, and prolong those that requests prolong."""
-        found = self.peek(client, now_us)
-        for ban in found:
-            if ban.prolong_us and ban.ends_us is not None:
-                ban.ends_us = max(ban.ends_us, now_us + ban.prolong_us)
-        return found
-
-    def peek(self, client: str, now_us: int) -> list[Made]:
-        """Return the bans that would refuse a request."""
-        return [ban for ban in self.active(now_us) if ban.key == client or _holds(ban.key, client)]
+    def refusing(self, address: str, key: str, now_us: int) -> list[Made]:
+        """Return the bans that refuse a request of an address that is counted by a key."""
+        return [ban for ban in self.active(now_us) if ban.key == key or (not ban.level and _holds(ban.key, address))]
 
     def ban(self, key: str, length_us: int | None, by: str, now_us: int) -> Made:
         """Ban by hand, in the place of a ban that there is."""
         self._replace(key)
-        made = Made(by, key, now_us, None if length_us is None else now_us + length_us, 0, 0)
+        made = Made(by, key, now_us, None if length_us is None else now_us + length_us, 0)
         self.entries.append(made)
-        self.changes.append(("banned", key, by))
+        self.changes.append(("banned", key))
         return made
 
-    def unban(self, key: str, by: str, now_us: int) -> None:
+    def unban(self, key: str, now_us: int) -> None:
         """Take a ban back, and forgive everything."""
         if any(ban.key == key for ban in self.active(now_us)):
-            self.changes.append(("unbanned", key, by))
+            self.changes.append(("unbanned", key))
         self.entries = [entry for entry in self.entries if entry.key != key]
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, prefix: str, now_us: int) -> Made | None:
+    def strike(self, policy: BanPolicy, key: str, weight: int, now_us: int) -> Made | None:
         """Strike, and return the ban that it makes."""
-        made = self._strike(policy, key, weight, "", now_us)
-        if made is not None and prefix and policy.prefix is not None:
-            self._strike(policy.prefix, prefix, 1, key, now_us)
-        return made if made is not None and made.refuses else None
+        if any(ban.key == key for ban in self.active(now_us)):
+            return None
+        if policy.shadow and any(isinstance(entry, Made) and entry.lasts(now_us) for entry in self._own(policy, key)):
+            return None  # a ban that is only reported counts as if it were made
+        self.entries.append(Struck(policy.name, key, now_us, weight))
+        if self._weight(policy, key, now_us) < policy.after.amount:
+            return None
+        level = self._level(policy, key, now_us) + 1
+        length_us = min(policy.duration_us * int(policy.factor) ** (level - 1), policy.longest_us)
+        self._replace(key)
+        made = Made(policy.name, key, now_us, now_us + length_us, level, refuses=not policy.shadow)
+        self.entries.append(made)
+        if policy.shadow:
+            self.reports.append((policy.name, key))
+            return None
+        self.changes.append(("banned", key))
+        return made
 
     def stand(self, policy: BanPolicy, key: str, now_us: int) -> Stand:
         """Return where a key stands; no more weight is told apart than a ban takes."""
@@ -124,54 +125,25 @@ class BanModel:
 
     def restart(self) -> None:
         """Forget what does not outlive a process."""
-        self.changes, self.reports, self._made_at = [], [], []
-
-    def _strike(self, policy: BanPolicy, key: str, weight: int, source: str, now_us: int) -> Made | None:
-        if any(ban.key == key for ban in self.active(now_us)):
-            return None
-        reports = policy.action == "shadow"
-        if reports and any(isinstance(entry, Made) and entry.lasts(now_us) for entry in self._own(policy, key)):
-            return None  # a ban that is only reported counts as if it were made
-        self.entries.append(Struck(policy.name, key, now_us, weight, source))
-        if self._weight(policy, key, now_us) < policy.after.amount or self._is_capped(policy, now_us):
-            return None
-        self._made_at.append((policy.name, now_us))
-        level = self._level(policy, key, now_us) + 1
-        length_us = min(policy.duration_us * int(policy.factor) ** (level - 1), policy.longest_us)
-        self._replace(key)
-        prolong_us = length_us if policy.prolong else 0
-        made = Made(policy.name, key, now_us, now_us + length_us, level, prolong_us, refuses=not reports)
-        self.entries.append(made)
-        if reports:
-            self.reports.append((policy.name, key))
-        else:
-            self.changes.append(("banned", key, policy.name))
-        return made
+        self.changes, self.reports = [], []
 
     def _replace(self, key: str) -> None:
         for entry in self.entries:
             if isinstance(entry, Made) and entry.key == key:
                 entry.refuses = False
 
-    def _is_capped(self, policy: BanPolicy, now_us: int) -> bool:
-        from_us = now_us - policy.max_rate.window_us
-        recent = [at_us for by, at_us in self._made_at if by == policy.name and at_us > from_us]
-        return len(recent) >= policy.max_rate.amount
-
     def _own(self, policy: BanPolicy, key: str) -> Iterator[Entry]:
         """Yield everything that happened to a key under a policy."""
         return (entry for entry in self.entries if (entry.by, entry.key) == (policy.name, key))
 
     def _weight(self, policy: BanPolicy, key: str, now_us: int) -> int:
-        """Add up the strikes in the window and since the last ban; of a prefix, each address once."""
+        """Add up the strikes in the window and since the last ban."""
         counted: list[Struck] = []
         for entry in self._own(policy, key):
             if isinstance(entry, Made):
                 counted = []
             elif entry.at_us > now_us - policy.after.window_us:
                 counted.append(entry)
-        if any(strike.source for strike in counted):
-            return len({strike.source for strike in counted})
         return sum(strike.weight for strike in counted)
 
     def _level(self, policy: BanPolicy, key: str, now_us: int) -> int:

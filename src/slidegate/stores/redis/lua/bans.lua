@@ -5,14 +5,13 @@
 --               and `latest` of the bans' time; and `parts`, until when each of the next four lives
 --   list        a ban for each key, see banned.lua     ends       keys by the end of their ban
 --   records     for each key, its strikes under each policy     over     these records by when they are forgotten
---   prefixes    keys that may be prefixes banned by a policy
---   history     the latest `MOST_HISTORY` changes, newest first
 
-local MOST_HISTORY = 10000
 local LONGEST_MS = 400 * 86400000
+local MOST_US = 2 ^ 53 -- up to here doubles are exact
 local SURE_US = 1000000 -- how long before its end a key of Redis has not expired for certain
-local META, LIST, ENDS, RECORDS, OVER, PREFIXES, HISTORY = 1, 2, 3, 4, 5, 6, 7
-local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
+local META, LIST, ENDS, RECORDS, OVER = 1, 2, 3, 4, 5
+local BANNED, UNBANNED, SHADOW, FULL, DROPPED = 1, 2, 3, 4, 5
+local NO_NETWORK = "key"
 
 local wall, slack_ms = tonumber(ARGV[1]), 86400000
 if wall < 0 then
@@ -43,12 +42,7 @@ local function keep(name, until_at, for_ever)
 end
 
 local function pack_ban(ban)
-  local times = pack("<i8i8i8i8", ban.made, ban.ends, ban.wall, ban.prolong)
-  return times .. pack("<I4Hc0", ban.level, #ban.by, ban.by) .. ban.reason
-end
-
-local function is_over(ban)
-  return is_over_at(ban, now, wall)
+  return pack("<i8i8i8I4Hc0", ban.made, ban.ends, ban.wall, ban.level, #ban.by, ban.by) .. ban.reason
 end
 
 local function ban_of(key)
@@ -60,20 +54,21 @@ local function count_bans()
   return redis.call("HLEN", KEYS[LIST]) - redis.call("HEXISTS", KEYS[LIST], KINDS)
 end
 
--- The kind of a key. A key that only looks like a network does no harm: a look-up for its length finds nothing.
-local function kind_of(key)
-  if find(key, "^%d+%.%d+%.%d+%.%d+$") then
-    return "4/32"
+-- The kind of a ban, as `Ban.network`. A key that only looks like a network does no harm: a look-up for its length finds
+-- nothing.
+local function kind_of(ban)
+  if ban.level > 0 then
+    return NO_NETWORK
   end
-  local four = string.match(key, "^%d+%.%d+%.%d+%.%d+/(%d+)$")
-  local six = string.match(key, "^[%x:]+/(%d+)$")
-  return four and "4/" .. four or six and "6/" .. six or "key"
+  local four = match(ban.key, "^%d+%.%d+%.%d+%.%d+/(%d+)$")
+  local six = match(ban.key, "^[%x:]+/(%d+)$")
+  return four and "4/" .. four or six and six ~= "64" and "6/" .. six or NO_NETWORK
 end
 
 -- Take note that a ban was put in or taken out.
-local function count_kind(key, step)
-  local many, texts = { [kind_of(key)] = step }, {}
-  for kind, before in string.gmatch(kinds_of(KEYS[LIST]), "(%S+)=(%d+)") do
+local function count_kind(ban, step)
+  local many, texts = { [kind_of(ban)] = step }, {}
+  for kind, before in gmatch(kinds_of(KEYS[LIST]), "(%S+)=(%d+)") do
     many[kind] = (many[kind] or 0) + before
   end
   for kind, count in pairs(many) do
@@ -89,9 +84,19 @@ local function count_kind(key, step)
   end
 end
 
+local function count_networks()
+  local many = 0
+  for count in gmatch(kinds_of(KEYS[LIST]), "/%d+=(%d+)") do
+    many = many + count
+  end
+  return many
+end
+
 local function remove_ban(key)
-  if redis.call("HDEL", KEYS[LIST], key) > 0 then
-    count_kind(key, -1)
+  local ban = ban_of(key)
+  if ban then
+    redis.call("HDEL", KEYS[LIST], key)
+    count_kind(ban, -1)
   end
   redis.call("ZREM", KEYS[ENDS], key)
 end
@@ -102,9 +107,12 @@ end
 
 -- Put a ban in force, in the place of one of the same key.
 local function record(ban)
-  if redis.call("HSET", KEYS[LIST], ban.key, pack_ban(ban)) > 0 then
-    count_kind(ban.key, 1)
+  local before = ban_of(ban.key)
+  if before then
+    count_kind(before, -1)
   end
+  redis.call("HSET", KEYS[LIST], ban.key, pack_ban(ban))
+  count_kind(ban, 1)
   if ban.ends >= 0 then
     redis.call("ZADD", KEYS[ENDS], text_of(ban.ends), ban.key)
     keep(ENDS, ban.ends)
@@ -113,25 +121,17 @@ local function record(ban)
     redis.call("ZREM", KEYS[ENDS], ban.key)
     redis.call("PERSIST", KEYS[LIST])
   end
-  if ban.level > 0 and sub(ban.by, -7) == "/prefix" then
-    redis.call("SADD", KEYS[PREFIXES], ban.key)
-    redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
-  end
 end
 
 local events = {} -- which the caller puts into words
 
-local function tell(kind, ban, key)
+local function tell(kind, key, ban)
   events[#events + 1] = pack("<BHc0", kind, #key, key) .. (ban and pack_ban(ban) or "")
 end
 
--- Tell of a ban that was made or taken back, and remember it.
-local function change(kind, ban, by)
-  tell(kind, ban, ban.key)
-  local entry = pack("<Bi8", kind, wall) .. pack("<Hc0", #by, by) .. pack("<Hc0", #ban.key, ban.key) .. pack_ban(ban)
-  redis.call("LPUSH", KEYS[HISTORY], entry)
-  redis.call("LTRIM", KEYS[HISTORY], 0, MOST_HISTORY - 1)
-  redis.call("PEXPIRE", KEYS[HISTORY], LONGEST_MS)
+-- Tell of a ban that was made or taken back.
+local function change(kind, ban)
+  tell(kind, ban.key, ban)
   renumber()
 end
 
@@ -172,19 +172,17 @@ if parts and (is_lost(LIST) or is_lost(ENDS)) then
   note_meta()
 end
 
--- How keys stand under policies, as core/bans/strikes.py. A record is a table like `StrikeRecord`, with the `window` and
--- the `forgive` of its policy, so that it is known when there is nothing left to remember; both are 0 where it was
--- loaded and its policy has not struck since.
+-- How keys stand under policies, as core/bans/strikes.py. A record is a table like `StrikeRecord`.
 
 local function unpack_records(row)
   local found, at = {}, 1
   while at <= #row do
     local s, name, many = { strikes = {} }, nil, nil
-    s.level, s.last, s.until_at, s.window, s.forgive, many, name, at = unpack_from("<I4i8i8i8i8HHc0", row, at)
+    s.level, s.last, s.until_at, s.over, many, name, at = unpack_from("<I4i8i8i8HHc0", row, at)
     found[name] = s
     for place = 1, many do
       local strike = {}
-      strike.at, strike.weight, strike.source, at = unpack_from("<i8I8Hc0", row, at)
+      strike.at, strike.weight, at = unpack_from("<i8I8", row, at)
       s.strikes[place] = strike
     end
   end
@@ -195,41 +193,23 @@ local function records_of(key)
   return unpack_records(redis.call("HGET", KEYS[RECORDS], key) or "")
 end
 
-local function level_at(s)
-  local clean = max(now - max(s.last, s.until_at), 0)
-  return max(s.level - floor(clean / s.forgive), 0)
-end
-
--- When there is nothing left to remember.
-local function over_at(s)
-  if s.forgive == 0 then
-    return max(s.last, s.until_at, now) + LONGEST_MS * 1000
-  end
-  local ends = max(s.until_at, max(s.last, s.until_at) + s.level * s.forgive)
-  for _, strike in ipairs(s.strikes) do
-    ends = max(ends, strike.at + s.window)
-  end
-  return ends
-end
-
 -- The member of `over` for a strike record.
 local function member_of(key, name)
   return pack("<Hc0", #name, name) .. key
 end
 
+-- Write the strike records of a key, those that are not over.
 local function keep_records(key, found)
-  local parts, ends = {}, 0
+  local rows, ends = {}, 0
   for name, s in pairs(found) do
-    local over = over_at(s)
-    if over <= now then
+    if s.over <= now then
       redis.call("ZREM", KEYS[OVER], member_of(key, name))
     else
-      redis.call("ZADD", KEYS[OVER], text_of(over), member_of(key, name))
-      ends = max(ends, over)
-      local numbers = pack("<I4i8i8i8i8H", s.level, s.last, s.until_at, s.window, s.forgive, #s.strikes)
-      parts[#parts + 1] = numbers .. pack("<Hc0", #name, name)
+      redis.call("ZADD", KEYS[OVER], text_of(s.over), member_of(key, name))
+      ends = max(ends, s.over)
+      rows[#rows + 1] = pack("<I4i8i8i8HHc0", s.level, s.last, s.until_at, s.over, #s.strikes, #name, name)
       for _, strike in ipairs(s.strikes) do
-        parts[#parts + 1] = pack("<i8I8Hc0", strike.at, strike.weight, #strike.source, strike.source)
+        rows[#rows + 1] = pack("<i8I8", strike.at, strike.weight)
       end
     end
   end
@@ -237,7 +217,7 @@ local function keep_records(key, found)
     redis.call("HDEL", KEYS[RECORDS], key)
     return
   end
-  redis.call("HSET", KEYS[RECORDS], key, table.concat(parts))
+  redis.call("HSET", KEYS[RECORDS], key, table.concat(rows))
   keep(RECORDS, ends)
   keep(OVER, ends)
 end
@@ -266,46 +246,48 @@ local function make_room(max_bans)
   return true
 end
 
--- Count a strike; true if a ban is due.
-local function count_strike(s, policy, weight, source)
-  s.window, s.forgive = policy.window, policy.forgive
+-- When a record is over that is clean from a moment on.
+local function over_at(clean_from, s, policy)
+  return min(clean_from + s.level * policy.forgive, MOST_US)
+end
+
+-- Count a strike, as `StrikeRecord.struck`; true if a ban is due.
+local function count_strike(s, policy, weight)
+  if not policy.shadow then
+    s.until_at = min(s.until_at, now)
+  end
   if now < s.until_at then
     return false
   end
-  s.level = level_at(s)
+  local clean = max(now - max(s.last, s.until_at), 0)
+  s.level = max(s.level - floor(clean / policy.forgive), 0)
   s.last = now
   local at, kept, total = now - now % policy.grain, {}, 0
   for _, strike in ipairs(s.strikes) do
-    if strike.at > now - policy.window and (source == "" or strike.source ~= source) then
+    if strike.at > now - policy.window then
       kept[#kept + 1] = strike
       total = total + strike.weight
     end
   end
-  weight = min(weight, policy.amount)
   local newest = kept[#kept]
-  if newest and newest.at == at and source == "" then
-    total = total - newest.weight
-    kept[#kept] = { at = at, weight = min(newest.weight + weight, policy.amount), source = "" }
-  else
-    kept[#kept + 1] = { at = at, weight = weight, source = source }
+  if newest and newest.at == at then
+    kept[#kept] = nil
+    total, weight = total - newest.weight, weight + newest.weight
   end
-  total = total + kept[#kept].weight
+  weight = min(weight, policy.amount)
+  kept[#kept + 1] = { at = at, weight = weight }
+  total = total + weight
   while total - kept[1].weight >= policy.amount do
     total = total - table.remove(kept, 1).weight
   end
-  s.strikes = kept
+  s.strikes, s.over = kept, max(at + policy.window, over_at(now, s, policy))
   return total >= policy.amount
 end
 
--- Go one level up, and return how long the ban lasts, as `BanPolicy.length_us`.
-local function next_length(s, policy, key)
-  s.level = s.level + 1
-  s.strikes = {}
-  local length = policy.ladder[min(s.level, #policy.ladder)]
-  if policy.jitter > 0 then
-    local share = tonumber(sub(redis.sha1hex(policy.name .. "\n" .. key .. "\n" .. text_of(s.level)), 1, 4), 16)
-    length = min(length + floor(floor(length * policy.jitter) / 65536) * share, policy.longest)
-  end
-  s.until_at = now + length
-  return length
+-- Make the ban that the last strike has made due, as `StrikeRecord.banned`.
+local function make_ban(s, policy, key, reason)
+  s.level, s.strikes = s.level + 1, {}
+  s.until_at = now + policy.ladder[min(s.level, #policy.ladder)]
+  s.over = over_at(s.until_at, s, policy)
+  return { key = key, reason = reason, by = policy.name, level = s.level, made = now, ends = s.until_at, wall = wall }
 end

@@ -8,9 +8,6 @@
 local NEVER = -1
 local MAX_UNITS = 4294967295
 local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8", "<i8I4", 12
-local floor, max, min = math.floor, math.max, math.min
-local sub, find, byte = string.sub, string.find, string.byte
-local pack, unpack_from = struct.pack, struct.unpack
 
 local ring = {}
 

@@ -360,7 +360,7 @@ if with_meta == 1 then
     local bans_now = time_of_bans(KEYS[1], now, tonumber(stored[4]) or 0, tonumber(stored[5]) or 0)
     judged = function()
       local told, found
-      told, found, at = find_bans(KEYS[2], ARGV[3], at, bans_now, now)
+      told, found, at = find_bans(KEYS[2], ARGV[3], at, bans_now)
       return found > 0 and pack("<B", BANNED) .. told
     end
   end

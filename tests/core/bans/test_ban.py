@@ -1,37 +1,31 @@
-"""The bans in force: found by key and address, let go of when they are over; and how keys and reasons are spelled."""
+"""A ban: its end, the networks that it is of, and how keys and reasons are spelled."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError
-from slidegate.core.addresses import parse_address
-from slidegate.core.bans.active import ActiveBans
-from slidegate.core.bans.ban import Ban, BanSubject, ban_key, clean_reason
+from slidegate.core.addresses import Address, format_network, parse_address
+from slidegate.core.bans.ban import Ban, ban_key, clean_reason
+from slidegate.core.bans.networks import BannedNetworks
 
 SECOND_US = 1_000_000
 NEW_YEAR_US = 4_102_444_800_000_000
 
 
-def ban(key: str, ends_us: int | None = 100, *, made_us: int = 0, wall_us: int = 0, prolong_us: int = 0) -> Ban:
-    return Ban(key, "why", "abuse", 1, made_us, ends_us, wall_us, prolong_us)
+def ban(key: str, ends_us: int | None = 100, *, made_us: int = 0, wall_us: int = 0, level: int = 1) -> Ban:
+    return Ban(key, "why", "abuse", level, made_us, ends_us, wall_us)
 
 
-def address(text: str) -> BanSubject:
+def address(text: str) -> Address:
     parsed = parse_address(text)
     assert parsed is not None
     return parsed
-
-
-def listed(*bans: Ban) -> ActiveBans:
-    made = ActiveBans()
-    for one in bans:
-        made.add(one)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -112,49 +106,45 @@ def test_a_ban_has_an_end_or_none() -> None:
         20 * SECOND_US, 1, 0, 0
     ]  # fmt: skip
     permanent = ban("ann", None)
-    assert (permanent.until, permanent.left_us(10**17), permanent.is_over(10**17, 10**17)) == (None, None, False)
+    assert (permanent.until, permanent.left_us(10**17), permanent.is_over(10**17)) == (None, None, False)
 
 
-def test_a_ban_is_over_by_either_clock() -> None:
-    made = ban("ann", 110, made_us=10, wall_us=1_000)
-    assert [made.is_over(now_us, 0) for now_us in (-5, 10, 109, 110)] == [False, False, False, True]
-    assert [made.is_over(10, wall_us) for wall_us in (0, 1_099, 1_100)] == [False, False, True]
-
-
-def test_a_ban_is_prolonged_and_never_shortened() -> None:
-    made = ban("ann", 110, made_us=10, prolong_us=100)
-    assert [made.prolonged(now_us).ends_us for now_us in (-50, 10, 11)] == [110, 110, 111]
-    assert ban("ann", None, prolong_us=100).prolonged(7).ends_us is None
+def test_what_is_one_client_or_a_clients_key_is_no_network() -> None:
+    for key in ("192.0.2.7", "2001:db8::/64", "user:42", "::/63#"):
+        assert ban(key, level=0).network() is None
+    for key in ("192.0.2.0/31", "2001:db8::/63", "2001:db8::1/128"):
+        assert ban(key, level=0).network() is not None
+        assert ban(key, level=1).network() is None
 
 
 def test_a_version_holds_nothing_of_the_other() -> None:
-    bans = listed(ban("0.0.0.0/1"))
-    assert not bans.keys_of(["ann", (6, 5), "0.0.0.5"])
-    assert [ban.key for ban in bans.of(bans.keys_of(["ann", (4, 5)]))] == ["0.0.0.0/1"]
+    networks = BannedNetworks([ban("0.0.0.0/1", level=0)])
+    assert networks.of((6, 5)) == []
+    assert [one.key for one in networks.of((4, 5))] == ["0.0.0.0/1"]
 
 
-def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
-    bans = ActiveBans()
-    for number in range(10_000):
-        bans.add(ban("192.0.2.7", 10**6 + number))
-        bans.add(ban("eve", None))
-    assert len(bans) == 2
-    bans.remove_expired(10**6 + 10_000, 0, 10_000)
-    assert [one.key for one in bans] == ["eve"]
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(8, 31)), max_size=8), st.integers(0, 2**32 - 1))
+def test_an_address_lies_in_the_networks_that_the_standard_library_finds(
+    drawn: list[tuple[int, int]], value: int
+) -> None:
+    keys = {format_network(4, first, prefix) for first, prefix in [*drawn, (value, 24)]}
+    found = {one.key for one in BannedNetworks(ban(key, level=0) for key in keys).of((4, value))}
+    assert found == {key for key in keys if IPv4Address(value) in IPv4Network(key)}
 
 
-def test_bans_that_are_over_are_let_go_a_few_at_a_time() -> None:
-    bans = listed(*(ban(f"user:{number}", 100 + number) for number in range(10)), ban("eve", None))
-    bans.remove_expired(99, 0)
-    assert len(bans) == 11
-    bans.remove_expired(10**6, 0)
-    assert len(bans) == 9
+def test_changes_leave_what_readers_have_as_it_is() -> None:
+    before = BannedNetworks([ban("192.0.2.0/24", level=0)])
+    after = before.with_ban(ban("198.51.100.0/24", level=0)).without("192.0.2.0/24")
+    assert ([*before.bans], [*after.bans]) == (["192.0.2.0/24"], ["198.51.100.0/24"])
+    assert after.of(address("192.0.2.7")) == []
+    assert [one.key for one in after.of(address("198.51.100.7"))] == ["198.51.100.0/24"]
 
 
-@pytest.mark.parametrize("ends_us", [-(10**15), -1, 0, 9, 10, 99, 10**15, 400 * 86_400 * 10**6])
-def test_bans_are_let_go_at_their_end_whatever_number_it_is(ends_us: int) -> None:
-    bans = listed(ban("9", ends_us), ban("0", ends_us + 1), ban("\0", None))
-    bans.remove_expired(ends_us - 1, -(10**16), 9)
-    assert len(bans) == 3
-    bans.remove_expired(ends_us, -(10**16), 9)
-    assert [one.key for one in bans] == ["0", "\0"]
+def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
+    networks = BannedNetworks([ban("192.0.2.0/24", 100, level=0), ban("198.51.100.0/24", None, level=0)])
+    with pytest.raises(ConfigurationError, match=r"networks are banned, which is the most; put 203\.0\.113\.0/24 into"):
+        networks.with_ban(ban("203.0.113.0/24", 500, level=0, made_us=99))
+    after = networks.with_ban(ban("203.0.113.0/24", 500, level=0, made_us=100))
+    assert sorted(after.bans) == ["198.51.100.0/24", "203.0.113.0/24"]
+    assert after.of(address("192.0.2.7")) == []
