@@ -118,7 +118,8 @@ def test_what_is_one_client_or_a_clients_key_is_no_network() -> None:
 
 
 def test_a_version_holds_nothing_of_the_other() -> None:
-    networks = BannedNetworks([ban("0.0.0.0/1", level=0)])
+    networks = BannedNetworks([ban("0.0.0.0/1", level=0), ban("user:42", level=0), ban("128.0.0.0/1", level=1)])
+    assert [*networks.bans] == ["0.0.0.0/1"]
     assert networks.of((6, 5)) == []
     assert [one.key for one in networks.of((4, 5))] == ["0.0.0.0/1"]
 

@@ -21,6 +21,8 @@ Row: TypeAlias = Mapping[str, Any]
 
 _VERSION: Final = 3
 _MOST: Final = 2**53
+_MAX_LEVEL: Final = 2**31
+"""A higher one is read as this, so that there is room for more."""
 
 
 class Bans(NamedTuple):
@@ -102,7 +104,7 @@ def _ban(row: Row, behind_us: int) -> Ban:
         _key(row["ban"]),
         clean_reason(row["reason"]),
         clean_reason(row["by"]),
-        _whole(row["level"], 0),
+        min(_whole(row["level"], 0), _MAX_LEVEL),
         made_us,
         ends_us,
         _whole(row["since_us"]),
@@ -117,7 +119,7 @@ def _strike_record(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Str
     # A ban in force ends later than now: its level is clean from then on. None lasts longer than this.
     until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
     over_us = _whole(row["over_us"]) + behind_us
-    record = StrikeRecord(_whole(row["level"], 0), last_us, until_us, over_us, tuple(strikes))
+    record = StrikeRecord(min(_whole(row["level"], 0), _MAX_LEVEL), last_us, until_us, over_us, tuple(strikes))
     return check_name(row["policy"], "policy"), _key(row["struck"]), record
 
 

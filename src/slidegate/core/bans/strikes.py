@@ -22,10 +22,13 @@ Rules of the state machine (`StrikeRecord`, one for each key and policy):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .ban import Ban
 from .policy import BanPolicy
+
+LATEST_US: Final = 2**53
+"""No record is over later than this, whatever level an import gives it: rows hold no larger number."""
 
 
 class StrikeRecord(NamedTuple):
@@ -67,11 +70,11 @@ class StrikeRecord(NamedTuple):
         while total - strikes[0][1] >= amount:
             total -= strikes.pop(0)[1]
         over_us = max(at_us + policy.after.window_us, until_us, max(now_us, until_us) + level * policy.forgive_us)
-        return StrikeRecord(level, now_us, until_us, over_us, tuple(strikes)), total >= amount
+        return StrikeRecord(level, now_us, until_us, min(over_us, LATEST_US), tuple(strikes)), total >= amount
 
     def banned(self, policy: BanPolicy, key: str, reason: str, wall_us: int) -> tuple[StrikeRecord, Ban]:
         """Return the record after the ban that the last strike has made due, and the ban."""
         level, now_us = self.level + 1, self.last_us
         until_us = now_us + policy.length_us(level)
-        record = StrikeRecord(level, now_us, until_us, until_us + level * policy.forgive_us)
+        record = StrikeRecord(level, now_us, until_us, min(until_us + level * policy.forgive_us, LATEST_US))
         return record, Ban(key, reason, policy.name, level, now_us, until_us, wall_us)

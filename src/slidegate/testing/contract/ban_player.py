@@ -225,6 +225,7 @@ def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:
     """Read off where a key stands, by its row in an export."""
     if row is None:
         return Stand(0, 0)
-    clean_us = max(now_us - max(row["last_us"], row["until_us"] or 0), 0)
+    until_us = row["last_us"] if row["until_us"] is None else row["until_us"]
+    clean_us = max(now_us - max(row["last_us"], until_us), 0)
     weight = sum(weight for at_us, weight in row["strikes"] if at_us > now_us - policy.after.window_us)
     return Stand(max(row["level"] - clean_us // policy.forgive_us, 0), min(weight, policy.after.amount))
