@@ -18,7 +18,7 @@ from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
@@ -159,7 +159,7 @@ class RedisBans(BanStore):
         length = -1 if length_us is None else length_us
         asked: list[bytes | int] = [key.encode(), length, reason.encode(), by.encode(), MAX_NETWORKS]
         row = (await self._command("ban", asked)).answer
-        if row == b"":
+        if row == b"" and network_place(key) is not None:
             raise too_many_networks(key)
         return unpack_ban(key.encode(), row)
 
