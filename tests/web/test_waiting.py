@@ -356,10 +356,10 @@ def test_nobody_is_refused_who_could_have_been_let_in_and_nobody_waits_longer_th
                 continue
             ahead = copy.deepcopy(line)
             if end_s == came_s[number]:
-                # Refused for its place in the line, which counts those ahead who were refused later.
+                # Refused for its place in the line, which counts those ahead who were refused later, or at this moment.
                 ahead = Model(amount)
                 for earlier in range(number):
-                    if ended[earlier][0] == 200 or ended[earlier][1] > end_s:
+                    if ended[earlier][0] == 200 or ended[earlier][1] >= end_s > came_s[earlier]:
                         ahead.let_in(costs[earlier], came_s[earlier])
             assert ahead.let_in(cost, came_s[number]) > bound_s - 0.001, "it could have been let in"
         spent_s = line.at_s[1:]
