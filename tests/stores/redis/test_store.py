@@ -22,7 +22,6 @@ from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
 from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis import cluster as cluster_module
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
@@ -141,14 +140,7 @@ class TestValkey(AtServer, RandomContract):
     running = "valkey"
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests wait for a look at the bans as long as a busy machine takes."""
-    monkeypatch.setattr(cluster_module, "NEWS_TIMEOUT_S", PLENTY_S)
-
-
 @needs_redis
-@pytest.mark.usefixtures("patient")
 class TestCluster(AtServer, RandomContract):
     running = "cluster"
 
@@ -265,7 +257,7 @@ async def test_a_known_refusal_costs_no_command(server: RedisServer, ahead: Ahea
 
         assert await counted(server, flood) == 0
         ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
-        assert await counted(server, flood) == 1
+        assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
 
 
 @needs_redis
@@ -317,6 +309,8 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
     clock = FakeClock()
     async with store_at(server, clock=clock) as store:
         await hit(store, "ann", "5/minute; 100/hour", cost=5)
+        while server.command("PTTL", f"{store._prefix}:6:{{bans}}") < 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the first answer gives the data a life
         server.command("CONFIG", "RESETSTAT")
         for second in range(3):
             clock.advance("1s")
@@ -335,7 +329,7 @@ async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: Redi
             for _ in range(99):
                 assert await store.bans.strike(policy, "user:eve", 1, "") is None
 
-        assert await counted(server, flood) == 1
+        assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
         made = await store.bans.strike(policy, "user:eve", 1, "why")
         assert made is not None
         assert (made.level, made.reason) == (1, "why")
@@ -347,16 +341,41 @@ async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: Redi
 
 @needs_redis
 async def test_what_one_worker_bans_the_next_request_of_any_other_knows(server: RedisServer) -> None:
-    address = parse_address("192.0.2.9")
-    assert address is not None
     async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
         asked = ((bucket("100/minute"), "192.0.2.9", 1),)
-        assert await settle(other.hit(asked, (address,)))
-        await store.bans.ban("192.0.2.0/24", None, "by request", "ann")
-        answers = [settle(other.hit(asked, (address,))), settle(other.hit(((asked[0][0], "user:ann", 1),)))]
+        assert await settle(other.hit(asked))
+        await store.bans.ban("192.0.2.9", None, "by request", "ann")
+        answers = [settle(other.hit(asked)), settle(other.hit(((asked[0][0], "user:ann", 1),)))]
         refused, passed = await asyncio.gather(*answers)
         assert (refused.reason, passed.reason) == (Reason.BANNED, Reason.OK)
+        await store.bans.unban("192.0.2.9", "ann")
+        async with asyncio.timeout(BOUND_S):
+            while not await hit(other, "192.0.2.9", "100/minute", 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert (await hit(other, "192.0.2.9", "100/minute", 0)).remaining == 99  # nothing was charged
+
+
+@needs_redis
+@pytest.mark.parametrize("running", ["server", "cluster"])
+async def test_a_network_that_one_worker_bans_is_read_by_the_others_as_soon_as_they_hear_of_it(
+    running: str, request: pytest.FixtureRequest
+) -> None:
+    address = parse_address("192.0.2.9")
+    assert address is not None
+    place = request.getfixturevalue(running)
+    async with store_at(place) as store, store_at(place, prefix=store._prefix) as other:
+        asked = ((bucket("100000/minute"), "192.0.2.9", 1),)
+        assert await settle(other.hit(asked, (address,)))
+        for _ in range(2):
+            await store.bans.ban("192.0.2.0/24", None, "by request", "ann")
+            async with asyncio.timeout(BOUND_S):
+                while await settle(other.hit(asked, (address,))):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await settle(other.hit(((asked[0][0], "user:ann", 1),)))).reason is Reason.OK
+            await store.bans.unban("192.0.2.0/24", "ann")
+            async with asyncio.timeout(BOUND_S):
+                while not await settle(other.hit(asked, (address,))):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
 
 
 @needs_redis
@@ -424,25 +443,29 @@ def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
 
 
 @needs_redis
-async def test_every_key_expires_but_permanent_bans_and_the_numbers(server: RedisServer) -> None:
+async def test_every_key_expires(server: RedisServer) -> None:
     policy = BanPolicy("2/minute", "10m", forgive="1h", name="p")
-    async with store_at(server) as store:
+    async with store_at(server, readable=True) as store:
         for limits in ("5/minute", "100/minute", "100/minute; 7/hour"):
             for _ in range(3):
                 await hit(store, "ann", limits)
         longest = parse_limits("7/hour")[0]
-        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":6:w:")]
+        window_ms = kept(server, store)[":6:w:{ann}"]
         assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
         for _ in range(2):
             await store.bans.strike(policy, "user:eve", 1, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
+        await store.bans.ban("192.0.2.0/24", 60_000_000, "", "ann")
         left = kept(server, store)
-        assert [name for name, left_ms in left.items() if left_ms < 0] == [":6:{bans}"]
-        assert 590_000 < left[":6:{bans}:list"] <= 662_000
-        await store.bans.ban("user:ann", None, "", "ann")
-        assert kept(server, store)[":6:{bans}:list"] == -1
-        await store.bans.unban("user:ann", "ann")
-        assert kept(server, store)[":6:{bans}:list"] > 0
+        assert [name for name, left_ms in left.items() if left_ms < 0] == []
+        assert 590_000 < left[":6:w:{user:eve}"] <= 602_000
+        assert 4_190_000 < left[":6:s:{user:eve}"] <= 4_202_000
+        assert 59_000 < left[":6:{bans}:networks"] <= 61_000
+        await store.bans.ban("user:bob", None, "", "ann")
+        assert kept(server, store)[":6:w:{user:bob}"] > 50 * 365 * 86_400_000, "for ever is a hundred years"
+        await hit(store, "user:bob2", "5/minute")
+        await store.bans.unban("user:bob", "ann")
+        assert ":6:w:{user:bob}" not in kept(server, store)
 
 
 @needs_redis
@@ -564,25 +587,6 @@ async def test_a_question_of_several_keys_that_is_given_up_is_handed_back(cluste
 
 
 @needs_redis
-async def test_after_a_look_at_the_bans_that_took_too_long_the_next_answer_is_enough(
-    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = time.monotonic()
-    replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic", lambda: now_s)
-    async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
-        await hit(store, "user:bob")
-        await other.bans.ban("user:eve", None, "", "ann")
-        await store.bans.find(())
-        monkeypatch.setattr(cluster_module, "NEWS_TIMEOUT_S", 0.0)
-        assert await hit(store, "user:eve", "1000000/hour")
-        monkeypatch.setattr(cluster_module, "NEWS_TIMEOUT_S", PLENTY_S)
-        async with asyncio.timeout(BOUND_S):
-            while (await hit(store, "user:eve", "1000000/hour")).reason is not Reason.BANNED:
-                pass
-
-
-@needs_redis
-@pytest.mark.usefixtures("patient")
 async def test_a_banned_key_refuses_a_question_of_several_keys(cluster: RedisCluster) -> None:
     async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
         both = ((usual("100/hour"), "user:ann", 1), (usual("100/hour"), "everyone", 1))

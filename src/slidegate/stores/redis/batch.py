@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import getrandbits
@@ -34,7 +34,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event
-from .bans import TRIES, RedisBans
+from .bans import COUNT_BYTES, RedisBans
 from .clock import ServerClock
 from .link import (
     SICK,
@@ -59,7 +59,7 @@ SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3
-"""An answer begins with the time, the kinds of bans, and the number of the last change."""
+"""An answer begins with the time, what it says about bans, and the number of the last change."""
 
 _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
@@ -138,25 +138,26 @@ class Shared:
         return await open_connection(settings, self.timeout_s, name, address)
 
 
-def head(clock: Clock | None, *, sees_bans: bool, reset_us: int = -1) -> bytes:
+def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
     """Return the head of a call of the script of windows.
 
     Args:
         clock: The clock of a test.
-        sees_bans: Whether the call sees the bans and the numbers.
+        sees_numbers: Whether the call sees the hash with the numbers.
         reset_us: Where it does not: when all windows were reset, as far as is known here.
     """
     if clock is None:
-        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, sees_bans, reset_us)
-    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, sees_bans, reset_us)
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, sees_numbers, reset_us)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, sees_numbers, reset_us)
 
 
 def says_state(answer: Any) -> bool:
-    """Tell whether an answer begins as the script's do; where there is no more of it, nothing was decided."""
+    """Tell whether an answer begins as the script's do."""
     return (
         isinstance(answer, list)
         and len(answer) >= STATE_PARTS
         and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
+        and len(answer[1]) >= COUNT_BYTES
     )
 
 
@@ -208,16 +209,28 @@ class Batcher(ABC):
         """Let nothing be answered before it has got ready again."""
 
     @abstractmethod
-    async def ask(self, *command: bytes | int) -> Any:
-        """Send a command about bans by itself and return its answer.
+    async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
+        """Send a command about a name by itself and return its answer.
 
         Raises:
             StoreError: None comes, or it is an error.
         """
 
     @abstractmethod
-    async def remove(self, pattern: bytes) -> int:
-        """Remove the keys that match a pattern, a part at a time; return how many there were.
+    async def names(self, pattern: bytes) -> list[bytes]:
+        """Return the names that match a pattern, which are searched for a part at a time.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command about what lies beside the numbers, as `ask_about` does."""
+        return await self.ask_about(self._shared.meta, *command)
+
+    @abstractmethod
+    async def forget_windows(self, pattern: bytes) -> int:
+        """Forget the windows in the hashes that match a pattern, a part at a time; return how many had any.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
@@ -246,11 +259,11 @@ class Batcher(ABC):
             StoreError: None comes, or it is an error.
         """
         try:
-            return await self.ask(b"EVALSHA", script.name, len(keys), *keys, *asked)
+            return await self.ask_about(keys[0], b"EVALSHA", script.name, len(keys), *keys, *asked)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):
                 raise
-        return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
+        return await self.ask_about(keys[0], b"EVAL", script.source, len(keys), *keys, *asked)
 
     def attend(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine that nobody waits for, until the batcher is closed; a `StoreError` of it is dropped."""
@@ -302,6 +315,11 @@ class Batcher(ABC):
     def _is_wanted(self) -> bool:
         """Whether somebody is likely to ask for a connection that is not there."""
         return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
+
+    async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """Do what has to be done before the first answer: look whether to answer at all, and for banned networks."""
+        await self._check_there(ask)
+        await self._shared.bans.read_networks(ask)
 
     async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """See that something of slidegate stands under the prefix, where nothing may be made.
@@ -382,13 +400,18 @@ class ServerBatcher(Batcher):
     def _is_idle(self) -> bool:
         return not (self._many or self._calls or self._connection is None)
 
-    async def ask(self, *command: bytes | int) -> Any:
-        """See `Batcher.ask`."""
+    async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
+        """See `Batcher.ask_about`."""
         return await (await self.reached()).ask(*command)
 
-    async def remove(self, pattern: bytes) -> int:
-        """See `Batcher.remove`."""
-        return await remove_from(await self.reached(), pattern, at_once=SCAN_PART)
+    async def names(self, pattern: bytes) -> list[bytes]:
+        """See `Batcher.names`."""
+        connection = await self.reached()
+        return [name async for part in scan(connection, pattern) for name in part]
+
+    async def forget_windows(self, pattern: bytes) -> int:
+        """See `Batcher.forget_windows`."""
+        return await forget_windows_of(await self.reached(), pattern, at_once=SCAN_PART)
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -430,18 +453,15 @@ class ServerBatcher(Batcher):
         """Return the requests of each call."""
         return (requests,) if requests else ()
 
-    def call(
-        self, connection: Connection, requests: Sequence[Request], how: bytes = b"EVALSHA", tries: int = 0
-    ) -> None:
+    def call(self, connection: Connection, requests: Sequence[Request], how: bytes = b"EVALSHA") -> None:
         """Write a call.
 
         Args:
             connection: The connection.
             requests: The requests, which go together.
             how: The command that runs the script.
-            tries: How often that was tried because there were bans of other kinds.
         """
-        done = partial(self._answered, connection, requests, monotonic(), tries)
+        done = partial(self._answered, connection, requests, monotonic())
         script = WINDOWS_SCRIPT
         what = script.name if how == b"EVALSHA" else script.source
         try:
@@ -449,7 +469,7 @@ class ServerBatcher(Batcher):
         except Exception as error:  # of one of them, which nobody but whoever asked it can know
             if len(requests) > 1:
                 for request in requests:
-                    self.call(connection, (request,), how, tries)
+                    self.call(connection, (request,), how)
             else:
                 fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
             return
@@ -458,35 +478,25 @@ class ServerBatcher(Batcher):
 
     def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         """Return the names and the arguments of a call."""
-        bans = self._shared.bans
-        names = {self._shared.meta: 0, bans.list_name: 1}
+        names = {self._shared.meta: 0, self._shared.bans.index_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
-        kinds = bans.kinds
-        keys = b"".join([kinds.keys_of(request.subjects) for request in requests]) if kinds.text else b""
-        return names, (head(self._shared.clock, sees_bans=True), kinds.text, keys, packed)
+        return names, (head(self._shared.clock, sees_numbers=True), packed)
 
-    def _answered(
-        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
-    ) -> None:
+    def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1
         if isinstance(answer, StoreError):
             fail(requests, answer)
         elif isinstance(answer, HiredisError):
             self._refused(connection, requests, str(answer))
         else:
-            self._heard(connection, requests, sent_s, tries, answer)
+            self._heard(connection, requests, sent_s, answer)
         if self._line and not self._scheduled:
             self._go()
 
-    def _heard(
-        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
-    ) -> None:
-        """Deal with what the script answers: nothing was decided where there are bans of other kinds."""
-        if says_state(answer) and len(answer) in (STATE_PARTS, STATE_PARTS + len(requests)):
+    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
+        """Deal with what the script answers."""
+        if says_state(answer):
             self._shared.bans.heard(self, answer[1], answer[2], sent_s)
-            if len(answer) == STATE_PARTS and tries < TRIES:
-                self.call(connection, requests, tries=tries + 1)
-                return
         self._deliver(connection, requests, sent_s, answer)
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
@@ -502,6 +512,7 @@ class ServerBatcher(Batcher):
             connection.close(error)
             return
         sent_us = int(sent_s * 1_000_000)
+        self._shared.bans.saw(now_us)
         if self._shared.clock is None and (step_us := self._clock.saw(now_us, sent_us)):
             self._tell_step(connection, step_us)
         for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
@@ -543,7 +554,7 @@ class ServerBatcher(Batcher):
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
             connection.lost.add_done_callback(self._lost)
-            await self._check_there(connection.ask)
+            await self._begin(connection.ask)
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
@@ -563,13 +574,26 @@ async def _until_lost(connection: Connection) -> None:
     await connection.lost
 
 
-async def remove_from(connection: Connection, pattern: bytes, at_once: int) -> int:
-    """Remove the keys of one server that match a pattern, those of a part together; return how many there were."""
+async def forget_windows_of(connection: Connection, pattern: bytes, at_once: int) -> int:
+    """Forget the windows in the hashes of one server that match a pattern; return how many had any."""
     total: int = 0
+    async for found in scan(connection, pattern):
+        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
+        for _, forgotten in await asyncio.gather(*(connection.ask(*_forgetting(names)) for names in parts)):
+            total += forgotten
+    return total
+
+
+def _forgetting(names: Sequence[bytes]) -> tuple[bytes | int, ...]:
+    """Return the command that forgets the windows of some keys."""
+    return b"EVAL", BANS_SCRIPT.source, len(names), *names, b"forget_windows", _SERVER_TIME
+
+
+async def scan(connection: Connection, pattern: bytes) -> AsyncIterator[list[bytes]]:
+    """Yield the names of one server that match a pattern, a part at a time; one may come twice."""
     place = b"0"
     while True:
         place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
-        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
-        total += sum(await asyncio.gather(*(connection.ask(b"UNLINK", *names) for names in parts)))
+        yield found
         if place == b"0":
-            return total
+            return

@@ -5,10 +5,8 @@ another node now, ``ASK`` that a key has while its slot is on the move; it is as
 lost, or cannot be made, has the cluster asked again; meanwhile the known owners hold. Each node has a batcher of its
 own, so that a node that hangs holds up no other, and a call is about one slot.
 
-The bans lie in one slot, and calls for others cannot see them. So they are asked about twice in `TRUST_S`. Where there
-are some, those of a client are looked up before its request goes, all of a turn in one question, and again after
-`TRUST_S`. But requests do not wait for that for long: without an answer the bans that are known here count, and limits
-go on.
+The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own, which
+calls for others cannot see: it is asked twice in `TRUST_S` what has changed there.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
 `_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
@@ -30,10 +28,10 @@ from redis.crc import key_slot
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, head, remove_from
+from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
 from .link import Connection, first_of, refusal
 from .refusals import TRUST_S
-from .requests import Request
+from .requests import Question, Request
 from .script import CHANGED
 
 NodeAddress: TypeAlias = tuple[str, int]
@@ -42,8 +40,6 @@ MAX_REDIRECTIONS: Final = 5
 NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
 TRY_AGAIN_S: Final = 0.02
-NEWS_TIMEOUT_S: Final = 0.03
-"""How long requests wait for a look at the bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
 
@@ -84,8 +80,8 @@ class NodeBatcher(ServerBatcher):
         there: Any = ClusterNode(*self.address, **self._shared.client.connection_kwargs)
         return await self._shared.open(there.connection_class(**there.connection_kwargs))
 
-    async def _check_there(self, ask: Any) -> None:
-        """Look for nothing: the front does, where the bans are."""
+    async def _begin(self, ask: Any) -> None:
+        """Do nothing: the batcher to the cluster does, where the numbers are."""
 
     def _lost(self, lost: asyncio.Future[None]) -> None:
         if self._is_wanted and not lost.cancelled():
@@ -106,12 +102,10 @@ class NodeBatcher(ServerBatcher):
     def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         names: dict[bytes, int] = {}
         packed = b"".join([request.pack(names) for request in requests])
-        known = head(self._shared.clock, sees_bans=False, reset_us=self._shared.bans.reset_us)
-        return names, (known, b"", b"", packed)
+        known = head(self._shared.clock, sees_numbers=False, reset_us=self._shared.bans.reset_us)
+        return names, (known, packed)
 
-    def _heard(
-        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
-    ) -> None:
+    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._deliver(connection, requests, sent_s, answer)
         if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
             self._front.tell_change()
@@ -125,6 +119,8 @@ class NodeBatcher(ServerBatcher):
             for request in requests:
                 request.group = request.name
             self._front.send(requests)
+        elif error.startswith("TRYAGAIN") and any(isinstance(one, Question) and one.banned for one in requests):
+            self._front.send_apart(requests)
         else:
             super()._refused(connection, requests, error)
             if error.startswith("CLUSTERDOWN"):
@@ -144,22 +140,31 @@ class ClusterBatcher(Batcher):
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
-        self._waits_for_news = True
         self._owes_change = False
 
-    async def ask(self, *command: bytes | int) -> Any:
-        """See `Batcher.ask`: bans lie in one slot."""
+    async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
+        """See `Batcher.ask_about`."""
         if not self._knows_slots:
             await self._settled(self._open())
-        return await self._ask(*command)
+        return await self._ask(name, *command)
 
-    async def remove(self, pattern: bytes) -> int:
-        """See `Batcher.remove`: names lie in different slots."""
+    async def names(self, pattern: bytes) -> list[bytes]:
+        """See `Batcher.names`."""
+        found: set[bytes] = set()
+        for connection in await self._all_nodes():
+            async for part in scan(connection, pattern):
+                found.update(part)
+        return list(found)
+
+    async def forget_windows(self, pattern: bytes) -> int:
+        """See `Batcher.forget_windows`: names lie in different slots."""
+        return sum([await forget_windows_of(connection, pattern, at_once=1) for connection in await self._all_nodes()])
+
+    async def _all_nodes(self) -> list[Connection]:
         if not self._knows_slots:
             await self._settled(self._open())
         await self._look()  # nodes may have come and gone
-        connections = [await self._node(address).reached() for address in {*self._serving}]
-        return sum([await remove_from(connection, pattern, at_once=1) for connection in connections])
+        return [await self._node(address).reached() for address in {*self._serving}]
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -184,17 +189,9 @@ class ClusterBatcher(Batcher):
         if not self._knows_slots:
             self._open()
             return
-        requests, bans, refusals = self._taken(), self._shared.bans, self._shared.refusals
-        if refusals.age_s() >= TRUST_S / 2 or not self._waits_for_news:
+        if self._shared.refusals.age_s() >= TRUST_S / 2:
             self._hear()
-        are_none = not bans.kinds.text and refusals.age_s() < TRUST_S
-        passing, unknown = list[Request](), list[Request]()
-        for request in requests:
-            passes = are_none or not request.subjects or refusals.passes(request.subjects)
-            (passing if passes else unknown).append(request)
-        if unknown:
-            self._carry(unknown, self._look_up(unknown))
-        self.send(passing)
+        self.send(self._taken())
 
     def send(self, requests: Sequence[Request]) -> None:
         """Send requests to the nodes that have their slots."""
@@ -231,6 +228,16 @@ class ClusterBatcher(Batcher):
         """Send requests that never went to the nodes of their slots by now, unless that is the one that failed."""
         self._carry(requests, self._look_and_send(requests, address, error))
 
+    def send_apart(self, requests: Sequence[Request]) -> None:
+        """Look for the bans of requests by themselves, and send the others without: their keys lie on two nodes."""
+        for request in requests:
+            if isinstance(request, Question):
+                self._carry([request], self._look_apart(request))
+
+    async def _look_apart(self, request: Question) -> None:
+        if not await request.look_apart(self._ask):
+            self.send([request])
+
     async def _look_and_send(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
         with suppress(StoreError):  # the known owners hold, and the requests fail with the first error
             await self._look()
@@ -264,7 +271,7 @@ class ClusterBatcher(Batcher):
 
     async def _get_ready(self) -> None:
         await self._look()
-        await self._check_there(self._ask)
+        await self._begin(partial(self._ask, self._shared.meta))
         self._knows_slots = True
 
     def _doubt(self, error: StoreError) -> None:
@@ -312,11 +319,11 @@ class ClusterBatcher(Batcher):
         self._serving.add(address)
         return None
 
-    # -- the bans ----------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, *command: bytes | int) -> Any:
-        """Send a command to the node with the bans, wherever that is; waits for connections alone."""
-        slot, asking, error = key_slot(self._shared.meta), None, StoreError()
+    async def _ask(self, name: bytes, *command: bytes | int) -> Any:
+        """Send a command to the node with the slot of a name, wherever that is; waits for connections alone."""
+        slot, asking, error = key_slot(name), None, StoreError()
         until_s = monotonic() + self._shared.timeout_s
         for _ in range(MAX_REDIRECTIONS):
             address = asking or self._owners.get(slot)
@@ -363,7 +370,7 @@ class ClusterBatcher(Batcher):
         self._owes_change = False
 
     def _hear(self) -> None:
-        """Have it learnt whether there are bans, and whether something was handed back."""
+        """Have it learnt what has changed: numbers, and bans of networks."""
         if self._news is None and monotonic() >= self._news_from_s:
             self._news = self._start(self._learn_news())
 
@@ -371,38 +378,15 @@ class ClusterBatcher(Batcher):
         try:
             if self._owes_change:
                 await self._tell_change()
-            await self._shared.bans.look(self, [])
-            self._waits_for_news = True
+            await self._shared.bans.hear(self)
         except StoreError as error:
-            now_s, self._waits_for_news = monotonic(), False
+            now_s = monotonic()
             self._news_from_s = now_s + NEWS_AGAIN_S
             if self._throttle.left_out("bans_unread", now_s) is not None:
-                message = f"redis: bans cannot be looked up, so those that are known hold: {error}"
+                message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
                 self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
         finally:
             self._news = None
-
-    async def _look_up(self, requests: Sequence[Request]) -> None:
-        """Send the requests that no ban refuses; where looking takes too long, the bans that are known here decide."""
-        told: Sequence[bytes | None] = [None] * len(requests)
-        if self._waits_for_news:
-            sent_s = monotonic()
-            looking = self._start(self._shared.bans.look(self, [request.subjects for request in requests]))
-            # And not `asyncio.timeout`: where this process was held up, the answer may be here by now.
-            await asyncio.wait((looking,), timeout=NEWS_TIMEOUT_S)
-            self._waits_for_news = looking.done() and not looking.cancelled() and looking.exception() is None
-            if self._waits_for_news:
-                told = looking.result()
-        passing = []
-        for request, each in zip(requests, told, strict=True):
-            refused = request.known() if each is None else request.refused(each)
-            if refused is None:
-                passing.append(request)
-                if each is not None:
-                    self._shared.refusals.let_pass(request.subjects, sent_s)
-            elif not request.future.done():
-                request.future.set_result(refused)
-        self.send(passing)
 
 
 def read_slots(rows: Any, asked: NodeAddress) -> Iterator[tuple[int, NodeAddress]]:

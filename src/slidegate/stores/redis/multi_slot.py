@@ -29,30 +29,32 @@ class MultiSlot:
 
     Args:
         checks: The question.
+        keys: The keys that it names, and those whose bans refuse it.
         ask: Asks for a part.
         hand_back: Hands a part back, without waiting for it.
     """
 
-    def __init__(self, checks: Sequence[Check], ask: Ask, hand_back: HandBack) -> None:
+    def __init__(self, checks: Sequence[Check], keys: Sequence[str], ask: Ask, hand_back: HandBack) -> None:
         self._checks = checks
         self._ask = ask
         self._hand_back = hand_back
-        self._groups = group_by_key(checks)
+        # The places of the checks of each key; none for a key that is only looked up among the bans.
+        self._groups = {key: [at for at, check in enumerate(checks) if check[1] == key] for key in keys}
 
-    async def decide(self, what: int, subjects: Sequence[BanSubject]) -> Decision:
+    async def decide(self, what: int) -> Decision:
         """Return the answer to the whole question.
 
         Raises:
             StoreError: A part got none; nothing stays charged, as far as Redis can be reached.
         """
         if what == CHARGE:
-            return self._whole(await self._ask_all(CHARGE, subjects), True)
+            return self._whole(await self._ask_all(CHARGE), True)
         parts: list[Decision] = []
         for _ in range(TRIES):
-            parts = await self._ask_all(LOOK if what == HIT else GLANCE, subjects)
+            parts = await self._ask_all(LOOK if what == HIT else GLANCE)
             if any(part.reason is not Reason.OK for part in parts):
                 break
-            parts = await self._ask_all(what, subjects)
+            parts = await self._ask_all(what)
             if all(part.allowed for part in parts):
                 return self._whole(parts, what == HIT)
             for part in parts:
@@ -60,22 +62,23 @@ class MultiSlot:
         else:
             return self._whole(parts, False)
         if what == HIT and all(part.reason is not Reason.TOO_LARGE for part in parts):
-            parts = await self._count_denied(parts, subjects)
+            parts = await self._count_denied(parts)
         return self._whole(parts, False)
 
-    async def _count_denied(self, parts: list[Decision], subjects: Sequence[BanSubject]) -> list[Decision]:
+    async def _count_denied(self, parts: list[Decision]) -> list[Decision]:
         """Charge a refusal where that counts, and look again."""
         denied = [(bucket.uncounted, key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
         if not denied or any(isinstance(part, BanRefusal) for part in parts):
             return parts
         await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
-        return await self._ask_all(LOOK, subjects)
+        return await self._ask_all(LOOK)
 
-    async def _ask_all(self, what: int, subjects: Sequence[BanSubject]) -> list[Decision]:
+    async def _ask_all(self, what: int) -> list[Decision]:
         futures = []
-        for group in self._groups:
+        for key, group in self._groups.items():
             checks = [(self._checks[at][0].uncounted, *self._checks[at][1:]) for at in group]
-            futures.append(self._ask(what, checks, subjects))
+            if checks or what != CHARGE:
+                futures.append(self._ask(what, checks, () if checks else (key,)))
         try:
             await asyncio.wait(futures)  # and not `gather`: a request that is given up on its way may be charged
             return [future.result() for future in futures]
@@ -95,7 +98,7 @@ class MultiSlot:
         now_us = parts[0].now_us
         readings: dict[int, list[WindowState]] = {}
         reservations: list[Reservation] = []
-        for group, part in zip(self._groups, parts, strict=True):
+        for group, part in zip(self._groups.values(), parts, strict=True):
             ahead_us, first = now_us - part.now_us, 0
             for at in group:
                 last = first + len(self._checks[at][0].limits)
@@ -118,11 +121,3 @@ def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reaso
     if all(reason is Reason.OK for reason in reasons):
         return Reason.OK
     return Reason.TOO_LARGE if any(reading[3] == NEVER for reading in readings) else Reason.LIMITED
-
-
-def group_by_key(checks: Sequence[Check]) -> list[list[int]]:
-    """Return the places of the checks of each key."""
-    groups: dict[str, list[int]] = {}
-    for at, (_, key, _) in enumerate(checks):
-        groups.setdefault(key, []).append(at)
-    return list(groups.values())

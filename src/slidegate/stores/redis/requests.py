@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...core.bans.ban import BanSubject
+from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
-from .script import BANNED, CHARGE, HIT, LOOK, OK, UNSETTLED, decision_of, raise_failure
+from .ban_rows import BAN_FIELD, unpack_ban
+from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
     from .batch import Shared
@@ -51,19 +52,6 @@ class Request(ABC):
             now_us: The server's time.
             sent_us: When the call was sent (monotonic).
         """
-
-    @property
-    def subjects(self) -> tuple[BanSubject, ...]:
-        """The keys and addresses whose bans refuse it."""
-        return ()
-
-    def refused(self, told: bytes) -> BanRefusal | None:
-        """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
-        return None
-
-    def known(self) -> BanRefusal | None:
-        """Return the answer where a ban that is known here refuses it, however long ago Redis was heard."""
-        return None
 
 
 class Command(Request):
@@ -108,7 +96,7 @@ class Command(Request):
 class Question(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_outdated", "_shared", "_subjects", "checks", "what")
+    __slots__ = ("_asked_us", "_outdated", "_shared", "_subjects", "banned", "checks", "what")
 
     def __init__(
         self,
@@ -123,24 +111,25 @@ class Question(Request):
         self.what = what
         self.checks = checks
         self._subjects = subjects
+        # The keys whose bans the script looks for.
+        self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
         self._outdated = shared.refusals.outdated
         self._asked_us = shared.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
     def name(self) -> bytes | None:
         """See `Request`."""
-        return self._shared.packing.name_of(self.checks[0][1]) if self.checks else None
+        key = self.checks[0][1] if self.checks else next((one for one in self._subjects if isinstance(one, str)), None)
+        return None if key is None else self._shared.packing.name_of(key)
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._shared.packing.question(self.what, self.checks, names)
+        return self._shared.packing.question(self.what, self.checks, self.banned, names)
 
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
         """See `Request`."""
         if answer[0] == BANNED:
-            refusal = self.refused(answer[1:])
-            assert refusal is not None, "Redis says that a request is banned, and not by which ban"
-            return refusal
+            return self._shared.bans.refused(answer[1:], self.checks, subjects_of(self.checks, self._subjects), now_us)
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self._asked_us is not None and decision.reservations:
             self._shared.renewals.hold(decision, self._asked_us)
@@ -155,6 +144,23 @@ class Question(Request):
             refusals.forget(self.checks)
         return decision
 
+    async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:
+        """Look for its bans by themselves, and not with its windows any more; answer it and return True if it has one.
+
+        Args:
+            ask_about: Sends a command about a name.
+        """
+        bans = self._shared.bans
+        names = [self._shared.packing.name_of(key) for key in self.banned]
+        self.banned = ()
+        rows = [await ask_about(name, b"HGET", name, BAN_FIELD) for name in names]
+        now_us = bans.now_us()
+        found = [ban for row in rows if (ban := unpack_ban(row or b"")) is not None and not ban.is_over(now_us)]
+        ban = longest(found)
+        if ban is not None and not self.future.done():
+            self.future.set_result(BanRefusal(ban.by, ban, now_us, self.checks))
+        return ban is not None
+
     def missed(self, answer: bytes, now_us: int) -> None:
         """Hand back the permits that were taken for a request that was given up; units of windows stay charged."""
         if self._asked_us is None or answer[0] != OK:
@@ -164,18 +170,12 @@ class Question(Request):
             self._shared.renewals.hold(decision, self._asked_us)
             self._shared.hand_back(decision.take_back(held=True))
 
-    @property
-    def subjects(self) -> tuple[BanSubject, ...]:
-        """See `Request`."""
-        return () if self.what == CHARGE else subjects_of(self.checks, self._subjects)
 
-    def refused(self, told: bytes) -> BanRefusal | None:
-        """See `Request`."""
-        return self._shared.bans.refused(told, self.checks, self.subjects, is_hit=self.what in (HIT, LOOK))
-
-    def known(self) -> BanRefusal | None:
-        """See `Request`."""
-        return self._shared.refusals.banned(self.checks, self.subjects, stale=True)
+def keys_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> dict[str, None]:
+    """Return the keys whose own bans refuse a question, each once."""
+    keys = dict.fromkeys([one for one in subjects if isinstance(one, str)])
+    keys.update(dict.fromkeys([key for _, key, _ in checks]))
+    return keys
 
 
 def subjects_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:

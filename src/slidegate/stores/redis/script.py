@@ -1,14 +1,14 @@
 """The scripts that Redis runs, and how requests and answers are packed for it.
 
-A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost and the
-limit. The requests of a call stand one behind the other. An answer is a byte for the outcome and a reading for each
-ask; see ``lua/windows.lua``.
+A request is a byte for the operation, the number of its asks, the places of the keys whose bans refuse it, and the
+asks: the place of the key, the cost and the limit. The requests of a call stand one behind the other. An answer is a
+byte for the outcome and a reading for each ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct
@@ -36,7 +36,8 @@ QUOTA: Final = 2
 PERMITS: Final = 4
 """The mode of a limit of permits; the name of their set says the rest."""
 
-REQUEST: Final = Struct("<BH")
+REQUEST: Final = Struct("<BHB")
+_BAN_OF: Final = Struct("<H")
 _ASK: Final = Struct("<HI")
 _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
@@ -73,8 +74,8 @@ def _script(*parts: str) -> Script:
 # They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
 WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
 """The script that decides about windows."""
-BANS_SCRIPT: Final = _script("locals", "banned", "bans", "ban_rules")
-"""The script that strikes and bans."""
+BANS_SCRIPT: Final = _script("locals", "banned", "bans")
+"""The script that reads and writes bans and strikes."""
 STATS_SCRIPT: Final = _script("stats")
 """The script that writes stats."""
 
@@ -91,12 +92,15 @@ class Packing:
     Attributes:
         meta: The hash with the numbers; the names of everything about bans begin with it.
         windows: The pattern of the hashes of windows.
+        strikes: The pattern of the hashes of strike records.
     """
 
     def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
         self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
         self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
+        self.strikes = f"{prefix}:{LAYOUT}:s:{{*".encode()
         self._windows_prefix = f"{prefix}:{LAYOUT}:w:".encode()
+        self._strikes_prefix = f"{prefix}:{LAYOUT}:s:".encode()
         self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
         self._held = held
         self._unix_us = unix_us
@@ -106,7 +110,7 @@ class Packing:
         self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def name_of(self, key: str) -> bytes:
-        """Return the name of the hash with the windows of a key."""
+        """Return the name of the hash with the windows and the ban of a key."""
         name = self._known.get(key)
         if name is None:
             text = key.encode()
@@ -115,8 +119,20 @@ class Packing:
             name = remember(self._known, key, b"%s{%s}" % (self._windows_prefix, text))
         return name
 
-    def question(self, what: int, checks: Sequence[Check], names: dict[bytes, int]) -> bytes:
-        """Pack checks; `names` are those in the call with their places, and get the names of the keys."""
+    def strikes_name(self, key: str) -> bytes:
+        """Return the name of the hash with the strike records of a key, in the slot of its windows."""
+        return self._strikes_prefix + self.name_of(key)[len(self._windows_prefix) :]
+
+    def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
+        """Pack checks.
+
+        Args:
+            what: The operation.
+            checks: The checks.
+            banned: The keys whose bans refuse the question.
+            names: Those in the call with their places; it gets the names of the keys.
+        """
+        bans = b"".join([_BAN_OF.pack(names.setdefault(self.name_of(key), len(names))) for key in banned])
         asks, many = b"", 0
         for bucket, key, cost in checks:
             if bucket.held:
@@ -127,7 +143,7 @@ class Packing:
             for plan in plans:
                 asks += ask + plan
                 many += 1
-        return REQUEST.pack(what, many) + asks
+        return REQUEST.pack(what, many, len(bans) // _BAN_OF.size) + bans + asks
 
     def refund(self, reservations: Sequence[Reservation], latest_us: int, names: dict[bytes, int]) -> bytes:
         """Pack a refund of everything that was charged and has not left.
@@ -151,16 +167,16 @@ class Packing:
             for plan, (limit, mark, units) in zip(self._plans.get(bucket) or self._plan(bucket), noted, strict=True):
                 if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
                     parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
-        return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
+        return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
     def reset(self, key: str, latest_us: int, names: dict[bytes, int]) -> bytes:
         """Pack a reset of the windows of a key; `latest_us` and `names` as for `refund`."""
-        return REQUEST.pack(RESET, self._place_of(key, names)) + _MOMENT.pack(latest_us)
+        return REQUEST.pack(RESET, self._place_of(key, names), 0) + _MOMENT.pack(latest_us)
 
     def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
         """Pack a renewal of permits of one row, `permit` among them; `names` as for `question`."""
         worker, _ = MEMBER.unpack(permit.member)
-        head = REQUEST.pack(RENEW, len(members)) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
+        head = REQUEST.pack(RENEW, len(members), 0) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
         return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
 
     def permits_row(self, bucket: LimitSet, key: str) -> bytes:

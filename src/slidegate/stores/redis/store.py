@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.bans.ban import BanSubject
+from ...core.bans.ban import BanSubject, lasts_longer
 from ...core.decision import Check, Decision, LimitSet
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
@@ -38,7 +38,7 @@ from .link import Eviction, sensible
 from .multi_slot import MultiSlot
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
-from .requests import Command, Question, subjects_of
+from .requests import Command, Question, keys_of, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
@@ -62,8 +62,7 @@ class RedisStore(Store):
             request may take is the limiter's `deadline`.
         permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             places three times as often.
-        max_bans: How many bans in force, and how many strikes, those of each key and policy counted once. Beyond,
-            automatic bans are not recorded.
+        max_bans: How many bans in force. Beyond, automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
         read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
             `StoreUnavailable` then. For tools that look on.
@@ -101,7 +100,7 @@ class RedisStore(Store):
         held = HeldPermits(permit_lease_us(permit_lease))
         packing = Packing(prefix, held, clock or system_us, readable=readable)
         refusals, tell, meta = RefusalCache(self._count_denied, clock), self.observers.tell_all, packing.meta
-        self.bans = RedisBans(self._batcher, meta, clock, refusals, tell, max_bans, read_only=read_only)
+        self.bans = RedisBans(self._batcher, packing, clock, refusals, tell, max_bans, read_only=read_only)
         self._shared = Shared(
             client=self._client,
             timeout_s=parse_duration_us(timeout, "timeout") / 1_000_000,
@@ -166,6 +165,8 @@ class RedisStore(Store):
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
+        if self.bans.networks.bans and self.bans.refused_by_network(checks, subjects) is not None:
+            return self.peek(checks, subjects)  # its own ban may last longer
         if refusals.known and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
@@ -174,7 +175,20 @@ class RedisStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
-        return self._question(PEEK, checks, subjects)
+        asked = self._question(PEEK, checks, subjects)
+        return self._beside_networks(asked, checks, subjects) if self.bans.networks.bans else asked
+
+    async def _beside_networks(
+        self, asked: Awaitable[Decision], checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        """Return the answer to a peek, or the refusal by a banned network if that lasts longer."""
+        decision, refusal = await asked, self.bans.refused_by_network(checks, subjects)
+        if refusal is None or refusal.ban is None:
+            return decision
+        if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
+            return decision
+        self._shared.refusals.learn_ban(subjects_of(checks, subjects), refusal.ban, refusal.now_us)
+        return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left."""
@@ -188,7 +202,7 @@ class RedisStore(Store):
         if not reservations:
             return False
         end_permits(reservations)
-        if self._is_multi_slot([reservation.check for reservation in reservations]):
+        if self._is_cluster and len({reservation.check[1] for reservation in reservations}) > 1:
             return self._hand_back_all(reservations)
         return self._hand_back(reservations)
 
@@ -213,7 +227,7 @@ class RedisStore(Store):
         """
         self._shared.refusals.forget_all_windows()
         await self.bans.reset_windows()
-        forgotten = await self._batcher().remove(self._shared.packing.windows)
+        forgotten = await self._batcher().forget_windows(self._shared.packing.windows)
         await self.bans.reset_windows()
         self._shared.refusals.forget_all_windows()
         return forgotten > 0
@@ -222,7 +236,7 @@ class RedisStore(Store):
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         checks = [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        pack = partial(self._shared.packing.question, INSPECT, checks)
+        pack = partial(self._shared.packing.question, INSPECT, checks, ())
         return self._command(key, pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many)))
 
     def permits_held(self) -> int:
@@ -282,10 +296,10 @@ class RedisStore(Store):
             self._ask(CHARGE, part, ()).add_done_callback(_look_at)
 
     def _question(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
-        ask = partial(self._ask)
-        if self._is_multi_slot(checks):
-            return MultiSlot(checks, ask, self._hand_back_unheard).decide(what, subjects)
-        return ask(what, checks, subjects)
+        keys = keys_of(checks, subjects)
+        if self._is_cluster and len(keys) > 1:
+            return MultiSlot(checks, [*keys], self._ask, self._hand_back_unheard).decide(what)
+        return self._ask(what, checks, subjects)
 
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher, shared = self._batcher(), self._shared
@@ -298,10 +312,6 @@ class RedisStore(Store):
         request = Question(batcher.loop.create_future(), shared, what, checks, subjects)
         batcher.add(request)
         return request.future
-
-    def _is_multi_slot(self, checks: Sequence[Check]) -> bool:
-        """Tell whether no single script can see all of these windows."""
-        return self._is_cluster and len(checks) > 1 and any(key != checks[0][1] for _, key, _ in checks)
 
     def _batcher(self) -> Batcher:
         if self.closed:

@@ -24,7 +24,7 @@ AGAIN_S: Final = 0.5
 """How soon strikes are sent again that were not answered ..."""
 AGAIN_FOR_S: Final = 10.0
 """... and for how long: they count from when they arrive, so they must not arrive much later."""
-KNOWN_MS: Final = 30_000
+KNOWN_US: Final = 30_000_000
 """How long Redis knows what it has counted."""
 MAX_UNHEARD: Final = 10_000
 """Beyond so many keys strikes that were not answered are lost."""
@@ -38,9 +38,9 @@ class Strike(NamedTuple):
     reason: str
 
 
-def new_name() -> bytes:
+def new_name() -> str:
     """Return a name that no other strikes have."""
-    return os.urandom(12).hex().encode()
+    return os.urandom(8).hex()
 
 
 class _Batch:
@@ -74,7 +74,7 @@ class _Batch:
                 future.set_exception(error)
 
 
-Send: TypeAlias = Callable[[Strike, int, bytes], Awaitable[tuple[Ban | None, int]]]
+Send: TypeAlias = Callable[[Strike, int, str], Awaitable[tuple[Ban | None, int]]]
 
 
 class _Sum:

@@ -83,7 +83,7 @@ end
 local function forget(place, now, latest)
   local row, fields, found = row_at(place), redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
-    if row[fields[at]] == nil then
+    if row[fields[at]] == nil and fields[at] ~= BAN then
       row[fields[at]] = unpack_window(fields[at + 1])
     end
   end
@@ -331,53 +331,45 @@ local function bytes_of(what, many)
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
 
--- One call: ARGV[1] is the head, ARGV[2] the kinds of bans that the caller knows, ARGV[3] under which keys the bans of each
--- request would stand, and ARGV[4] the requests; they are decided in order. The answer is {time, kinds of bans, life and
--- number of the last change, answers ...}.
---
--- There are no answers where there are bans of other kinds: the caller works the keys out again, and asks again. So all
--- are judged by the bans that stand here at this moment.
+-- One call: ARGV[1] is the head, and ARGV[2] the requests; they are decided in order. Each begins with its operation, how
+-- many asks it has, and in which of KEYS bans that refuse it would stand. The answer is {time, how many bans there are and the
+-- version of those of networks, life and number of the last change, answers ...}.
 
 local FAILED, BANNED = 255, 5
 local STATE_PARTS = 3
 local now, slack_ms, with_meta
 now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
-if now < 0 then
-  local clock = redis.call("TIME")
-  now = clock[1] * 1000000 + clock[2]
-end
-local replies = { pack("<i8", now), "", "" }
-local judged
+now = time_of(now)
+local replies = { pack("<i8", now), pack("<I4", 0), "" }
 if with_meta == 1 then
-  local stored = redis.call("HMGET", KEYS[1], "life", "number", "reset", "ahead", "latest")
+  local stored = redis.call("HMGET", KEYS[1], "life", "number", "reset", "networks")
   reset = tonumber(stored[3]) or -1
-  replies[2], replies[3] = kinds_of(KEYS[2]), state_of(stored[1], stored[2])
-  if string.gsub(replies[2], "=%d+", "") ~= ARGV[2] then
-    return replies
-  end
-  if replies[2] ~= "" then
-    local at = 1
-    local bans_now = time_of_bans(KEYS[1], now, tonumber(stored[4]) or 0, tonumber(stored[5]) or 0)
-    judged = function()
-      local told, found
-      told, found, at = find_bans(KEYS[2], ARGV[3], at, bans_now)
-      return found > 0 and pack("<B", BANNED) .. told
+  replies[2] = pack("<I4", count_bans(KEYS[2], now)) .. (stored[4] or "")
+  replies[3] = state_of(stored[1], stored[2])
+end
+
+local requests = ARGV[2]
+local banned = {} -- by place in KEYS
+
+local function answer_to(what, many, bans, at)
+  local told = ""
+  for _ = 1, bans do
+    local key
+    key, at = unpack_from("<H", requests, at)
+    banned[key] = banned[key] or ban_in_force(KEYS[key + 1], now)
+    if banned[key] ~= "" then
+      told = told .. pack("<Hc0", #banned[key], banned[key])
     end
   end
-end
-
-local requests = ARGV[4]
-
-local function answer_to(what, many, at)
-  return judged and judged() or judge(what, requests, at, many, now)
+  return told ~= "" and pack("<B", BANNED) .. told or judge(what, requests, at, many, now)
 end
 
 local handed_back = false
 local next_at, place = 1, STATE_PARTS
 while next_at <= #requests do
-  local what, many, at = unpack_from("<BH", requests, next_at)
-  next_at, place = at + bytes_of(what, many), place + 1
-  local fine, reply = pcall(answer_to, what, many, at)
+  local what, many, bans, at = unpack_from("<BHB", requests, next_at)
+  next_at, place = at + 2 * bans + bytes_of(what, many), place + 1
+  local fine, reply = pcall(answer_to, what, many, bans, at)
   if not fine then
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
