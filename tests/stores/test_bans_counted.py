@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..redis_servers import needs_redis
 from .redis.stores import store_of
 
 SECOND_US = 1_000_000
+BOUND_S = 30
 AT_ONCE = BanPolicy("1/minute", "10m")
 REDIS = pytest.param("redis", marks=needs_redis)
 ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", REDIS])
@@ -179,3 +181,23 @@ async def test_the_strikes_of_a_key_count_once_for_each_policy_and_its_ban_once(
         False,
     ]
     assert await strike(store, AT_ONCE, *(f"user:{number}" for number in range(4))) == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("kind", ["lmdb", REDIS])
+async def test_sixteen_workers_that_strike_one_key_make_one_ban_and_an_unban_forgives_it(opened: Opened) -> None:
+    policy, heard = BanPolicy("50/10m", "1h", factor=2, forgive="1h"), RecordingObserver()
+    stores = [opened() for _ in range(16)]
+    for store in stores:
+        store.observe(heard)
+    for _ in range(2):
+        async with asyncio.timeout(BOUND_S):
+            while not (in_force := await active(stores[0])):
+                struck = (settle(store.bans.strike(policy, "user:eve", 1, "why")) for store in stores)
+                await asyncio.gather(*struck, return_exceptions=True)  # who is outrun is counted a moment later
+        assert [ban.level for ban in in_force] == [1]
+        assert [ban.key for ban in await active(stores[7])] == ["user:eve"]
+        assert [await strike(store, policy, "user:eve") for store in stores] == [[False]] * 16
+        await asyncio.sleep(1.2)  # strikes that were outrun are sent again until then, and count for nothing now
+        assert await settle(stores[3].bans.unban("user:eve", "ann"))
+        assert await active(stores[0]) == []
+    assert heard.kinds == ["banned", "unbanned"] * 2

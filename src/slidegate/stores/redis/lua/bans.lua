@@ -94,8 +94,9 @@ local function networks_in_force()
   return rows
 end
 
-local function renumber(field, value)
+local function note_change(field, value)
   redis.call("HSET", KEYS[META], field, value)
+  redis.call("HINCRBY", KEYS[META], "number", 1)
   redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
 end
 
@@ -121,7 +122,7 @@ function commands.ban_network()
   end
   redis.call("HSET", KEYS[NETWORKS], ARGV[3], ARGV[4])
   live_for(KEYS[NETWORKS], tonumber(ARGV[5]))
-  renumber("networks", ARGV[7])
+  note_change("networks", ARGV[7])
   return answer(1)
 end
 
@@ -129,11 +130,8 @@ end
 function commands.lift()
   local row = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
   redis.call("ZREM", KEYS[INDEX], ARGV[3])
-  if row then
-    redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
-    renumber("networks", ARGV[4])
-  end
-  redis.call("HINCRBY", KEYS[META], "number", 1)
+  redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
+  note_change("networks", ARGV[4])
   return answer(row or "")
 end
 
@@ -152,8 +150,7 @@ end
 -- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
   local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  renumber("reset", string.format("%.0f", reset))
-  redis.call("HINCRBY", KEYS[META], "number", 1)
+  note_change("reset", string.format("%.0f", reset))
   return answer(pack("<i8", reset))
 end
 
