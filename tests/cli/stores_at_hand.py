@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,9 @@ def environment(**more: str) -> dict[str, str]:
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     command = [sys.executable, "-m", "slidegate", *words]
-    return subprocess.Popen(command, env=environment(), **pipes)  # type: ignore[call-overload,no-any-return]
+    # Where the tests run in the background they ignore SIGINT, and so would their children.
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, env=environment(), preexec_fn=heard, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager
