@@ -346,7 +346,7 @@ class Transaction:
         if not found:
             return None  # most requests end here
         now_us = self._process.ban_now_us(self.now_us)
-        ban = longest([ban for ban in found if not ban.is_over(now_us)])
+        ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:

@@ -201,8 +201,9 @@ class MemoryBans(BanStore):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        now_us = self._now_us()
-        ban = longest([ban for ban in found if not ban.is_over(now_us)])
+        with self._lock:
+            now_us = self._non_decreasing.at(self._clock())
+        ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:

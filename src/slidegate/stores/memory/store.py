@@ -125,7 +125,7 @@ class MemoryStore(Store):
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under a lock, told after it
         self.bans = MemoryBans(
-            self._now_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
+            self._time_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
         )
         self._banned = self.bans.by_key
 
