@@ -261,10 +261,9 @@ async def test_a_known_refusal_costs_no_command(server: RedisServer, ahead: Ahea
 
 
 @needs_redis
-@pytest.mark.parametrize("learns", ["in time", "with another answer"])
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all"])
-async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_the_next_answer(
-    server: RedisServer, ahead: Ahead, how: str, learns: str
+async def test_what_another_worker_hands_back_is_known_after_a_second(
+    server: RedisServer, ahead: Ahead, how: str
 ) -> None:
     async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
         charged = await hit(other, "ann", cost=5)
@@ -277,11 +276,32 @@ async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_th
         await ways[how]()
         assert await hit(other, "ann")  # its own it knows at once
         assert not await hit(store, "ann")
-        if learns == "in time":
-            ahead.ahead_s += 1.0
-        else:
-            await hit(store, "bob")
+        ahead.ahead_s += 1.0
         assert await hit(store, "ann")
+
+
+@needs_redis
+@pytest.mark.parametrize("banned", [False, True])
+async def test_a_refusal_is_given_for_a_second_whatever_else_redis_is_asked_meanwhile(
+    server: RedisServer, ahead: Ahead, banned: bool
+) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        charged = await hit(other, "ann", cost=5)
+        if banned:
+            await other.bans.ban("ann", 3_600_000_000, "", "bob")
+
+        async def flood() -> None:
+            for _ in range(10):
+                ahead.ahead_s += 0.3
+                assert not await hit(store, "ann")
+                assert await settle(other.refund((await hit(other, "bob")).take_back()))
+                assert await hit(store, "eve", cost=0)
+
+        assert not await hit(store, "ann")
+        assert await counted(server, flood) <= 10 * 3 + 4
+        ahead.ahead_s += 1.0
+        assert await settle(other.bans.unban("ann", "bob") if banned else other.refund(charged.take_back()))
+        assert (await hit(store, "ann")).reason is (Reason.LIMITED if banned else Reason.OK)
 
 
 @needs_redis

@@ -18,7 +18,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from struct import Struct
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -41,7 +40,6 @@ from .ban_rows import (
     pack_ban,
     pack_record,
     unpack_ban,
-    unpack_bans,
     unpack_record,
 )
 from .link import sensible
@@ -291,39 +289,21 @@ class RedisBans(BanStore):
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    def refused(self, told: bytes, checks: Sequence[Check], subjects: Sequence[BanSubject], now_us: int) -> BanRefusal:
-        """Return the refusal of a question by bans that Redis has found.
-
-        Args:
-            told: The bans, as Redis tells of them.
-            checks: The question.
-            subjects: The keys and addresses whose bans refuse it.
-            now_us: The server's time.
-        """
-        ban = longest(unpack_bans(told))
-        if ban is None:
-            raise ValueError("Redis says that a request is banned, and not by which ban")
-        self._refusals.learn_ban(subjects, ban, now_us)
-        return BanRefusal(ban.by, ban, now_us, checks)
-
     def now_us(self) -> int:
         """Return the server's time, as far as it is known here."""
         return monotonic_us() + self._ahead_us if self._clock is None else self._clock()
 
     # -- news in every answer ------------------------------------------------------------------------------------
 
-    def heard(self, batcher: Batcher, told: bytes, state: bytes, sent_s: float) -> None:
+    def heard(self, batcher: Batcher, told: bytes, life: bytes) -> None:
         """Record what an answer says about bans.
 
         Args:
             batcher: The batcher that heard it.
             told: How many bans there are, and the version of those of networks.
-            state: The life of the data, and the number of the last change.
-            sent_s: When its command was sent (monotonic).
+            life: The life of the data; empty where it has none.
         """
-        self._refusals.heard(state, sent_s)
         (count,) = _COUNT.unpack_from(told)
-        life = state[:LIFE_BYTES]
         if life:
             if life != self._life:
                 before, self._life = self._life, life
@@ -354,10 +334,9 @@ class RedisBans(BanStore):
     @sensible
     async def hear(self, batcher: Batcher) -> None:
         """Ask what answers say about bans, where the script of windows does not see it."""
-        sent_s = monotonic()
-        _, told, state, reset = await self._command("news", [], self._names)
+        _, told, life, reset = await self._command("news", [], self._names)
         self.reset_us = max(self.reset_us, int(reset))
-        self.heard(batcher, told, state, sent_s)
+        self.heard(batcher, told, life)
 
     async def _read_again(self, batcher: Batcher) -> None:
         try:

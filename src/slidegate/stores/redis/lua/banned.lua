@@ -3,13 +3,6 @@
 -- and the strike records in a hash of their own, one for each policy, is decided in core/bans and is nothing to the scripts.
 
 local BAN = "b"
-local LIFE_BYTES = 16
-
--- Which life of the data this is, and the number of the last change that workers have to forget answers for; "" where the
--- data has no life yet, or was lost.
-local function state_of(life, number)
-  return life and life ~= "" and life .. (number or 0) or ""
-end
 
 -- The ban of a key that is in force, as it is stored; "" where there is none. A server whose clock was set back begins the
 -- ban anew: it lasts no longer than it was meant to. One that is over goes, so that no such step brings it back.

@@ -94,9 +94,8 @@ local function networks_in_force()
   return rows
 end
 
-local function note_change(field, value)
+local function note(field, value)
   redis.call("HSET", KEYS[META], field, value)
-  redis.call("HINCRBY", KEYS[META], "number", 1)
   redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
 end
 
@@ -122,7 +121,7 @@ function commands.ban_network()
   end
   redis.call("HSET", KEYS[NETWORKS], ARGV[3], ARGV[4])
   live_for(KEYS[NETWORKS], tonumber(ARGV[5]))
-  note_change("networks", ARGV[7])
+  note("networks", ARGV[7])
   return answer(1)
 end
 
@@ -131,15 +130,15 @@ function commands.lift()
   local row = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
   redis.call("ZREM", KEYS[INDEX], ARGV[3])
   redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
-  note_change("networks", ARGV[4])
+  note("networks", ARGV[4])
   return answer(row or "")
 end
 
 -- What the script of windows says about bans, and when all windows were reset.
 function commands.news()
-  local stored = redis.call("HMGET", KEYS[META], "life", "number", "reset", "networks")
-  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[4] or "")
-  return answer(told, state_of(stored[1], stored[2]), stored[3] or "-1")
+  local stored = redis.call("HMGET", KEYS[META], "life", "reset", "networks")
+  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[3] or "")
+  return answer(told, stored[1] or "", stored[2] or "-1")
 end
 
 -- The version of the bans of networks, and their keys and rows.
@@ -150,7 +149,7 @@ end
 -- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
   local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note_change("reset", string.format("%.0f", reset))
+  note("reset", string.format("%.0f", reset))
   return answer(pack("<i8", reset))
 end
 
