@@ -12,7 +12,7 @@ that moment and their true number into each row in which it holds any::
 What a row says of a worker after that moment counts for nobody, and leaves the row when it is written next; a row in
 which nobody holds any is deleted, and one that nobody asks for is found by its entry in `ends`. What it says of this
 worker counts only if it is as of the last renewal: nothing was under way there at that time, or the worker was stopped
-for so long that others may have taken its permits. Then it puts them back where there is room.
+for so long that others may have taken its permits. Then they are lost.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class PermitRows:
             self.renew()
 
     def renew(self) -> None:
-        """Let the permits of requests under way last for a lease from now, those that ran out where there is room."""
+        """Let the permits of requests under way last for a lease from now; those that have run out are lost."""
         own = self._own
         own.enter_process()
         was_over = own.until_us <= self._now_us
@@ -151,7 +151,7 @@ class PermitRows:
         for row, units in held.items():
             self._find(row).own = units
         if missing:
-            self._put_back(missing)
+            self._lose(missing)
 
     def save(self) -> None:
         """Write what has changed."""
@@ -191,17 +191,11 @@ class PermitRows:
             entry = self._rows[row] = _Row(others, held, stored)
         return entry
 
-    def _put_back(self, permits: list[Permit]) -> None:
-        """Take permits that ran out again, where there is room; tell how many there were."""
-        lost = back = 0
-        for permit in permits:
-            entry, was_lost = self._find(permit.row), permit.lost
-            permit.lost = entry.taken + permit.units > permit.amount
-            self._undo.append(partial(setattr, permit, "lost", was_lost))
-            if permit.lost:
-                lost += not was_lost
-            else:
-                entry.own += permit.units
-                back += 1
-        if back or lost:
-            self._events.append(permits_lost("lmdb", lost, back))
+    def _lose(self, permits: list[Permit]) -> None:
+        """Record that permits have run out, and tell how many there are of which that was not known."""
+        lost = [permit for permit in permits if not permit.lost]
+        for permit in lost:
+            permit.lost = True
+            self._undo.append(partial(setattr, permit, "lost", False))
+        if lost:
+            self._events.append(permits_lost("lmdb", len(lost)))

@@ -96,7 +96,7 @@ class Command(Request):
 class Question(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_changes", "_shared", "_subjects", "banned", "checks", "what")
+    __slots__ = ("_changes", "_holds", "_shared", "_subjects", "banned", "checks", "what")
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Question(Request):
         # The keys whose bans the script looks for.
         self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
         self._changes = shared.refusals.changes
-        self._asked_us = shared.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
+        self._holds = any(bucket.held for bucket, _, _ in checks)
 
     @property
     def name(self) -> bytes | None:
@@ -131,8 +131,8 @@ class Question(Request):
         if answer[0] == BANNED:
             return self._refused(answer[1:], now_us, sent_us)
         decision = decision_of(answer, self.what, self.checks, now_us)
-        if self._asked_us is not None and decision.reservations:
-            self._shared.renewals.hold(decision, self._asked_us)
+        if self._holds and decision.reservations:
+            self._shared.renewals.hold(decision)
         refusals = self._shared.refusals
         if self.what in (HIT, CHARGE):  # a look changes nothing
             refusals.saw(now_us)
@@ -170,11 +170,11 @@ class Question(Request):
 
     def missed(self, answer: bytes, now_us: int) -> None:
         """Hand back the permits that were taken for a request that was given up; units of windows stay charged."""
-        if self._asked_us is None or answer[0] != OK:
+        if not self._holds or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.reservations:
-            self._shared.renewals.hold(decision, self._asked_us)
+            self._shared.renewals.hold(decision)
             self._shared.hand_back(decision.take_back(held=True))
 
 

@@ -113,7 +113,7 @@ class RedisStore(Store):
             packing=packing,
             bans=self.bans,
             refusals=refusals,
-            renewals=Renewals(held, clock or monotonic_us, packing, tell, self._batcher),
+            renewals=Renewals(held, clock, packing, tell, self._batcher, by_row=self._is_cluster),
             hand_back=self._hand_back_unheard,
         )
         self.shared_stats = RedisSharedStats(self._batcher, meta, clock)
@@ -257,7 +257,7 @@ class RedisStore(Store):
         return request.future
 
     def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
-        packing, refusals, renewals = self._shared.packing, self._shared.refusals, self._shared.renewals
+        packing, refusals = self._shared.packing, self._shared.refusals
         checks = [reservation.check for reservation in reservations]
         windows = [check for check in checks if not check[0].held]
 
@@ -269,8 +269,6 @@ class RedisStore(Store):
             refusals.change(windows)
             return answer[0] == CHANGED
 
-        if len(windows) < len(checks):
-            renewals.catch_up(checks)
         refusals.change(windows)
         return self._command(checks[0][1], pack, read)
 
@@ -303,8 +301,6 @@ class RedisStore(Store):
 
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher, shared = self._batcher(), self._shared
-        if any(bucket.held for bucket, _, _ in checks):
-            self._shared.renewals.catch_up(checks)
         if what == CHARGE:
             shared.refusals.change(checks)  # a refusal that is on its way knows nothing of these units
         elif what == HIT and shared.refusals.known:

@@ -1,5 +1,5 @@
--- What is asked about bans besides the questions of requests, one command a call: ARGV[1] is its name, and ARGV[2] the time,
--- -1 for the server's. Each answers with the time first.
+-- What is asked besides the questions of requests, one command a call: ARGV[1] is its name, and ARGV[2] the time, -1 for the
+-- server's. Each answers with the time first.
 
 local LONGEST_MS = 400 * 86400000
 local now = time_of(ARGV[2])
@@ -75,6 +75,33 @@ function commands.forget_windows()
     end
   end
   return answer(forgotten)
+end
+
+local MEMBER_BYTES = 12
+local LOST, RENEWED, FAILED = 0, 1, 2
+
+local function renew(name, member, ends)
+  local held_until = tonumber((redis.call("ZSCORE", name, member)))
+  if not held_until or held_until <= now then
+    return LOST
+  end
+  redis.call("ZADD", name, string.format("%.0f", ends), member)
+  return RENEWED
+end
+
+-- Let permits that have not run out be held for ARGV[3] us from now: ARGV[4 + n] are those in the set KEYS[n], one behind
+-- the other, which lives for ARGV[4] ms at least. Answer how each has fared.
+function commands.renew()
+  local ends, fates = now + tonumber(ARGV[3]), {}
+  for place, name in ipairs(KEYS) do
+    local members = ARGV[4 + place]
+    for at = 1, #members, MEMBER_BYTES do
+      local fine, fate = pcall(renew, name, sub(members, at, at + MEMBER_BYTES - 1), ends)
+      fates[#fates + 1] = pack("<B", fine and fate or FAILED)
+    end
+    live_for(name, tonumber(ARGV[4]))
+  end
+  return answer(table.concat(fates))
 end
 
 -- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.

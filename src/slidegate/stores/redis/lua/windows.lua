@@ -142,7 +142,7 @@ end
 -- The operations on all windows of a question at once, as core/decide.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 6
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -235,14 +235,6 @@ local function make_others()
     return pack("<B", changed and CHANGED or NOTHING)
   end
 
-  -- Renew permits: the place of their key, the limit, and the serials.
-  function others.renew(arg, at, many, now)
-    local key, rest = unpack_from("<H", arg, at)
-    local limit = limit_at(arg, rest)
-    local w = read(key + 1, limit, now)
-    return pack("<B", OK) .. permits().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
-  end
-
   -- The windows in the bytes of core, each behind its length; permits as how many are taken.
   function others.inspect(asks)
     local parts = { pack("<B", OK) }
@@ -304,8 +296,6 @@ local function judge(what, arg, at, many, now)
     return others().refund(arg, at, many, now)
   elseif what == RESET then
     return pack("<B", forget(many + 1, now, unpack_from("<i8", arg, at)) and CHANGED or NOTHING)
-  elseif what == RENEW then
-    return others().renew(arg, at, many, now)
   end
   local imagined = what == PEEK or what == GLANCE or what == INSPECT
   local asks = asks_of(arg, at, many, now, imagined and {})
@@ -319,14 +309,12 @@ local function judge(what, arg, at, many, now)
   return hit(asks, now)
 end
 
-local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES, TIME_BYTES = 6, 22, 4, 8
+local ASK_BYTES, NOTE_BYTES, TIME_BYTES = 6, 22, 8
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
   if what == RESET then
     return TIME_BYTES
-  elseif what == RENEW then
-    return 2 + LIMIT_BYTES + many * SERIAL_BYTES
   end
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
