@@ -41,7 +41,9 @@ from .ban_rows import (
     pack_record,
     unpack_ban,
     unpack_record,
+    unpack_stored,
 )
+from .clock import STEP_US
 from .link import sensible
 from .refusals import RefusalCache, monotonic_us
 from .requests import subjects_of
@@ -137,7 +139,7 @@ class RedisBans(BanStore):
         self._count = 0
         self._life = b""
         self._begins = False
-        self._ahead_us = 0
+        self._ahead_us = self._networks_ahead_us = 0
 
     @property
     def index_name(self) -> bytes:
@@ -239,7 +241,7 @@ class RedisBans(BanStore):
         async for some in in_steps(keys):
             names = [self._packing.name_of(key.decode()) for key in some]
             for row in await asyncio.gather(*(batcher.ask_about(name, b"HGET", name, BAN_FIELD) for name in names)):
-                ban = unpack_ban(row or b"")
+                ban = unpack_stored(row)
                 if ban is not None and not ban.is_over(now_us):
                     found[ban.key] = ban
         return list(found.values())
@@ -285,7 +287,7 @@ class RedisBans(BanStore):
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal of a question by the ban of a network that is known here, None where there is none."""
-        now_us = self.now_us()
+        now_us = monotonic_us() + self._networks_ahead_us if self._clock is None else self._clock()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
@@ -326,10 +328,12 @@ class RedisBans(BanStore):
             ask: Sends a command about bans.
         """
         names = (len(self._names), *self._names)
-        _, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
+        packed, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
         bans = [unpack_ban(row) for row in fields[1::2]]
         self.networks, self._version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._refusals.bans.clear()
+        self.saw(*_TIME.unpack(packed))
+        self._networks_ahead_us = self._ahead_us
 
     @sensible
     async def hear(self, batcher: Batcher) -> None:
@@ -474,6 +478,9 @@ class RedisBans(BanStore):
     def saw(self, now_us: int) -> None:
         """Note the server's time."""
         self._ahead_us = now_us - monotonic_us()
+        # The bans of networks that were read last go by the clock of that time, where it was set back since.
+        if self._ahead_us > self._networks_ahead_us - STEP_US:
+            self._networks_ahead_us = self._ahead_us
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
         networks = self.networks

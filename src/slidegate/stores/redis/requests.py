@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
-from .ban_rows import BAN_FIELD, unpack_ban, unpack_bans
+from .ban_rows import BAN_FIELD, unpack_bans, unpack_stored
 from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Question(Request):
         self.banned = ()
         rows = [await ask_about(name, b"HGET", name, BAN_FIELD) for name in names]
         now_us = bans.now_us()
-        found = [ban for row in rows if (ban := unpack_ban(row or b"")) is not None and not ban.is_over(now_us)]
+        found = [ban for row in rows if (ban := unpack_stored(row)) is not None and not ban.is_over(now_us)]
         ban = longest(found)
         if ban is not None and not self.future.done():
             self.future.set_result(BanRefusal(ban.by, ban, now_us, self.checks))

@@ -24,7 +24,7 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .link import refusal, unexpected
 
-LAYOUT: Final = 6
+LAYOUT: Final = 7
 """The version of everything that is stored: that of another one lies under other names."""
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""

@@ -23,6 +23,10 @@ local function put(name, field, value, left_ms)
   end
 end
 
+local function put_ban(name, field, row, left_ms)
+  put(name, field, row ~= "" and pack("<i8", now) .. row or "", left_ms)
+end
+
 -- Write the ban ARGV[6] and the record ARGV[8] of a key in the place of ARGV[4] and ARGV[5], where these are what is there,
 -- and let them live for ARGV[7] and ARGV[9] ms; answer with what is there, and whether it was written.
 function commands.write()
@@ -30,14 +34,14 @@ function commands.write()
   if ban ~= ARGV[4] or record ~= ARGV[5] then
     return answer(ban, record, 0)
   end
-  put(KEYS[1], BAN, ARGV[6], ARGV[7])
+  put_ban(KEYS[1], BAN, ARGV[6], ARGV[7])
   put(KEYS[2], ARGV[3], ARGV[8], ARGV[9])
   return answer(ARGV[6], ARGV[8], 1)
 end
 
 -- Put the ban ARGV[3], which lives for ARGV[4] ms, in the place of the one that a key has; "" for none.
 function commands.put()
-  put(KEYS[1], BAN, ARGV[3], ARGV[4])
+  put_ban(KEYS[1], BAN, ARGV[3], ARGV[4])
   return answer()
 end
 
@@ -110,12 +114,10 @@ local META, INDEX, NETWORKS = 1, 2, 3
 local function networks_in_force()
   local rows, fields = {}, redis.call("HGETALL", KEYS[NETWORKS])
   for at = 1, #fields, 2 do
-    local ends = unpack_from("<i8", fields[at + 1])
-    if ends < 0 or ends > now then
+    local fine, row = pcall(row_in_force, KEYS[NETWORKS], fields[at], fields[at + 1], now)
+    if fine and row ~= "" then -- what is no ban refuses nobody
       rows[#rows + 1] = fields[at]
-      rows[#rows + 1] = fields[at + 1]
-    else
-      redis.pcall("HDEL", KEYS[NETWORKS], fields[at])
+      rows[#rows + 1] = row
     end
   end
   return rows
@@ -146,19 +148,18 @@ function commands.ban_network()
   if #rows / 2 >= tonumber(ARGV[6]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
     return answer(0)
   end
-  redis.call("HSET", KEYS[NETWORKS], ARGV[3], ARGV[4])
-  live_for(KEYS[NETWORKS], tonumber(ARGV[5]))
+  put_ban(KEYS[NETWORKS], ARGV[3], ARGV[4], ARGV[5])
   note("networks", ARGV[7])
   return answer(1)
 end
 
 -- Lift the ban of the key ARGV[3]; ARGV[4] is the name of this version. Answer with the row, where it was a network's.
 function commands.lift()
-  local row = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
+  local stored = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
   redis.call("ZREM", KEYS[INDEX], ARGV[3])
   redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
   note("networks", ARGV[4])
-  return answer(row or "")
+  return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
 -- What the script of windows says about bans, and when all windows were reset.
