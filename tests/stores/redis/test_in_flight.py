@@ -145,6 +145,24 @@ async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
     assert (await after).allowed
 
 
+async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(store: RedisStore, held: Held) -> None:
+    futures = [ask(store, "ann", FIVE, 5), ask(store, "bob")]
+    await held.come(1)
+    held.release(1)
+    await futures[0]
+    refused = ask(store, "ann", FIVE)
+    await held.come(1)
+    back = asyncio.ensure_future(settle(store.refund((await futures[1]).take_back())))
+    await held.come(2)
+    held.release(2)
+    assert (await refused).reason is Reason.LIMITED
+    assert await back
+    again = ask(store, "ann", FIVE)
+    await turn()
+    assert again.done(), "nobody was asked"
+    assert again.result().reason is Reason.LIMITED
+
+
 async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
     store: RedisStore, proxy: FaultProxy, server: RedisServer
 ) -> None:

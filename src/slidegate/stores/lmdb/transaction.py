@@ -454,5 +454,5 @@ class Transaction:
         """Return what observers shall hear once it is committed."""
         events = [] if self._rules is None else self._rules.events
         if self._permits is not None and self._permits.lost:
-            events.append(permits_lost("lmdb", len(self._permits.lost), 0))
+            events.append(permits_lost("lmdb", len(self._permits.lost)))
         return events

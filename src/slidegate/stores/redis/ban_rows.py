@@ -1,4 +1,7 @@
-"""How bans and strike records are packed for Redis; ``lua/banned.lua`` reads the moments that they begin with."""
+"""How bans and strike records are packed for Redis; ``lua/banned.lua`` reads the moments that they begin with.
+
+A stored ban begins with the latest moment at which a script looked at it, which only the scripts read and write.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ BAN_FIELD: Final = b"b"
 
 _TIMES: Final = Struct("<qq")
 _OVER: Final = Struct("<q")
+_MOMENT_BYTES: Final = 8
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
@@ -56,6 +60,11 @@ def unpack_ban(packed: bytes) -> Ban | None:
     ends_us, made_us = _TIMES.unpack_from(packed)
     key, reason, by, level, wall_us = json.loads(packed[_TIMES.size :])
     return Ban(key, reason, by, level, made_us, None if ends_us == _FOR_EVER else ends_us, wall_us)
+
+
+def unpack_stored(packed: bytes | None) -> Ban | None:
+    """Read the field of a hash that holds a ban, None where there is none; raises what `unpack_ban` does."""
+    return unpack_ban((packed or b"")[_MOMENT_BYTES:])
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:

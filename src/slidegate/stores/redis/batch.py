@@ -59,7 +59,7 @@ SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3
-"""An answer begins with the time, what it says about bans, and the number of the last change."""
+"""An answer begins with the time, what it says about bans, and the life of the data."""
 
 _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
@@ -496,7 +496,7 @@ class ServerBatcher(Batcher):
     def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         """Deal with what the script answers."""
         if says_state(answer):
-            self._shared.bans.heard(self, answer[1], answer[2], sent_s)
+            self._shared.bans.heard(self, answer[1], answer[2])
         self._deliver(connection, requests, sent_s, answer)
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:

@@ -6,7 +6,7 @@ lost, or cannot be made, has the cluster asked again; meanwhile the known owners
 own, so that a node that hangs holds up no other, and a call is about one slot.
 
 The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own, which
-calls for others cannot see: it is asked twice in `TRUST_S` what has changed there.
+calls for others cannot see: it is asked once in `NEWS_S` what has changed there.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
 `_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
@@ -28,11 +28,9 @@ from redis.crc import key_slot
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
+from .batch import CLOSED, Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
 from .link import Connection, first_of, refusal
-from .refusals import TRUST_S
 from .requests import Question, Request
-from .script import CHANGED
 
 NodeAddress: TypeAlias = tuple[str, int]
 
@@ -40,11 +38,11 @@ MAX_REDIRECTIONS: Final = 5
 NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
 TRY_AGAIN_S: Final = 0.02
+NEWS_S: Final = 1.0
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
-_CHANGED: Final = bytes((CHANGED,))
 
 
 class NodeBatcher(ServerBatcher):
@@ -107,8 +105,6 @@ class NodeBatcher(ServerBatcher):
 
     def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._deliver(connection, requests, sent_s, answer)
-        if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
-            self._front.tell_change()
 
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
         moved = _REDIRECTED.search(error)
@@ -140,7 +136,6 @@ class ClusterBatcher(Batcher):
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
-        self._owes_change = False
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
         """See `Batcher.ask_about`."""
@@ -189,8 +184,7 @@ class ClusterBatcher(Batcher):
         if not self._knows_slots:
             self._open()
             return
-        if self._shared.refusals.age_s() >= TRUST_S / 2:
-            self._hear()
+        self._hear()
         self.send(self._taken())
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -360,24 +354,15 @@ class ClusterBatcher(Batcher):
                     raise
             await asyncio.sleep(TRY_AGAIN_S)
 
-    def tell_change(self) -> None:
-        """Let all workers know that something was handed back."""
-        self.attend(self._tell_change())
-
-    async def _tell_change(self) -> None:
-        self._owes_change = True
-        await self.ask(b"HINCRBY", self._shared.meta, b"number", 1)
-        self._owes_change = False
-
     def _hear(self) -> None:
-        """Have it learnt what has changed: numbers, and bans of networks."""
-        if self._news is None and monotonic() >= self._news_from_s:
+        """Have it learnt now and then what has changed: bans of networks, and the life of the data."""
+        now_s = monotonic()
+        if self._news is None and now_s >= self._news_from_s:
+            self._news_from_s = now_s + NEWS_S
             self._news = self._start(self._learn_news())
 
     async def _learn_news(self) -> None:
         try:
-            if self._owes_change:
-                await self._tell_change()
             await self._shared.bans.hear(self)
         except StoreError as error:
             now_s = monotonic()

@@ -18,19 +18,19 @@ from ...core.decision import Check, Decision, LimitSet, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
-from ...core.reservation import Permit, Reservation, reserved
+from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .link import refusal, unexpected
 
-LAYOUT: Final = 6
+LAYOUT: Final = 7
 """The version of everything that is stored: that of another one lies under other names."""
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
+HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
+OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
 PERMITS: Final = 4
@@ -42,7 +42,6 @@ _ASK: Final = Struct("<HI")
 _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
-_RENEWAL: Final = Struct("<H")
 _STATE: Final = Struct("<Qqqq")
 _MOMENT: Final = Struct("<q")
 _COUNTED: Final = Struct("<I")
@@ -75,7 +74,7 @@ def _script(*parts: str) -> Script:
 WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans and strikes."""
+"""The script that reads and writes bans and strikes, and renews permits."""
 STATS_SCRIPT: Final = _script("stats")
 """The script that writes stats."""
 
@@ -172,12 +171,6 @@ class Packing:
     def reset(self, key: str, latest_us: int, names: dict[bytes, int]) -> bytes:
         """Pack a reset of the windows of a key; `latest_us` and `names` as for `refund`."""
         return REQUEST.pack(RESET, self._place_of(key, names), 0) + _MOMENT.pack(latest_us)
-
-    def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
-        """Pack a renewal of permits of one row, `permit` among them; `names` as for `question`."""
-        worker, _ = MEMBER.unpack(permit.member)
-        head = REQUEST.pack(RENEW, len(members), 0) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
-        return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
 
     def permits_row(self, bucket: LimitSet, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""

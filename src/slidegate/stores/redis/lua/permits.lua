@@ -7,7 +7,6 @@
 
 local OPEN = -2
 local serials -- the serial of the next permit
-local LOST, RENEWED, BACK = 0, 1, 2
 local made_permits
 
 local function make_permits()
@@ -74,25 +73,6 @@ local function make_permits()
       w.spent = w.spent - 1
     end
     return ends > now
-  end
-
-  -- Renew permits of a worker, and put back those that are missing where there is room; return how each has fared.
-  function p.renew(w, limit, serials_from, arg, many, now)
-    local fates = {}
-    for number = 1, many do
-      local member = limit.worker .. sub(arg, serials_from, serials_from + 3)
-      serials_from = serials_from + 4
-      local ends = held_until(w, member)
-      local fate = ends and ends > now and RENEWED or w.spent < limit.amount and BACK or LOST
-      if fate == BACK then
-        w.spent = w.spent + 1
-      end
-      if fate ~= LOST then
-        w.taken[member], w.left[member], w.dirty = now + limit.lease, nil, true
-      end
-      fates[number] = pack("<B", fate)
-    end
-    return table.concat(fates)
   end
 
   function p.save(w, now, slack_ms)

@@ -141,8 +141,8 @@ end
 
 -- The operations on all windows of a question at once, as core/decide.py: all of them are charged or none.
 
-local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 6
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -215,13 +215,13 @@ local function make_others()
   end
 
   function others.refund(arg, at, many, now)
-    local changed, let_go = false, false
+    local changed = false
     for _ = 1, many do
       local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
       local limit = limit_at(arg, rest)
       at = rest + LIMIT_BYTES
       if limit.worker then
-        let_go = permits().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or let_go
+        changed = permits().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or changed
       elseif read(key + 1, limit, now) then
         local dirty = rows[key + 1][limit.field].dirty
         local w = window(key + 1, limit, now)
@@ -232,15 +232,7 @@ local function make_others()
         end
       end
     end
-    return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
-  end
-
-  -- Renew permits: the place of their key, the limit, and the serials.
-  function others.renew(arg, at, many, now)
-    local key, rest = unpack_from("<H", arg, at)
-    local limit = limit_at(arg, rest)
-    local w = read(key + 1, limit, now)
-    return pack("<B", OK) .. permits().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
+    return pack("<B", changed and CHANGED or NOTHING)
   end
 
   -- The windows in the bytes of core, each behind its length; permits as how many are taken.
@@ -304,8 +296,6 @@ local function judge(what, arg, at, many, now)
     return others().refund(arg, at, many, now)
   elseif what == RESET then
     return pack("<B", forget(many + 1, now, unpack_from("<i8", arg, at)) and CHANGED or NOTHING)
-  elseif what == RENEW then
-    return others().renew(arg, at, many, now)
   end
   local imagined = what == PEEK or what == GLANCE or what == INSPECT
   local asks = asks_of(arg, at, many, now, imagined and {})
@@ -319,21 +309,19 @@ local function judge(what, arg, at, many, now)
   return hit(asks, now)
 end
 
-local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES, TIME_BYTES = 6, 22, 4, 8
+local ASK_BYTES, NOTE_BYTES, TIME_BYTES = 6, 22, 8
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
   if what == RESET then
     return TIME_BYTES
-  elseif what == RENEW then
-    return 2 + LIMIT_BYTES + many * SERIAL_BYTES
   end
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
 
 -- One call: ARGV[1] is the head, and ARGV[2] the requests; they are decided in order. Each begins with its operation, how
 -- many asks it has, and in which of KEYS bans that refuse it would stand. The answer is {time, how many bans there are and the
--- version of those of networks, life and number of the last change, answers ...}.
+-- version of those of networks, the life of the data, answers ...}.
 
 local FAILED, BANNED = 255, 5
 local STATE_PARTS = 3
@@ -342,10 +330,10 @@ now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
 now = time_of(now)
 local replies = { pack("<i8", now), pack("<I4", 0), "" }
 if with_meta == 1 then
-  local stored = redis.call("HMGET", KEYS[1], "life", "number", "reset", "networks")
-  reset = tonumber(stored[3]) or -1
-  replies[2] = pack("<I4", count_bans(KEYS[2], now)) .. (stored[4] or "")
-  replies[3] = state_of(stored[1], stored[2])
+  local stored = redis.call("HMGET", KEYS[1], "life", "reset", "networks")
+  reset = tonumber(stored[2]) or -1
+  replies[2] = pack("<I4", count_bans(KEYS[2], now)) .. (stored[3] or "")
+  replies[3] = stored[1] or ""
 end
 
 local requests = ARGV[2]
@@ -364,7 +352,6 @@ local function answer_to(what, many, bans, at)
   return told ~= "" and pack("<B", BANNED) .. told or judge(what, requests, at, many, now)
 end
 
-local handed_back = false
 local next_at, place = 1, STATE_PARTS
 while next_at <= #requests do
   local what, many, bans, at = unpack_from("<BHB", requests, next_at)
@@ -374,10 +361,6 @@ while next_at <= #requests do
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
   replies[place] = reply
-  handed_back = handed_back or byte(reply) == CHANGED
-end
-if handed_back and with_meta == 1 then
-  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "number", 1))
 end
 local saved, why = pcall(save, now, slack_ms)
 if not saved then
