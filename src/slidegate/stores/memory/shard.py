@@ -159,10 +159,11 @@ class Table(Generations):
 
     Attributes:
         cells: The windows that keys share for which there was no room, by their number.
+        dated: Whether the limit is a quota, which goes by the calendar.
         holds_permits: Whether the limit is one of concurrency.
     """
 
-    __slots__ = ("cells", "holds_permits", "identity", "lock", "room")
+    __slots__ = ("cells", "dated", "holds_permits", "identity", "lock", "room")
 
     def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room) -> None:
         super().__init__(limit)
@@ -170,6 +171,7 @@ class Table(Generations):
         self.lock = lock
         self.room = room
         self.cells = Generations(limit)
+        self.dated = isinstance(limit, Quota)
         self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:

@@ -27,11 +27,12 @@ from .inspect_contract import InspectContract
 from .permit_contract import PermitsContract
 from .player import settle
 from .programs import SECOND_US, Program, programs
+from .question_contract import QuestionsContract
 from .quota_contract import QuotasContract
 from .stats_contract import StatsContract
 
 
-class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContract, BansContract):
+class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContract, BansContract, QuestionsContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
