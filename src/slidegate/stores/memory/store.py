@@ -240,6 +240,10 @@ class MemoryStore(Store):
         # They are let go of here, where nobody waits for a lock.
         return any(forgotten)
 
+    def answers_threads(self) -> bool:
+        """Return true: nothing is ever awaited."""
+        return True
+
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, of all keys."""
         tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
