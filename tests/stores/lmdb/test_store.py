@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,6 +66,9 @@ class InFiles:
 
     def make_store(self, clock: FakeClock) -> Any:
         return LmdbStore(self.new_path(), clock=clock, **SMALL)
+
+    def opener(self) -> Callable[[], LmdbStore]:
+        return partial(LmdbStore, self.new_path(), **SMALL)
 
 
 class TestContract(InFiles, StoreContract):

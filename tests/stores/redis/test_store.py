@@ -7,7 +7,7 @@ import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +84,9 @@ class TestRedis(AtServer, StoreContract):
     def make_store(self, clock: FakeClock) -> RedisStore:
         url = url_of_user(self.server)
         return RedisStore(url, prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S, clock=clock)
+
+    def opener(self) -> Callable[[], RedisStore]:
+        return partial(RedisStore, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
 
 
 @needs_redis

@@ -28,7 +28,7 @@ from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import permits_lost
-from ..memory.shard import SHARED_PAUSE_US, keys_shared
+from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanStorage, ban_of
 from .batching import Job
 from .environment import IN_PROCESS_S, NO_CHANGES, Environment

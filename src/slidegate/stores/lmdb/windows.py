@@ -29,7 +29,7 @@ from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock
-from ..memory.shard import SHARED_CELLS
+from ..shared import SHARED_CELLS
 from . import permits
 from .environment import NO_ROWS, Environment
 from .layout import RESET, look_later, row_of, take_due
