@@ -40,7 +40,6 @@ MAX_REDIRECTIONS: Final = 5
 NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
 TRY_AGAIN_S: Final = 0.02
-NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
@@ -72,21 +71,14 @@ class NodeBatcher(ServerBatcher):
         connection.send(_ignore, b"ASKING")
         self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
 
-    @property
-    def _is_wanted(self) -> bool:
-        return self._front.wants(self.address)
-
     async def _connect(self) -> Connection:
         there: Any = ClusterNode(*self.address, **self._shared.client.connection_kwargs)
-        return await self._shared.open(there.connection_class(**there.connection_kwargs))
+        connection = await self._shared.open(there.connection_class(**there.connection_kwargs))
+        connection.lost.add_done_callback(self._front.doubt_owners)
+        return connection
 
     async def _begin(self, ask: Any) -> None:
         """Do nothing: the batcher to the cluster does, where the numbers are."""
-
-    def _lost(self, lost: asyncio.Future[None]) -> None:
-        if self._is_wanted and not lost.cancelled():
-            self._front.look_soon()
-        super()._lost(lost)
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the requests that never went to the nodes that have their slots by now."""
@@ -124,7 +116,7 @@ class NodeBatcher(ServerBatcher):
         else:
             super()._refused(connection, requests, error)
             if error.startswith("CLUSTERDOWN"):
-                self._front.look_soon()
+                self._front.doubt_owners()
 
 
 class ClusterBatcher(Batcher):
@@ -137,7 +129,7 @@ class ClusterBatcher(Batcher):
         self._serving: set[NodeAddress] = set()
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
-        self._news: asyncio.Task[Any] | None = None
+        self._owners_in_doubt = False
         self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
         self._owes_change = False
@@ -185,10 +177,11 @@ class ClusterBatcher(Batcher):
         self._scheduled = False
         if not self._line or self._closed:
             return
-        self._asked_s = monotonic()
         if not self._knows_slots:
             self._open()
             return
+        if self._owners_in_doubt:
+            self.look_soon()
         if self._shared.refusals.age_s() >= TRUST_S / 2:
             self._hear()
         self.send(self._taken())
@@ -255,12 +248,13 @@ class ClusterBatcher(Batcher):
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def wants(self, address: NodeAddress) -> bool:
-        """Tell whether somebody is likely to ask a node."""
-        return self._is_wanted and address in self._serving
+    def doubt_owners(self, lost: object = None) -> None:
+        """Look for the owners of slots at the next request, because a connection to one of them was lost."""
+        self._owners_in_doubt = True
 
     def look_soon(self) -> asyncio.Task[Any]:
         """Have nodes asked which of them has which slot."""
+        self._owners_in_doubt = False
         if self._looking is None:
             self._looking = self._start(self._learn_owners())
         return self._looking
@@ -371,8 +365,10 @@ class ClusterBatcher(Batcher):
 
     def _hear(self) -> None:
         """Have it learnt what has changed: numbers, and bans of networks."""
-        if self._news is None and monotonic() >= self._news_from_s:
-            self._news = self._start(self._learn_news())
+        now_s = monotonic()
+        if now_s >= self._news_from_s:
+            self._news_from_s = now_s + TRUST_S / 2
+            self._start(self._learn_news())
 
     async def _learn_news(self) -> None:
         try:
@@ -380,13 +376,9 @@ class ClusterBatcher(Batcher):
                 await self._tell_change()
             await self._shared.bans.hear(self)
         except StoreError as error:
-            now_s = monotonic()
-            self._news_from_s = now_s + NEWS_AGAIN_S
-            if self._throttle.left_out("bans_unread", now_s) is not None:
+            if self._throttle.left_out("bans_unread", monotonic()) is not None:
                 message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
                 self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
-        finally:
-            self._news = None
 
 
 def read_slots(rows: Any, asked: NodeAddress) -> Iterator[tuple[int, NodeAddress]]:
