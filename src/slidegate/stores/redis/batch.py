@@ -34,20 +34,13 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Event
 from .bans import COUNT_BYTES, RedisBans
 from .clock import ServerClock
-from .link import (
-    SICK,
-    Connection,
-    Eviction,
-    Settings,
-    open_connection,
-    open_master,
-    refusal,
-    store_error,
-    unexpected,
-)
+from .errors import CLOSED, SICK, refusal, store_error, unexpected
+from .eviction import Eviction
+from .link import Connection, Settings, open_connection
 from .refusals import RefusalCache
 from .requests import Question, Request
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .sentinels import open_master
 
 if TYPE_CHECKING:
     from .permits import Renewals
@@ -66,7 +59,6 @@ _SERVER_TIME: Final = -1
 MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 SCAN_PART: Final = 500
-CLOSED: Final = "redis: the store is closed, and answers nobody any more; make a new one"
 
 
 @dataclass
@@ -111,7 +103,7 @@ class Shared:
         """
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
-            return await open_master(pool, self.timeout_s, self._open, self.open)
+            return await open_master(pool, self.timeout_s, self.open)
         return await self.open(pool.make_connection())
 
     async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
@@ -120,14 +112,11 @@ class Shared:
         Raises:
             StoreError: That failed.
         """
-        connection = await self._open(settings, name, address)
+        connection = await open_connection(settings, self.timeout_s, name, address)
         with connection.closed_on_error():
             loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
             await asyncio.gather(*loads, self.eviction.look(connection))
         return connection
-
-    async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        return await open_connection(settings, self.timeout_s, name, address)
 
 
 def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
