@@ -107,16 +107,17 @@ class Shared:
         return await self.open(pool.make_connection())
 
     async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        """Connect to a server that knows the scripts; see `open_connection`.
+        """Connect to a server; see `open_connection`."""
+        return await open_connection(settings, self.timeout_s, name, address)
+
+    async def prepare(self, connection: Connection) -> None:
+        """Have a server learn the scripts, and look whether it evicts keys.
 
         Raises:
             StoreError: That failed.
         """
-        connection = await open_connection(settings, self.timeout_s, name, address)
-        with connection.closed_on_error():
-            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
-            await asyncio.gather(*loads, self.eviction.look(connection))
-        return connection
+        loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
+        await asyncio.gather(*loads, self.eviction.look(connection))
 
 
 def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
@@ -504,7 +505,8 @@ class ServerBatcher(Batcher):
             # Close it when the loop ends, which cancels tasks also before they began.
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
-            await self._begin(connection.ask)
+            # At once, because the request that began this waits for it within its deadline.
+            await asyncio.gather(self._shared.prepare(connection), self._begin(connection.ask))
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
