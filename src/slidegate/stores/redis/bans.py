@@ -44,7 +44,7 @@ from .ban_rows import (
     unpack_stored,
 )
 from .clock import STEP_US
-from .link import sensible
+from .errors import sensible
 from .refusals import RefusalCache, monotonic_us
 from .requests import subjects_of
 from .script import BANS_SCRIPT, Packing

@@ -18,7 +18,7 @@ from ...core.reservation import Permit
 from ...core.store import Clock, Event
 from ..leases import HeldPermits, LeaseRenewer, permits_lost
 from .bans import SLACK_MS, TEST_SLACK_MS
-from .link import sensible
+from .errors import sensible
 from .script import BANS_SCRIPT, MEMBER, Packing
 
 if TYPE_CHECKING:

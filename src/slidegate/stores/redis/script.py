@@ -22,7 +22,7 @@ from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
-from .link import refusal, unexpected
+from .errors import refusal, unexpected
 
 LAYOUT: Final = 7
 """The version of everything that is stored: that of another one lies under other names."""

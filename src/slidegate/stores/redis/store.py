@@ -32,9 +32,10 @@ from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
-from .batch import CLOSED, Batcher, ServerBatcher, Shared
+from .batch import Batcher, ServerBatcher, Shared
 from .cluster import ClusterBatcher
-from .link import Eviction, sensible
+from .errors import CLOSED, sensible
+from .eviction import Eviction
 from .multi_slot import MultiSlot
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
