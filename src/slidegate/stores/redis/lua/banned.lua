@@ -48,7 +48,17 @@ local function time_of(given)
   return now
 end
 
+-- Call a command about what all keys share; nil where a value of somebody else stands there, which concerns no other key.
+local function try(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= "table" or not answer.err then
+    return answer
+  elseif not match(answer.err, "WRONGTYPE") then
+    error(answer.err, 0)
+  end
+end
+
 -- How many bans have not ended, by the list of their keys.
 local function count_bans(index, now)
-  return redis.call("ZCOUNT", index, string.format("(%.0f", now), "+inf")
+  return try("ZCOUNT", index, string.format("(%.0f", now), "+inf") or 0
 end

@@ -1,5 +1,5 @@
 -- What the other parts call by short names.
 
 local floor, max, min = math.floor, math.max, math.min
-local sub, byte, match, gmatch = string.sub, string.byte, string.match, string.gmatch
+local sub, match = string.sub, string.match
 local pack, unpack_from = struct.pack, struct.unpack
