@@ -73,7 +73,7 @@ def _script(*parts: str) -> Script:
 
 
 # They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
-WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
 """The script that reads and writes bans and strikes, and renews permits."""

@@ -31,34 +31,7 @@ local function ban_in_force(name, now)
   return stored and row_in_force(name, BAN, stored, now) or ""
 end
 
--- Let a key live for so long at least.
-local function live_for(name, left_ms)
-  if redis.call("PTTL", name) < left_ms then
-    redis.call("PEXPIRE", name, left_ms)
-  end
-end
-
--- The server's time, or that of a test.
-local function time_of(given)
-  local now = tonumber(given)
-  if now < 0 then
-    local clock = redis.call("TIME")
-    now = clock[1] * 1000000 + clock[2]
-  end
-  return now
-end
-
--- Call a command about what all keys share; nil where a value of somebody else stands there, which concerns no other key.
-local function try(...)
-  local answer = redis.pcall(...)
-  if type(answer) ~= "table" or not answer.err then
-    return answer
-  elseif not match(answer.err, "WRONGTYPE") then
-    error(answer.err, 0)
-  end
-end
-
 -- How many bans have not ended, by the list of their keys.
 local function count_bans(index, now)
-  return try("ZCOUNT", index, string.format("(%.0f", now), "+inf") or 0
+  return try("ZCOUNT", index, "(" .. text_of(now), "+inf") or 0
 end

@@ -19,7 +19,7 @@ local function put(name, field, value, left_ms)
     redis.call("HDEL", name, field)
   else
     redis.call("HSET", name, field, value)
-    live_for(name, tonumber(left_ms))
+    live_for(name, tonumber(left_ms), 0)
   end
 end
 
@@ -90,7 +90,7 @@ local function renew(name, member, ends)
   if not held_until or held_until <= now then
     return LOST
   end
-  redis.call("ZADD", name, string.format("%.0f", ends), member)
+  redis.call("ZADD", name, text_of(ends), member)
   return RENEWED
 end
 
@@ -104,7 +104,7 @@ function commands.renew()
       local fine, fate = pcall(renew, name, sub(members, at, at + MEMBER_BYTES - 1), ends)
       fates[#fates + 1] = pack("<B", fine and fate or FAILED)
     end
-    live_for(name, tonumber(ARGV[4]))
+    live_for(name, tonumber(ARGV[4]), 0)
   end
   return answer(table.concat(fates))
 end
@@ -133,8 +133,8 @@ end
 -- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never; answer with how many there are.
 function commands.note()
   if try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
-    live_for(KEYS[INDEX], LONGEST_MS)
-    redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", string.format("%.0f", now))
+    live_for(KEYS[INDEX], LONGEST_MS, 0)
+    redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
   end
   return answer(count_bans(KEYS[INDEX], now))
 end
@@ -180,7 +180,7 @@ end
 -- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
   local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note("reset", string.format("%.0f", reset))
+  note("reset", text_of(reset))
   return answer(pack("<i8", reset))
 end
 
