@@ -152,7 +152,8 @@ class Question(Request):
         if ban is None:
             raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
         refusal = BanRefusal(ban.by, ban, now_us, self.checks)
-        self._shared.refusals.learn_ban(subjects_of(self.checks, self._subjects), refusal, sent_us)
+        subjects = subjects_of(self.checks, self._subjects)
+        self._shared.refusals.learn_ban(subjects, refusal, sent_us, self._changes)
         return refusal
 
     async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:
