@@ -163,6 +163,19 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
     assert again.result().reason is Reason.LIMITED
 
 
+async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
+    await store.bans.ban("eve", None, "", "ann")
+    refused = ask(store, "eve")
+    await held.come(1)
+    assert await store.bans.unban("eve", "ann")
+    held.release(1)
+    assert (await refused).reason is Reason.BANNED
+    after = ask(store, "eve")
+    await held.come(1)
+    held.release(1)
+    assert (await after).allowed
+
+
 async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
     store: RedisStore, proxy: FaultProxy, server: RedisServer
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from struct import Struct
+from struct import error as StructError
 from typing import Final
 
 from ...core.bans.ban import Ban
@@ -18,6 +19,8 @@ BAN_FIELD: Final = b"b"
 _TIMES: Final = Struct("<qq")
 _OVER: Final = Struct("<q")
 _MOMENT_BYTES: Final = 8
+NO_BAN: Final = (ValueError, TypeError, AttributeError, StructError)
+"""What reading a row raises that is somebody else's."""
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
@@ -63,8 +66,16 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
 
 def unpack_stored(packed: bytes | None) -> Ban | None:
-    """Read the field of a hash that holds a ban, None where there is none; raises what `unpack_ban` does."""
-    return unpack_ban((packed or b"")[_MOMENT_BYTES:])
+    """Read the field of a hash that holds a ban; None where there is none that can be read."""
+    return read_ban((packed or b"")[_MOMENT_BYTES:])
+
+
+def read_ban(packed: bytes) -> Ban | None:
+    """Read what `pack_ban` packed; None for what it did not."""
+    try:
+        return unpack_ban(packed)
+    except NO_BAN:
+        return None
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:

@@ -28,7 +28,7 @@ from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
-from ...core.errors import StoreUnavailable
+from ...core.errors import StoreError, StoreUnavailable
 from ...core.limits import MAX_WINDOW_US
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event
@@ -39,6 +39,7 @@ from .ban_rows import (
     left_ms,
     pack_ban,
     pack_record,
+    read_ban,
     unpack_ban,
     unpack_record,
     unpack_stored,
@@ -60,6 +61,7 @@ CHUNK: Final = 200
 TRIES: Final = 3
 """How often a strike is decided anew because another worker has changed the rows of its key meanwhile."""
 LIFE_BYTES: Final = 16
+BEGIN_AGAIN_US: Final = 1_000_000
 SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 _TIME: Final = Struct("<q")
@@ -139,6 +141,7 @@ class RedisBans(BanStore):
         self._count = 0
         self._life = b""
         self._begins = False
+        self._begin_from_us = 0
         self._ahead_us = self._networks_ahead_us = 0
 
     @property
@@ -239,12 +242,19 @@ class RedisBans(BanStore):
         keys = await batcher.ask(b"ZRANGEBYSCORE", self.index_name, b"(%d" % now_us, b"+inf")
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
-            names = [self._packing.name_of(key.decode()) for key in some]
-            for row in await asyncio.gather(*(batcher.ask_about(name, b"HGET", name, BAN_FIELD) for name in names)):
-                ban = unpack_stored(row)
+            names = [self._packing.name_of(key.decode(errors="replace")) for key in some]
+            for ban in await asyncio.gather(*(self._stored_ban(batcher, name) for name in names)):
                 if ban is not None and not ban.is_over(now_us):
                     found[ban.key] = ban
         return list(found.values())
+
+    async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
+        try:
+            return unpack_stored(await batcher.ask_about(name, b"HGET", name, BAN_FIELD))
+        except StoreUnavailable as error:
+            if error.concerns != "key":
+                raise
+            return None  # somebody else's value
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -329,7 +339,7 @@ class RedisBans(BanStore):
         """
         names = (len(self._names), *self._names)
         packed, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
-        bans = [unpack_ban(row) for row in fields[1::2]]
+        bans = [read_ban(row) for row in fields[1::2]]
         self.networks, self._version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._refusals.bans.clear()
         self.saw(*_TIME.unpack(packed))
@@ -349,7 +359,7 @@ class RedisBans(BanStore):
             self._reading = False
 
     def _begin_soon(self, batcher: Batcher) -> None:
-        if not self._begins:
+        if not self._begins and monotonic_us() >= self._begin_from_us:
             self._begins = True
             batcher.attend(self._begin(batcher))
 
@@ -360,6 +370,9 @@ class RedisBans(BanStore):
             await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
             await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
             self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
+        except StoreError:
+            self._begin_from_us = monotonic_us() + BEGIN_AGAIN_US
+            raise
         finally:
             self._begins = False
 

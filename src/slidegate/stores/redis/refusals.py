@@ -161,8 +161,10 @@ class RefusalCache:
         self._clear_windows()
         self.bans.clear()
 
-    def learn_ban(self, subjects: Sequence[BanSubject], refusal: BanRefusal, sent_us: int) -> None:
-        """Remember a refusal of keys and addresses by a ban; `sent_us` is when it was asked for (monotonic)."""
+    def learn_ban(self, subjects: Sequence[BanSubject], refusal: BanRefusal, sent_us: int, changes: int) -> None:
+        """Remember a refusal of keys and addresses by a ban, unless this process has lifted one since; see `learn`."""
+        if self._all_changed > changes:
+            return
         lasts_us = TRUST_US if refusal.retry_after_us is None else refusal.retry_after_us
         remember(self.bans, repr(subjects), CachedRefusal(refusal, self._between(refusal, sent_us), lasts_us))
 

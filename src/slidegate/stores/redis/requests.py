@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
-from .ban_rows import BAN_FIELD, unpack_bans, unpack_stored
+from ...core.errors import StoreUnavailable
+from .ban_rows import BAN_FIELD, NO_BAN, unpack_bans, unpack_stored
 from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
@@ -144,11 +145,15 @@ class Question(Request):
 
     def _refused(self, packed: bytes, now_us: int, sent_us: int) -> BanRefusal:
         """Return the refusal by the bans that Redis has found; see `answered`."""
-        ban = longest(unpack_bans(packed))
+        try:
+            ban = longest(unpack_bans(packed))
+        except NO_BAN:
+            ban = None
         if ban is None:
-            raise ValueError("Redis says that a request is banned, and not by which ban")
+            raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
         refusal = BanRefusal(ban.by, ban, now_us, self.checks)
-        self._shared.refusals.learn_ban(subjects_of(self.checks, self._subjects), refusal, sent_us)
+        subjects = subjects_of(self.checks, self._subjects)
+        self._shared.refusals.learn_ban(subjects, refusal, sent_us, self._changes)
         return refusal
 
     async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:

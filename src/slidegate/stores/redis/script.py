@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ...core.decision import Check, Decision, LimitSet, Reason
+from ...core.errors import StoreUnavailable
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
@@ -46,6 +47,7 @@ _STATE: Final = Struct("<Qqqq")
 _MOMENT: Final = Struct("<q")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
+_DAMAGED: Final = "data string too short"
 _PERMITS_FIELD: Final = b"permits "
 MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
 """The name of a permit: its worker, and its number among those of this worker."""
@@ -71,7 +73,7 @@ def _script(*parts: str) -> Script:
 
 
 # They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
-WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
 """The script that reads and writes bans and strikes, and renews permits."""
@@ -267,4 +269,7 @@ def raise_failure(answer: bytes) -> None:
         StoreUnavailable: It is a failure.
     """
     if answer[0] == FAILED:
-        raise refusal("", answer[1:].decode(errors="replace"))
+        said = answer[1:].decode(errors="replace")
+        if _DAMAGED in said:
+            raise StoreUnavailable(f"redis: what is stored at a key cannot be read: {said}", concerns="key")
+        raise refusal("", said)

@@ -188,7 +188,8 @@ class RedisStore(Store):
             return decision
         if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
             return decision
-        self._shared.refusals.learn_ban(subjects_of(checks, subjects), refusal, monotonic_us())
+        refusals = self._shared.refusals
+        refusals.learn_ban(subjects_of(checks, subjects), refusal, monotonic_us(), refusals.changes)
         return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:

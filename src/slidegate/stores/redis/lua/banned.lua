@@ -31,24 +31,7 @@ local function ban_in_force(name, now)
   return stored and row_in_force(name, BAN, stored, now) or ""
 end
 
--- Let a key live for so long at least.
-local function live_for(name, left_ms)
-  if redis.call("PTTL", name) < left_ms then
-    redis.call("PEXPIRE", name, left_ms)
-  end
-end
-
--- The server's time, or that of a test.
-local function time_of(given)
-  local now = tonumber(given)
-  if now < 0 then
-    local clock = redis.call("TIME")
-    now = clock[1] * 1000000 + clock[2]
-  end
-  return now
-end
-
 -- How many bans have not ended, by the list of their keys.
 local function count_bans(index, now)
-  return redis.call("ZCOUNT", index, string.format("(%.0f", now), "+inf")
+  return try("ZCOUNT", index, "(" .. text_of(now), "+inf") or 0
 end

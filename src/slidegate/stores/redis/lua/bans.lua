@@ -19,7 +19,7 @@ local function put(name, field, value, left_ms)
     redis.call("HDEL", name, field)
   else
     redis.call("HSET", name, field, value)
-    live_for(name, tonumber(left_ms))
+    live_for(name, tonumber(left_ms), 0)
   end
 end
 
@@ -63,8 +63,9 @@ end
 function commands.forget_windows()
   local forgotten = 0
   for _, name in ipairs(KEYS) do
-    local ban = redis.call("HGET", name, BAN)
-    if redis.call("HLEN", name) > (ban and 1 or 0) then
+    local many = try("HLEN", name) or 0 -- none where it is somebody else's
+    local ban = many > 0 and redis.call("HGET", name, BAN)
+    if many > (ban and 1 or 0) then
       forgotten = forgotten + 1
     end
     if ban then
@@ -74,7 +75,7 @@ function commands.forget_windows()
           redis.call("HDEL", name, fields[at])
         end
       end
-    else
+    elseif many > 0 then
       redis.call("UNLINK", name)
     end
   end
@@ -89,7 +90,7 @@ local function renew(name, member, ends)
   if not held_until or held_until <= now then
     return LOST
   end
-  redis.call("ZADD", name, string.format("%.0f", ends), member)
+  redis.call("ZADD", name, text_of(ends), member)
   return RENEWED
 end
 
@@ -103,7 +104,7 @@ function commands.renew()
       local fine, fate = pcall(renew, name, sub(members, at, at + MEMBER_BYTES - 1), ends)
       fates[#fates + 1] = pack("<B", fine and fate or FAILED)
     end
-    live_for(name, tonumber(ARGV[4]))
+    live_for(name, tonumber(ARGV[4]), 0)
   end
   return answer(table.concat(fates))
 end
@@ -112,7 +113,7 @@ end
 local META, INDEX, NETWORKS = 1, 2, 3
 
 local function networks_in_force()
-  local rows, fields = {}, redis.call("HGETALL", KEYS[NETWORKS])
+  local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
   for at = 1, #fields, 2 do
     local fine, row = pcall(row_in_force, KEYS[NETWORKS], fields[at], fields[at + 1], now)
     if fine and row ~= "" then -- what is no ban refuses nobody
@@ -124,15 +125,17 @@ local function networks_in_force()
 end
 
 local function note(field, value)
-  redis.call("HSET", KEYS[META], field, value)
-  redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+  if try("HSET", KEYS[META], field, value) then
+    redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+  end
 end
 
 -- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never; answer with how many there are.
 function commands.note()
-  redis.call("ZADD", KEYS[INDEX], ARGV[4], ARGV[3])
-  live_for(KEYS[INDEX], LONGEST_MS)
-  redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", string.format("%.0f", now))
+  if try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
+    live_for(KEYS[INDEX], LONGEST_MS, 0)
+    redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
+  end
   return answer(count_bans(KEYS[INDEX], now))
 end
 
@@ -155,29 +158,29 @@ end
 
 -- Lift the ban of the key ARGV[3]; ARGV[4] is the name of this version. Answer with the row, where it was a network's.
 function commands.lift()
-  local stored = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
-  redis.call("ZREM", KEYS[INDEX], ARGV[3])
-  redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
+  local stored = try("HGET", KEYS[NETWORKS], ARGV[3])
+  try("ZREM", KEYS[INDEX], ARGV[3])
+  try("HDEL", KEYS[NETWORKS], ARGV[3])
   note("networks", ARGV[4])
   return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
 -- What the script of windows says about bans, and when all windows were reset.
 function commands.news()
-  local stored = redis.call("HMGET", KEYS[META], "life", "reset", "networks")
+  local stored = try("HMGET", KEYS[META], "life", "reset", "networks") or {}
   local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[3] or "")
   return answer(told, stored[1] or "", stored[2] or "-1")
 end
 
 -- The version of the bans of networks, and their keys and rows.
 function commands.networks()
-  return answer(redis.call("HGET", KEYS[META], "networks") or "", networks_in_force())
+  return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
 end
 
 -- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
   local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note("reset", string.format("%.0f", reset))
+  note("reset", text_of(reset))
   return answer(pack("<i8", reset))
 end
 
