@@ -43,8 +43,7 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
-from ..memory.bans import DEFAULT_MAX_BANS
-from ..memory.store import DEFAULT_MAX_KEYS
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher

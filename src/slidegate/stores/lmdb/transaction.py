@@ -13,7 +13,7 @@ from ...core.decision import LimitSet
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Clock, Event, Observers, closed
-from ..memory.shard import SHARED_PAUSE_US, keys_shared
+from ..shared import SHARED_PAUSE_US, keys_shared
 from .batching import Job
 from .environment import IN_PROCESS_S, NO_CHANGES, Environment
 from .permits import OwnPermits

@@ -31,7 +31,7 @@ from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
 from ...core.store import Clock, Event
-from ..memory.shard import SHARED_CELLS
+from ..shared import SHARED_CELLS
 from . import ban_rows
 from .environment import NO_ROWS
 from .layout import BAN, CELL, DUE, LIFTED, PERMITS, RESET, STRIKES, WINDOW, due_row

@@ -24,11 +24,11 @@ from ...core.decision import BanRefusal, Check
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
+from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 
 T = TypeVar("T")
 
-DEFAULT_MAX_BANS: Final = 100_000
 SWEEP_STEP: Final = 64
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""

@@ -16,23 +16,14 @@ from ...core.concurrency import Concurrency, taken
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import KEPT_US, Quota, end_us
-from ...core.store import Event
+from ..shared import SHARED_CELLS
 
-SHARED_CELLS: Final = 4_096
-SHARED_PAUSE_US: Final = 1_000_000
-"""How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
 STEP_WINDOWS: Final = 512
 """How many windows a step of the sweep goes through: a fraction of a millisecond."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and what its limits share their counts by."""
 Windows: TypeAlias = MutableMapping[Any, bytes]
-
-
-def keys_shared(max_keys: int) -> Event:
-    """Return the event for keys that are counted in shared cells."""
-    message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
-    return Event("keys_shared", message, {"max_keys": max_keys})
 
 
 class Locks:

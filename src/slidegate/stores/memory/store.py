@@ -27,19 +27,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Check, Decision, LimitSet
-from ...core.errors import ConfigurationError, Whole, check_positive, quoted
+from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import system_us
-from .bans import DEFAULT_MAX_BANS, MemoryBans
+from .bans import MemoryBans
 from .question import Asked, Question
-from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of, keys_shared
+from .shard import Identity, Locks, Room, Table, cell_of
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each this is 20 to 90 MB.
-DEFAULT_MAX_KEYS: Final = 100_000
 SHARD_KEYS: Final = 8_192
 """A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
 MAX_SHARDS: Final = 256
@@ -102,9 +101,8 @@ class MemoryStore(Store):
         super().__init__()
         self.max_keys = check_positive(max_keys, "max_keys", "100_000")
         most_bans = check_positive(max_bans, "max_bans", "100_000")
-        for name, given in (("clock", clock), ("wall_clock", wall_clock)):
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
+        check_clock("clock", clock)
+        check_clock("wall_clock", wall_clock)
         self._clock = clock
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us

@@ -29,7 +29,7 @@ from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..memory.bans import DEFAULT_MAX_BANS
+from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
 from .batch import CLOSED, Batcher, ServerBatcher, Shared
