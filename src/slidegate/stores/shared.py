@@ -7,7 +7,7 @@ from typing import Final
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import Clock, Event
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; in memory these are 20 to 90 MB.
+# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each, these are 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 DEFAULT_MAX_BANS: Final = 100_000
 SHARED_CELLS: Final = 4_096
