@@ -99,6 +99,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
     calls: dict[str, Callable[[], object]] = {
         "hit": lambda: store.hit(checks),
         "peek": lambda: store.peek(checks),
+        "prepare": lambda: store.prepare(checks),
         "charge": lambda: store.charge(checks),
         "renew_permits": store.renew_permits,
         "refund": lambda: store.refund(held.take_back()),

@@ -37,7 +37,7 @@ from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_
 from ..system_clock import system_us
 from .bans import MemoryBans
 from .question import Asked, Question
-from .shard import Identity, Locks, Room, Table, cell_of
+from .shard import Identity, Locks, Room, Table, Windows, cell_of
 
 SHARD_KEYS: Final = 8_192
 """A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
@@ -161,7 +161,12 @@ class MemoryStore(Store):
             self.expect_open()
         if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
-        lock = checks.lock if isinstance(checks, Question) and checks.store is self else self._lock_of(checks)
+        if isinstance(checks, Question) and checks.store is self:
+            lock = checks.lock
+        elif len(checks) == 1:
+            lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
+        else:
+            lock = self._lock_of(checks)
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
@@ -204,8 +209,11 @@ class MemoryStore(Store):
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
             now_us = self._now_us()
-            asked = self._asked(checks)
-            places = [(counter, cost, *table.known(key, self._secret)) for counter, cost, table, key in asked]
+            places = [
+                (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
+                for bucket, key, cost in checks
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+            ]
             enter_periods(places, now_us, self.unix_us())
             return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
@@ -266,8 +274,6 @@ class MemoryStore(Store):
 
     def _lock_of(self, checks: Sequence[Check]) -> Lock | Locks:
         """Return the lock of the shards of some checks; several rules mostly ask about one client."""
-        if len(checks) == 1:
-            return self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
         if len(shards) == 1:
             return self._locks[shards.pop()]
@@ -275,38 +281,46 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _asked(self, checks: Sequence[Check]) -> Sequence[Asked]:
-        """Return what is asked of each limit of each check, in turn; a question remembers it. The lock is held."""
-        asked: list[Asked] = []
-        for bucket, key, cost in checks:
-            at = hash(key) >> HASH_BITS & self._mask
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
-                asked.append((counter, cost, tables[at], key))
-        if isinstance(checks, Question) and checks.store is self:
-            checks.asked, checks.version = asked, self._version
-        return asked
+    def _asked(self, question: Question) -> Sequence[Asked]:
+        """Return what is asked of each limit of each check, in turn; the question remembers it. The lock is held."""
+        if question.version != self._version:
+            question.asked = [
+                (counter, cost, tables[self._shard_of(key)], key)
+                for bucket, key, cost in question
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+            ]
+            question.version = self._version
+        return question.asked
 
     def _places(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
         """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
         places: list[WindowRef] = []
         dated = False
-        if isinstance(checks, Question) and checks.version == self._version:
-            asked = checks.asked
-        else:
-            asked = self._asked(checks)
-        for counter, cost, table, key in asked:
-            if key in table.fresh:
-                places.append((counter, cost, table.fresh, key))
-            else:
-                windows, name = table.place(key, self._secret)
+        if isinstance(checks, Question) and checks.store is self:
+            for counter, cost, table, key in self._asked(checks):
+                windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
                 places.append((counter, cost, windows, name))
-                if windows is not table.fresh:
-                    self._share(table.limit, now_us)
-            if table.dated:
-                dated = True
+                if table.dated:
+                    dated = True
+        else:  # those who ask once are not slowed down by a list that nobody needs again
+            for bucket, key, cost in checks:
+                at = hash(key) >> HASH_BITS & self._mask
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket):
+                    table = tables[at]
+                    windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
+                    places.append((counter, cost, windows, name))
+                    if table.dated:
+                        dated = True
         if dated:
             enter_periods(places, now_us, self.unix_us())
         return places
+
+    def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
+        """Return where a key is counted that was not asked for lately."""
+        windows, name = table.place(key, self._secret)
+        if windows is not table.fresh:
+            self._share(table.limit, now_us)
+        return windows, name
 
     def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
