@@ -100,6 +100,32 @@ async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inl
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
 
 
+class Preparing(SickStore):
+    """A sick store that prepares questions, as the one behind it does."""
+
+    def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
+        prepared: Sequence[Check] = self.inner.prepare(checks)
+        return prepared
+
+
+async def test_a_question_of_the_shared_store_is_charged_here_while_that_is_away_and_then_in_both(inline: bool) -> None:
+    ward = Ward("local", inline=inline, make_store=Preparing)
+    checks = (await ward.hit("5/hour")).checks
+    assert type(checks) is not tuple, "it is prepared"
+    ward.fall_ill()
+    for _ in range(3):
+        assert (await ward.hit("5/hour")).allowed
+    assert ward.store.inner.peek(checks).remaining == 5 - 1 - 1, "nothing was charged there"
+    local = ward.safe.local
+    assert local is not None
+    assert local.peek(checks).remaining == 5 - 3 - 1
+    ward.recover()
+    both = await ward.hit("5/hour")
+    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 2 - 1, 5 - 4 - 1)
+    assert await ward.limiter.refund(both) is True
+    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 1 - 1, 5 - 3 - 1)
+
+
 async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
     ward = Ward("local", inline=inline)
     ward.fall_ill()

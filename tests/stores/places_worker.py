@@ -2,7 +2,7 @@
 
 It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
 place back and says whether the store took it, and ``held`` counts its places. ``lost`` says how many places were told
-as lost and as put back. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
+as lost. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
 
 It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
 is handed back. So the sum of the bytes of all workers is never more than the places that are taken.
@@ -73,13 +73,13 @@ class Holder:
         self.held: deque[Decision] = deque()
         self.board = board
         self.place = place
-        self.fates = [0, 0]
+        self.lost = 0
         self.busy: asyncio.Task[None] | None = None
         limiter.store.observe(self)
 
     def __call__(self, event: Event) -> None:
         if event.kind == "permits_lost":
-            self.fates = [self.fates[0] + event.details["lost"], self.fates[1] + event.details["back"]]
+            self.lost += event.details["lost"]
 
     async def take(self) -> Any:
         asked = self.store.hit(((self.bucket, KEY, 1),))
@@ -120,7 +120,7 @@ class Holder:
             case "held":
                 return self.store.permits_held()
             case "lost":
-                return f"{self.fates[0]} {self.fates[1]}"
+                return self.lost
             case "busy":
                 self.busy = asyncio.ensure_future(self.work(int(given[0])))
             case "calm":

@@ -34,6 +34,7 @@ from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
 TWO = LimitSet("render", [Concurrency(2)])
+THREE = LimitSet("export", [Concurrency(3)])
 WINDOW = LimitSet("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
 BOUND_S = 30
@@ -167,39 +168,26 @@ async def test_renewed_places_stay_taken(crew: Workers) -> None:
     assert crew.seen[0].events == []
 
 
-async def test_a_worker_that_was_stopped_learns_it_before_it_takes_more(crew: Workers) -> None:
+async def test_permits_of_a_worker_that_was_stopped_for_too_long_are_lost(crew: Workers) -> None:
     stopped, other = crew.hire(), crew.hire()
     old = [await take(stopped), await take(stopped)]
     crew.clock.advance(us=LEASE_US)
-    taken = await take(other)  # one of the two is gone by the time the worker wakes
-    assert not await take(stopped)
-    await turns()
-    assert crew.events(0) == [{"lost": 1, "back": 1}]
+    taken = await take(other)
     for _ in range(3):
         await renew(stopped)
-    assert crew.events(0) == [{"lost": 1, "back": 1}], "it is told once"
-    assert stopped.permits_held() == 1
-    assert sorted([await settle(stopped.refund(decision.take_back())) for decision in old]) == [False, True]
-    again = await take(stopped)
-    assert again.allowed
-    assert not await take(stopped)
-    assert await settle(other.refund(taken.take_back())) is True
-    assert (await take(stopped)).allowed
-
-
-async def test_a_lost_place_is_put_back_when_there_is_room_again(crew: Workers) -> None:
-    stopped, other = crew.hire(), crew.hire()
-    old = [await take(stopped), await take(stopped)]
-    crew.clock.advance(us=LEASE_US)
-    taken = [await take(other), await take(other)]
-    assert not await take(stopped)
+    assert crew.events(0) == [{"lost": 2}], "it is told once"
     assert stopped.permits_held() == 0
-    assert [await settle(other.refund(decision.take_back())) for decision in taken] == [True, True]
-    await renew(stopped)
-    await turns()
-    assert crew.events(0) == [{"lost": 2, "back": 0}, {"lost": 0, "back": 2}]
+    again = await take(stopped)
+    assert again.allowed, "nobody puts back what is lost"
     assert not await take(other)
-    assert [await settle(stopped.refund(decision.take_back())) for decision in old] == [True, True]
+    assert [await settle(stopped.refund(decision.take_back())) for decision in old] == [False, False]
+    assert not await take(other)
+    crew.clock.advance(us=LEASE_US - 1)
+    assert [await settle(store.refund(mine.take_back())) for store, mine in ((stopped, again), (other, taken))] == [
+        True,
+        True,
+    ]
+    assert crew.events(1) == []
 
 
 async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
@@ -239,16 +227,14 @@ async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) 
     assert not await take(other)
 
 
-async def test_a_worker_that_was_stopped_puts_back_no_place_of_a_request_that_has_ended(crew: Workers) -> None:
+async def test_permits_of_requests_that_have_ended_are_not_told_as_lost(crew: Workers) -> None:
     holds = crew.hire()
     kept, ended = await take(holds), await take(holds)
     assert await Limiter(Deaf(inner=holds)).refund(ended) is False
     crew.clock.advance(us=LEASE_US)
-    assert await take(holds)
-    assert not await take(holds)
-    await turns()
-    assert crew.events(0) == [{"lost": 0, "back": 1}]
-    assert await settle(holds.refund(kept.take_back())) is True
+    await renew(holds)
+    assert crew.events(0) == [{"lost": 1}]
+    assert await settle(holds.refund(kept.take_back())) is False
 
 
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
@@ -362,7 +348,7 @@ def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) ->
     assert (take_now(store)).allowed
 
 
-@pytest.mark.parametrize("attempt", ["take", "hand back", "take after the lease"])
+@pytest.mark.parametrize("attempt", ["take", "hand back", "take late in the lease"])
 def test_a_transaction_that_fails_takes_and_leaves_nothing(
     in_file: Workers, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,18 +360,19 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
         store._env.abort(txn)
         raise OSError("the disk is gone")
 
-    if attempt == "take after the lease":
-        in_file.clock.advance(us=LEASE_US)
+    if attempt == "take late in the lease":
+        in_file.clock.advance(us=LEASE_US - 1)
     with monkeypatch.context() as patched:
         patched.setattr(store._env, "commit", fail)
         with pytest.raises(Exception, match="the disk is gone"):
             store.refund(back) if attempt == "hand back" else take_now(store)
     gc.collect()
     assert store.permits_held() == 1
-    second = take_now(store)
-    assert second.allowed
-    assert not take_now(store)
-    assert [store.refund(back), store.refund(second.take_back()), store.permits_held()] == [True, True, 0]
+    is_lost = attempt == "take after the lease"
+    second, third = take_now(store), take_now(store)
+    assert (second.allowed, third.allowed) == (True, is_lost)
+    assert [store.refund(back), store.refund(second.take_back())] == [not is_lost, True]
+    assert in_file.events(0) == ([{"lost": 1}] if is_lost else [])
 
 
 def test_where_the_file_cannot_grow_once_all_is_written_what_was_written_holds(
@@ -454,7 +441,9 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         return store.refund(held.pop().take_back()) if held else True
 
     for _ in range(250):
+        store.renew_permits()
         in_file.clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
+        store.renew_permits()
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
         asked = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6))
         wall.fails = True
@@ -512,7 +501,7 @@ async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
     crew = Workers(cluster)
     holds, other = crew.hire(readable=True), crew.hire(readable=True)
     held = [await take(holds), await take(holds)]
-    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{crew.prefix}:6:p:*")}
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{crew.prefix}:7:p:*")}
     slot = cluster.slot_of(name)
     owner = cluster.owner(slot)
     target = next(server for server in cluster.masters if server is not owner)
@@ -529,7 +518,7 @@ async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
 
 
 @needs_redis
-async def test_places_survive_a_server_that_is_killed_and_comes_back_empty() -> None:
+async def test_permits_are_lost_with_the_data_of_a_server_that_is_killed() -> None:
     with RedisServer() as server:
         crew = Workers(server)
         holds, other = (crew.hire(clock=None, permit_lease="10m") for _ in range(2))
@@ -541,10 +530,46 @@ async def test_places_survive_a_server_that_is_killed_and_comes_back_empty() -> 
         server.start()
         await reconnected(holds)
         await renew(holds)
+        assert (crew.events(0), holds.permits_held()) == ([{"lost": 2}], 0)
         await reconnected(other)
-        assert not await take(other)
-        assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
+        assert await take(other)
+        assert [await settle(holds.refund(decision.take_back())) for decision in held] == [False, False]
         await crew.close()
+
+
+@needs_redis
+async def test_all_permits_of_a_worker_are_renewed_by_one_command(server: RedisServer) -> None:
+    crew = Workers(server)
+    holds = crew.hire()
+    held = [await take(holds, f"user:{number}", bucket=bucket) for number in range(50) for bucket in (TWO, THREE)]
+    server.command("CONFIG", "RESETSTAT")
+    await renew(holds)
+    assert sum(server.calls().get(name, 0) for name in ("eval", "evalsha")) == 1
+    crew.clock.advance(us=LEASE_US - 1)
+    assert holds.permits_held() == len(held) == 100
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True] * 100
+    await crew.close()
+
+
+async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_others(at_server: Workers) -> None:
+    holds, other = (at_server.hire(readable=True) for _ in range(2))
+    held = [await take(holds, key) for key in ("ann", "bob", "eve")]
+    (name, owner) = next(
+        (name, server)
+        for server in at_server.servers
+        for name in server.command("KEYS", f"{at_server.prefix}:7:p:{{bob}}*")
+    )
+    owner.command("DEL", name)
+    owner.command("SET", name, "of somebody else")
+    at_server.clock.advance(us=LEASE_US - 1)
+    with pytest.raises(StoreUnavailable):
+        await renew(holds)
+    at_server.clock.advance(us=LEASE_US - 1)
+    assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
+    owner.command("DEL", name)
+    await renew(holds)
+    assert at_server.events(0) == [{"lost": 1}]
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, False, True]
 
 
 async def reconnected(store: Any) -> None:
@@ -561,7 +586,7 @@ async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     crew = Workers(server)
     store = crew.hire(clock=None, permit_lease="5s")
     held = await take(store)
-    (name,) = server.command("KEYS", f"{crew.prefix}:6:p:*")
+    (name,) = server.command("KEYS", f"{crew.prefix}:7:p:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
     await settle(store.refund(held.take_back()))
     assert server.command("EXISTS", name) == 0

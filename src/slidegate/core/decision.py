@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from .bans.ban import Ban
 from .concurrency import Concurrency
 from .limits import AnyLimit, Limit
-from .quotas import Quota
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -63,13 +62,11 @@ class LimitSet:
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
         plain: Whether all its limits are windows that slide.
-        dated: Whether one of them is a quota, which goes by the calendar.
         uncounted: The same limits and windows where no refusal is charged.
     """
 
     __slots__ = (
         "count_denied",
-        "dated",
         "held",
         "label",
         "limits",
@@ -102,7 +99,6 @@ class LimitSet:
         self.wait_max = wait_max
         self.limits = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
-        self.dated = any(isinstance(limit, Quota) for limit in self.limits)
         self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
         self.uncounted = self if not count_denied else self.under(rule, count_denied=False)

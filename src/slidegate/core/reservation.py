@@ -21,7 +21,7 @@ class Permit:
 
     Attributes:
         ended: Whether the request has ended. Then the permit is renewed no more, whether or not the store hears of it.
-        lost: Whether it has run out, and others have taken all permits since.
+        lost: Whether it has run out because its worker was stopped for too long.
     """
 
     __slots__ = ("__weakref__", "amount", "ended", "lost", "member", "row", "units")

@@ -63,6 +63,7 @@ class Engine:
     Attributes:
         counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
         per_process: Whether every process counts for itself.
+        prepare: Returns checks in a form that the store answers faster, see `Store.prepare`.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         events: The observers.
         emit: Passes an event that happened above the store to the observers.
@@ -93,6 +94,7 @@ class Engine:
         near_limit: float,
     ) -> None:
         self.store = store
+        self.prepare = store.prepare
         self.events = events
         self.emit: Callable[[Event], None] = events.emit
         store.observe(self.emit)

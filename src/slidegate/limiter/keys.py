@@ -52,7 +52,7 @@ AnyKey: TypeAlias = str | KeyOf
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter take them."""
 
-Question: TypeAlias = tuple[tuple[Check], tuple[BanSubject, ...]]
+Question: TypeAlias = tuple[Sequence[Check], tuple[BanSubject, ...]]
 """A question of one check, and what else bans refuse its key as."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'

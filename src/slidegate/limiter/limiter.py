@@ -101,7 +101,7 @@ class Limiter:
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
         self._buckets: dict[tuple[str, Limits], LimitSet] = {}
-        self._known = self.engine.keys.known
+        self._questions: dict[tuple[str, Limits, str], Question] = {}
         self._without_loop = WithoutLoop(self.engine)
         self._closed = False
 
@@ -262,7 +262,8 @@ class Limiter:
         """
         spelled, fallbacks = self.key_for(key), set[LimitSet]()
         if rules is None:
-            buckets, fallbacks = self.engine.callers.buckets(spelled, list(self._buckets.values()))
+            asked = [checks[0][0] for checks, _ in list(self._questions.values())]
+            buckets, fallbacks = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
@@ -547,15 +548,19 @@ class Limiter:
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
         """Return what to ask the store; the limits and the key are read once, as long as they are remembered."""
-        if cost is not ONE_UNIT:
-            check_cost(cost, what)
         try:
-            bucket = self._buckets[rule, limits]
-            text, subjects = self._known[key]
+            if cost is ONE_UNIT:
+                return self._questions[rule, limits, key]  # type: ignore[index]  # what is no text is not found
         except (KeyError, TypeError):
-            bucket = self._bucket(rule, limits)
-            text, subjects = self.engine.keys.learn(key)
-        return ((bucket, text, cost),), subjects
+            pass
+        check_cost(cost, what)
+        bucket = self._bucket(rule, limits)
+        text, subjects = self.engine.keys.learn(key)
+        checks = ((bucket, text, cost),)
+        if cost is ONE_UNIT and isinstance(key, str) and isinstance(limits, (str, AnyLimit, tuple)):
+            question = self.engine.prepare(checks), subjects
+            return remember(self._questions, (rule, limits, key), question)
+        return checks, subjects
 
     def _bucket(self, rule: str, limits: Limits) -> LimitSet:
         """Return the bucket of a rule: one for the same limits, however they are written."""

@@ -126,7 +126,7 @@ class WithoutLoop:
 
     def __init__(self, engine: Engine) -> None:
         store, failover = engine.store, engine.failover
-        self._answers_here = engine.per_process or store.answers_threads()
+        self._answers_here = store.answers_threads()
         self._portal: SharedPortal | None = None
         if not self._answers_here:
             self.expect_waits()

@@ -4,8 +4,8 @@ A worker holds its permits until a moment, and puts that moment off as long as t
 of a lease, for all of them together, so two renewals may be lost. So the permits of a worker that was killed come free.
 Those whose decision is gone are renewed no more, because nobody can hand them back.
 
-A worker that was stopped for longer than a lease puts its permits back where there is room. Where others have taken all
-of them since, a permit is lost: its request goes on, and each renewal tries again to put it back.
+A permit that has run out is lost, because its worker was stopped for longer than a lease, or its store has lost data:
+its request goes on, and nobody puts it back.
 """
 
 from __future__ import annotations
@@ -46,19 +46,15 @@ def permit_lease_us(value: str | float | timedelta) -> int:
     return parse_span_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
-def permits_lost(store: str, lost: int, back: int) -> Event:
-    """Return the event for permits of requests under way that were missing.
+def permits_lost(store: str, lost: int) -> Event:
+    """Return the event for permits of requests under way that have run out.
 
     Args:
         store: What to call the store.
-        lost: How many of them others have taken.
-        back: How many were put back.
+        lost: How many there were.
     """
-    message = (
-        f"{store}: {lost + back} permits of requests under way were missing: they were not renewed in time, or data "
-        f"was lost; {back} were put back, and others had taken {lost}"
-    )
-    return Event("permits_lost", message, {"lost": lost, "back": back})
+    message = f"{store}: {lost} permits of requests under way are lost: they were not renewed in time, or data was lost"
+    return Event("permits_lost", message, {"lost": lost})
 
 
 class HeldPermits:

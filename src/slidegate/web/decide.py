@@ -26,6 +26,7 @@ from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import wait_at_endpoint
 from .exchange import Entry, Exchange, allowlisted, asked_checks, is_asked, is_preflight
 from .headers import field_value
+from .keys import everyone
 from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
 
@@ -43,7 +44,7 @@ class Client:
         address: Its address, if it has one.
         subjects: The keys and the address whose bans refuse it.
         verdict: The decision about it, if it is on a list.
-        checks: What is charged for each of its requests, where that is the same for all.
+        checks: What is charged for each of its requests, where that is the same for all; prepared, see `Store.prepare`.
     """
 
     __slots__ = ("address", "checks", "key", "subjects", "verdict")
@@ -178,7 +179,7 @@ class Decider:
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
             verdict = None if name is None else BanRefusal(name)
-        return Client(key, address, self._signals.own_subjects(key, address), verdict, self._same_checks(key))
+        return Client(key, address, self._signals.own_subjects(key, address), verdict, self._same_checks(scope, key))
 
     def is_gone(self, scope: Scope) -> bool:
         """Tell whether a request is refused because its connection was reset: nobody is left to read the answer.
@@ -187,14 +188,15 @@ class Decider:
         """
         return self._looks_at_peers and self._names_peers and may_be_gone(scope)
 
-    def _same_checks(self, client_key: str) -> Sequence[Check] | None:
+    def _same_checks(self, scope: Scope, client_key: str) -> Sequence[Check] | None:
         """Return what is charged for each request of a client; None where the request has a part in that."""
         always = self._rules.always
         if always is None or always.exempt or always.blocked is not None or not always.plain or self._rules.waits:
             return None
-        if self._signals.keyed or self._signals.on_request or any(bound.key is not None for bound in always.limiting):
+        by_client = all(bound.key is None or bound.key is everyone for bound in always.limiting)
+        if self._signals.keyed or self._signals.on_request or not by_client:
             return None
-        return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
+        return self._engine.prepare([bound.check(scope, self._limiter, client_key) for bound in always.limiting])
 
     async def _decide(
         self,

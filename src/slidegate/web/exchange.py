@@ -259,7 +259,7 @@ class Exchange(Decided):
             refusal: The refusal.
         """
         parts = self.parts
-        answer = parts.refusals.answer(refusal, scope, self.entries)
+        answer = parts.refusals.answer(refusal, self.entries)
         self.entries.append((parts, refusal))
         if not self.status:
             self.refusal = refusal

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.arguments import check_flag, expect, names_checked
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Decision, LimitSet
+from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..core.store import Observer
@@ -285,7 +285,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 exchange.entries.append((self._parts, last))
                 return True
             decision, receive = last, exchange.channel_of(receive)
-        if self.policies or exchange.entries:
+        if decision.reason is not Reason.BANNED and (self.policies or exchange.entries):
             decision = await exchange.strike(scope, decision)
         await self._parts.refusals.send(decision, exchange.refuse(scope, decision), scope, receive, send)
         return False

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
+from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
@@ -120,18 +121,16 @@ class Refusals:
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def answer(self, decision: Decision, scope: Scope, before: Sequence[Entry] = ()) -> Answer:
+    def answer(self, decision: Decision, before: Sequence[Entry] = ()) -> Answer:
         """Return the answer to a refused request.
 
         Args:
             decision: The refusal.
-            scope: The scope of the request.
             before: What was decided further out: those limits are in the answer, too.
         """
-        if decision.reason is Reason.BANNED:
-            return self._to_banned(decision, scope)
         if not decision.readings:
-            return _to_client(decision)
+            ban = decision.ban
+            return _to_client(decision) if ban is None else self._to_banned(ban, decision.now_us)
         waits = [reading[3] for reading in decision.readings]
         wait_us = min(waits)
         if wait_us >= 0:  # neither `NEVER` nor `OPEN`
@@ -186,15 +185,10 @@ class Refusals:
         }
         self._events.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
 
-    def _policy_of(self, decision: Decision) -> BanPolicy | None:
-        """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
-        ban = decision.ban
-        return self._policies.get(ban.by) if ban is not None and ban.level else None
-
-    def _to_banned(self, decision: Decision, scope: Scope) -> Answer:
+    def _to_banned(self, ban: Ban, now_us: int) -> Answer:
         """Return the answer to a banned client, which says no more than that and until when."""
-        policy = self._policy_of(decision)
-        wait_us = decision.retry_after_us
+        policy = self._policies.get(ban.by) if ban.level else None  # by hand anybody may ban in the name of a policy
+        wait_us = ban.left_us(now_us)
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)
         if rendered is None:

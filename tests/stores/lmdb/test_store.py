@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,6 +66,9 @@ class InFiles:
 
     def make_store(self, clock: FakeClock) -> Any:
         return LmdbStore(self.new_path(), clock=clock, **SMALL)
+
+    def opener(self) -> Callable[[], LmdbStore]:
+        return partial(LmdbStore, self.new_path(), **SMALL)
 
 
 class TestContract(InFiles, StoreContract):
@@ -201,10 +205,14 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Callable[[], tuple[Any, Any]]]:
+def clock() -> FakeClock:
+    return FakeClock(10**12)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], tuple[Any, Any]]]:
     """Make two stores on one file, with one clock; those that were made before are closed first."""
     made: list[Any] = []
-    clock = FakeClock(10**12)
 
     def close() -> None:
         while made:
@@ -221,7 +229,7 @@ def workers(tmp_path: Path) -> Iterator[Callable[[], tuple[Any, Any]]]:
 
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", "100/minute; 1000/hour", Quota("5/day")])
 def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
-    workers: Callable[[], tuple[Any, Any]], limits: Any
+    workers: Callable[[], tuple[Any, Any]], clock: FakeClock, limits: Any
 ) -> None:
     asked = LimitSet("rule", parse_limits(limits))
     for everything in (False, True):
@@ -231,7 +239,7 @@ def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restar
         assert early
         assert other.reset_all() if everything else other.reset("ann")
         one, other = workers()
-        one._now_us.advance(us=1)
+        clock.advance(us=1)
         late = one.hit(((asked, "ann", amount),))
         assert late
         assert [one.refund(early.take_back()), other.refund(early.take_back())] == [False, False]
@@ -250,8 +258,9 @@ def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     for _ in range(10):
         ticks.advance(us=3)
         wall.advance(us=7)
-        store._refused.clear()
-        assert not store.hit(asked)
+        other = LmdbStore(tmp_path / "lmdb", clock=ticks, wall_clock=wall, **SMALL)  # which was not asked before
+        assert not other.hit(asked)
+        other.close()
     assert store._env._lmdb.info()["last_txnid"] == written
     store.close()
 

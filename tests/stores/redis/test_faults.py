@@ -25,8 +25,9 @@ from slidegate.core.decision import Check, LimitSet
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.limiter import failover
-from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 

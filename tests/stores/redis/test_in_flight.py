@@ -15,7 +15,7 @@ from slidegate.core import StoreUnavailable
 from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.batch import MIN_APART, ServerBatcher
+from slidegate.stores.redis.batch import MAX_IN_CALL, ServerBatcher
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
@@ -28,7 +28,7 @@ pytestmark = needs_redis
 
 BOUND_S = 20
 """How long only a hang takes."""
-MANY = 64
+MANY = 2 * MAX_IN_CALL
 WIDE = bucket("100/hour")
 FIVE = bucket("5/hour")
 DEMANDS = ((FIVE,), (bucket("3/10s; 20/hour", "two"), FIVE), (bucket("4/minute", "counting", count_denied=True),))
@@ -96,14 +96,14 @@ async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
 
 
 async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[asyncio.Future[Decision]]:
-    """Send a request for each key, one half in a call and the rest in the next; both answers have come."""
+    """Send a request for each of `MANY` keys, which are two calls; both answers have come."""
     futures = [ask(store, key) for key in keys]
     await held.come(2)
     return futures
 
 
-async def test_many_of_one_turn_go_in_two_calls_and_few_in_one(store: RedisStore, server: RedisServer) -> None:
-    for count, calls in ((MIN_APART - 1, 1), (MIN_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4), (1, 1)):
+async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisStore, server: RedisServer) -> None:
+    for count, calls in ((2, 1), (MAX_IN_CALL, 1), (MAX_IN_CALL + 1, 2), (4 * MAX_IN_CALL, 4), (1, 1)):
         server.command("CONFIG", "RESETSTAT")
         answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
         assert all(answer.allowed for answer in answers)
@@ -145,6 +145,37 @@ async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
     assert (await after).allowed
 
 
+async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(store: RedisStore, held: Held) -> None:
+    futures = [ask(store, "ann", FIVE, 5), ask(store, "bob")]
+    await held.come(1)
+    held.release(1)
+    await futures[0]
+    refused = ask(store, "ann", FIVE)
+    await held.come(1)
+    back = asyncio.ensure_future(settle(store.refund((await futures[1]).take_back())))
+    await held.come(2)
+    held.release(2)
+    assert (await refused).reason is Reason.LIMITED
+    assert await back
+    again = ask(store, "ann", FIVE)
+    await turn()
+    assert again.done(), "nobody was asked"
+    assert again.result().reason is Reason.LIMITED
+
+
+async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
+    await store.bans.ban("eve", None, "", "ann")
+    refused = ask(store, "eve")
+    await held.come(1)
+    assert await store.bans.unban("eve", "ann")
+    held.release(1)
+    assert (await refused).reason is Reason.BANNED
+    after = ask(store, "eve")
+    await held.come(1)
+    held.release(1)
+    assert (await after).allowed
+
+
 async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
     store: RedisStore, proxy: FaultProxy, server: RedisServer
 ) -> None:
@@ -153,7 +184,7 @@ async def test_where_the_connection_ends_between_two_answers_the_first_counts_an
     proxy.freeze()
     futures = [ask(store, key) for key in keys]
     await turn()
-    proxy.cut_after(2_600)  # one answer to half of them takes about 1,500 bytes
+    proxy.cut_after(4_500)  # one answer to half of them takes about 3,000 bytes
     proxy.thaw()
     answers = await all_of(futures)
     failed = [isinstance(answer, StoreUnavailable) for answer in answers]
@@ -230,7 +261,7 @@ class InOrder:
             self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
             self._reset_us[key] = self._clock()
         else:
-            for _ in range(MIN_APART if what == "many" else 1):
+            for _ in range(16 if what == "many" else 1):
                 await self._question("hit" if what == "many" else what, key)
 
     async def _question(self, what: str, key: str) -> None:

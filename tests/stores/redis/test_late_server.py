@@ -128,7 +128,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
         for worker in workers:
             await worker.recovered()
             assert await worker.statuses(1) == [429]
-        assert server.command("HLEN", "slidegate:6:{bans}") >= 1
+        assert server.command("HLEN", "slidegate:7:{bans}") >= 1
         await close(*workers)
     finally:
         server.close()

@@ -80,9 +80,14 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
     return _end_us(ban) > _end_us(than)
 
 
-def longest(bans: Iterable[Ban]) -> Ban | None:
-    """Return the ban that ends last, the first of several; None if there is none."""
-    return max(bans, key=_end_us, default=None)
+def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
+    """Return the ban that ends last, the first of several; None if none ends after a moment."""
+    found, found_end_us = None, after_us
+    for ban in bans:
+        end_us = inf if ban.ends_us is None else ban.ends_us
+        if end_us > found_end_us:
+            found, found_end_us = ban, end_us
+    return found
 
 
 def _end_us(ban: Ban) -> float:

@@ -2,6 +2,7 @@
 
     bans      key                  record of the ban
     strikes   key 0xff policy      strike record as JSON
+    ban_ends  moment, row          when to look at a row again, and which database it is in
     meta      "networks"           the keys of the bans that refuse networks, behind 8 random bytes for each version
     meta      "lifted " key        record of a ban that was lifted, as long as it would have lasted
 
@@ -16,24 +17,18 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import islice
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import StrikeRecord
 from ...core.limits import MAX_WINDOW_US
-from .layout import BAN, BAN_NUMBER, LIFTED, NETWORKS, STRIKES, due_row
+from .layout import BAN_NUMBER, BETWEEN, NETWORKS, Databases, look_later, row_of, take_due
 
-if TYPE_CHECKING:
-    from .windows import Transaction
-
-STEP: Final = 200
-"""How many rows are read at once: an event loop waits for them, a millisecond or two."""
-VERSION_BYTES: Final = 8
+_VERSION_BYTES: Final = 8
 
 _MARK: Final = b"\xb5SG3"
 _RECORD: Final = Struct("=4sHI")
@@ -42,17 +37,40 @@ _LONGEST: Final = _RECORD.size + 0xFFFF
 _BLOCK: Final = 1 << 20
 """How much of a damaged file is read at a time."""
 _NUMBER: Final = Struct(">Q")
-_BETWEEN: Final = b"\xff"
+BANS: Final = b"bans"
+STRIKES: Final = b"strikes"
+META: Final = b"meta"
 _LIFTED: Final = b"lifted "
 
 
-class LmdbBanStorage:
-    """All that is remembered about bans, in one transaction."""
+class KnownNetworks:
+    """The banned networks as a process has read them last.
 
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self._txn = transaction.txn
-        self._dbs = transaction.dbs
+    Attributes:
+        read: The bytes that name their version, and the bans.
+    """
+
+    def __init__(self) -> None:
+        self.read = b"", BannedNetworks()
+
+
+class LmdbBanStorage:
+    """All that is remembered about bans, in one transaction.
+
+    Args:
+        txn: LMDB's transaction.
+        dbs: The databases.
+        now_us: The store's time.
+        known: The banned networks that were read last.
+    """
+
+    __slots__ = ("_dbs", "_known", "_now_us", "_txn")
+
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, known: KnownNetworks) -> None:
+        self._txn = txn
+        self._dbs = dbs
+        self._now_us = now_us
+        self._known = known
 
     def ban(self, key: str) -> Ban | None:
         """Return the ban of exactly this key."""
@@ -67,7 +85,7 @@ class LmdbBanStorage:
         row = ban.key.encode()
         self._txn.put(row, self._packed(ban, lifted=False), db=self._dbs.bans)
         if ban.ends_us is not None:
-            self._txn.put(due_row(ban.ends_us, row), BAN, db=self._dbs.ends)
+            look_later(self._txn, self._dbs.ban_ends, ban.ends_us, row, BANS)
 
     def remove_ban(self, key: str) -> None:
         """Remove the ban of a key, if it has one; one in force is noted as lifted."""
@@ -78,37 +96,41 @@ class LmdbBanStorage:
         if key in networks.bans:
             self._keep_networks(networks.without(key))
         self._txn.delete(key.encode(), b"", self._dbs.bans)
-        now_us = self._transaction.now_us
-        if not ban.is_over(now_us):
-            self._txn.put(_LIFTED + key.encode(), self._packed(ban, lifted=True), db=self._dbs.meta)
-            end_us = now_us + MAX_WINDOW_US if ban.ends_us is None else ban.ends_us
-            self._txn.put(due_row(end_us, _LIFTED + key.encode()), LIFTED, db=self._dbs.ends)
+        if not ban.is_over(self._now_us):
+            row = _LIFTED + key.encode()
+            self._txn.put(row, self._packed(ban, lifted=True), db=self._dbs.meta)
+            end_us = self._now_us + MAX_WINDOW_US if ban.ends_us is None else ban.ends_us
+            look_later(self._txn, self._dbs.ban_ends, end_us, row, META)
 
     def ban_count(self) -> int:
         """Return how many bans there are."""
         return int(self._txn.stat(self._dbs.bans)["entries"])
 
     def networks(self) -> BannedNetworks:
-        """Return the bans of networks."""
-        packed = self._txn.get(NETWORKS, None, self._dbs.meta)
-        keys = [] if packed is None else json.loads(packed[VERSION_BYTES:])
-        return BannedNetworks(ban for key in keys if (ban := self.ban(key)) is not None)
+        """Return the bans of networks, which are read again when they have another version."""
+        packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
+        version, networks = self._known.read
+        if packed[:_VERSION_BYTES] != version:
+            keys = json.loads(packed[_VERSION_BYTES:])
+            networks = BannedNetworks(ban for key in keys if (ban := self.ban(key)) is not None)
+            self._known.read = packed[:_VERSION_BYTES], networks
+        return networks
 
     def record(self, policy: str, key: str) -> StrikeRecord | None:
         """Return the strike record of a key under a policy."""
-        packed = self._txn.get(_strikes_row(policy, key), None, self._dbs.strikes)
+        packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.strikes)
         return None if packed is None else record_of(packed)
 
     def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
         """Put a strike record in the place of the one that the key has."""
-        row = _strikes_row(policy, key)
+        row = row_of(key, policy.encode())
         if self._txn.get(row, None, self._dbs.strikes) is None:
-            self._txn.put(due_row(record.over_us, row), STRIKES, db=self._dbs.ends)
+            look_later(self._txn, self._dbs.ban_ends, record.over_us, row, STRIKES)
         self._txn.put(row, json.dumps(record, separators=(",", ":")).encode(), db=self._dbs.strikes)
 
     def remove_records(self, key: str) -> list[StrikeRecord]:
         """Remove the strike records of a key under all policies, and return them."""
-        first, removed = key.encode() + _BETWEEN, []
+        first, removed = row_of(key), []
         with self._txn.cursor(self._dbs.strikes) as cursor:
             there = cursor.set_range(first)
             while there and cursor.key().startswith(first):
@@ -127,13 +149,26 @@ class LmdbBanStorage:
                 cursor.delete()
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Look at so many rows whose time has come, of windows too; return whether there may be more."""
-        self._transaction.sweep(max_count)
-        return not self._transaction.is_swept
+        """Look at so many rows whose time has come, and remove those that are over; return if there may be more."""
+        for _ in range(max_count):
+            due = take_due(self._txn, self._dbs.ban_ends, self._now_us)
+            if due is None:
+                return False
+            row, kind = due
+            database = getattr(self._dbs, kind.decode())
+            stored = self._txn.get(row, None, database)
+            due_us = None if stored is None else _due_us(kind, stored)
+            if due_us is None:
+                continue
+            if due_us > self._now_us:
+                look_later(self._txn, self._dbs.ban_ends, due_us, row, kind)
+            else:
+                self._txn.delete(row, b"", database)
+        return True
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         keys = json.dumps([*networks.bans]).encode()
-        self._txn.put(NETWORKS, os.urandom(VERSION_BYTES) + keys, db=self._dbs.meta)
+        self._txn.put(NETWORKS, os.urandom(_VERSION_BYTES) + keys, db=self._dbs.meta)
 
     def _packed(self, ban: Ban, *, lifted: bool) -> bytes:
         packed = self._txn.get(BAN_NUMBER, None, self._dbs.meta)
@@ -156,27 +191,18 @@ def record_of(packed: bytes) -> StrikeRecord:
 
 def struck_of(row: bytes) -> tuple[str, str]:
     """Return the policy and the key of a row of `strikes`."""
-    key, _, policy = row.rpartition(_BETWEEN)
+    key, _, policy = row.rpartition(BETWEEN)
     return policy.decode(), key.decode()
 
 
-def due_us(kind: bytes, packed: bytes) -> int | None:
+def _due_us(kind: bytes, packed: bytes) -> int | None:
     """Return when a row of bans, strikes or lifted bans can be deleted; None for never."""
     if kind == STRIKES:
         return record_of(packed).over_us
     ban = ban_of(packed)
     if ban is None:
         return 0  # it cannot be read any more
-    return ban.made_us + MAX_WINDOW_US if kind == LIFTED and ban.ends_us is None else ban.ends_us
-
-
-def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-    """Return `STEP` rows of a database, from `row` on, and the row to go on with; None at the end."""
-    with txn.cursor(dbi) as cursor:
-        if not cursor.set_range(row):
-            return [], None
-        rows = list(islice(cursor.iternext(), STEP + 1))
-    return (rows[:STEP], rows[STEP][0]) if len(rows) > STEP else (rows, None)
+    return ban.made_us + MAX_WINDOW_US if kind == META and ban.ends_us is None else ban.ends_us
 
 
 def salvage(path: Path) -> list[Ban]:
@@ -196,6 +222,27 @@ def salvage(path: Path) -> list[Ban]:
     return [ban for _, lifted, ban in newest.values() if not lifted]
 
 
+def rescue(path: Path, txn: Any, dbs: Databases, now_us: int, unix_us: int) -> int:
+    """Take over the bans that are found in a damaged file; return how many of them are in force.
+
+    Args:
+        path: The damaged file.
+        txn: A transaction of the environment that takes them over.
+        dbs: Its databases.
+        now_us: Its time, in which the bans are dated anew.
+        unix_us: Unix time at the same moment.
+    """
+    storage, count = LmdbBanStorage(txn, dbs, now_us, KnownNetworks()), 0
+    for ban in salvage(path):
+        made_us = now_us - max(unix_us - ban.wall_us, 0)
+        ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
+        ban = ban._replace(made_us=made_us, ends_us=ends_us)
+        if not ban.is_over(now_us):
+            storage.put_ban(ban)
+            count += 1
+    return count
+
+
 def _read_record(packed: bytes) -> tuple[int, bool, Ban] | None:
     if len(packed) < _RECORD.size:
         return None
@@ -205,7 +252,3 @@ def _read_record(packed: bytes) -> tuple[int, bool, Ban] | None:
         return None  # of nothing the checksum is 0, as zeros behind half a record say
     number, lifted, *fields = json.loads(body)
     return number, lifted, Ban(*fields)
-
-
-def _strikes_row(policy: str, key: str) -> bytes:
-    return key.encode() + _BETWEEN + policy.encode()

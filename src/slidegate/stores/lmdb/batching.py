@@ -1,6 +1,6 @@
 """When a job gets its transaction: at once, with others, or later.
 
-A *job* is a function that needs one writing transaction. On an event loop of asyncio:
+A *job* is a method of `Transaction` that needs one that writes, with its arguments. On an event loop of asyncio:
 
 * a lone job is done at once, and its answer is no awaitable;
 * after one job in `LOOK_EVERY`, the jobs that follow in the same turn of the loop wait for the end of the turn. If they
@@ -10,8 +10,7 @@ A *job* is a function that needs one writing transaction. On an event loop of as
 * if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
 
 Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
-that was given up before it was done has charged nothing. Where a job has to wait for others, the caller may have an
-answer that needs no writing instead.
+that was given up before it was done has charged nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from os import getpid
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from ...core.errors import StoreTimeout
+from ...core.errors import StoreError, StoreTimeout
 from .opening import PATIENCE_S, POLL_S
 
 if TYPE_CHECKING:
-    from .windows import Transaction
+    from .transaction import Transaction, Transactions
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Job: TypeAlias = "Callable[[Transaction], Any]"
+Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What to call with a transaction, and the arguments behind it."""
 Transact: TypeAlias = Callable[[Sequence[Job]], list[Any] | None]
 
 LOOK_EVERY: Final = 16
@@ -62,74 +63,87 @@ class Batcher:
     """Runs jobs.
 
     Args:
-        transact: Does jobs in one transaction and returns their answers; None if another process writes.
+        transactions: Runs transactions.
         in_thread: Whether a transaction takes so long that a loop must not wait for it.
     """
 
-    def __init__(self, transact: Transact, *, in_thread: bool) -> None:
-        self.transact = transact
+    def __init__(self, transactions: Transactions, *, in_thread: bool) -> None:
+        self._transactions = transactions
         self.in_thread = in_thread
         self._patience = _Patience()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
-        self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs] = None, _LoopJobs(self)
+        self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
         self._thread: tuple[int, ThreadPoolExecutor] | None = None
         self._is_open = True
 
-    def run(
-        self,
-        job: Callable[[Transaction], T],
-        instead: Callable[[], T | None] | None = None,
-        patience_s: float | None = None,
-    ) -> T | Awaitable[T]:
-        """Do a job; return its answer, or an awaitable of it.
+    def run(self, do: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | Awaitable[T]:
+        """Do a job; return its answer, or an awaitable of it. It is tried until the deadline of this thread.
+
+        Args:
+            do: Called with the transaction, then with `args`.
+            args: Its arguments.
+            named: None: jobs have no arguments by name.
+        """
+        answer: T | Awaitable[T] = self.run_job((do, args), self._patience.span_s)
+        return answer
+
+    def run_job(self, job: Job, patience_s: float, instead: Callable[..., Any] | None = None) -> Any:
+        """Do what `run` does with a job.
 
         Args:
             job: The job.
-            instead: What to ask where the job has to wait for others; None if it has to wait all the same.
-            patience_s: How long it is tried; None for the deadline of this thread.
+            patience_s: How long it is tried.
+            instead: A method of `Transaction` that only reads, with the arguments of the job: what it answers is the
+                answer where the job has to wait for another process or a disk, unless that is None.
         """
-        if patience_s is None:
-            patience_s = self.patience_s
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self.wait(job, patience_s, instead)
-        last, jobs = self._last
-        if last is not loop:
-            jobs = self._loops.setdefault(loop, _LoopJobs(self))
-            self._last = loop, jobs
+        jobs = self._jobs()
+        if jobs is None:
+            return self._wait(job, patience_s, instead)
         held_up = jobs.tries > 0 or self.in_thread
         if not jobs.busy and not self.in_thread:
-            answers = self.transact((job,))
+            answers = self._transactions.write((job,))
             if answers is not None:
-                jobs.count_lone(loop)
-                return answers[0]  # type: ignore[no-any-return]
+                jobs.count_lone()
+                return answers[0]
             held_up = True
-        if held_up and instead is not None and (answer := instead()) is not None:
+        if held_up and instead is not None and (answer := self.read(instead, *job[1])) is not None:
             return answer
-        return jobs.queue(loop, job, patience_s)
+        return jobs.queue(job, patience_s)
 
-    def wait(
-        self,
-        job: Callable[[Transaction], T],
-        patience_s: float = PATIENCE_S,
-        instead: Callable[[], T | None] | None = None,
-    ) -> T:
-        """Do a job, block until it is done, no longer than `patience_s`, and return its answer."""
+    def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | None:
+        """Ask a transaction that only reads and waits for nobody; None where the files cannot be read now."""
+        with suppress(StoreError):  # of which the job itself will tell
+            return self._transactions.read_within(0.0, ask, *args, **named)
+        return None
+
+    def _wait(self, job: Job, patience_s: float, instead: Callable[..., Any] | None) -> Any:
+        """Do a job without an event loop."""
         until_s = time.monotonic() + patience_s
-        while (answers := self.transact((job,))) is None:
-            if instead is not None and (answer := instead()) is not None:
+        while (answers := self._transactions.write((job,))) is None:
+            if instead is not None and (answer := self.read(instead, *job[1])) is not None:
                 return answer
             instead = None
             if time.monotonic() > until_s:
                 raise _too_long(patience_s)
             time.sleep(POLL_S)
-        return answers[0]  # type: ignore[no-any-return]
+        return answers[0]
 
     @property
     def patience_s(self) -> float:
         """How long jobs of this thread are tried."""
         return self._patience.span_s
+
+    def _jobs(self) -> _LoopJobs | None:
+        """Return the jobs of the event loop that runs in this thread; None where none of asyncio does."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        known, jobs = self._last
+        if known is not loop:
+            jobs = self._loops.setdefault(loop, _LoopJobs(self))
+            self._last = loop, jobs
+        return jobs
 
     def keep_deadline(self, deadline_s: float) -> bool:
         """Give up the jobs of this thread after so many seconds from now on; return False if it may take longer."""
@@ -143,11 +157,15 @@ class Batcher:
         if self._thread is None or self._thread[0] != getpid():
             self._thread = getpid(), ThreadPoolExecutor(1, thread_name_prefix="slidegate-lmdb")
         with suppress(RuntimeError):  # another thread has closed it just now
-            return loop.run_in_executor(self._thread[1], _persist, self.transact, items)
+            return loop.run_in_executor(self._thread[1], _persist, self._transactions.write, items)
         return None
 
+    def attempt(self, items: list[_Item]) -> list[_Tried]:
+        """Do jobs together, as far as somebody waits for them."""
+        return _attempt(self._transactions.write, items)
+
     def close(self) -> None:
-        """End the thread. Those who wait are answered by what `transact` says then."""
+        """End the thread. Those who wait are answered by what a store that is closed says."""
         self._is_open = False
         if self._thread is not None and self._thread[0] == getpid():
             self._thread[1].shutdown(wait=True)
@@ -165,15 +183,16 @@ class _LoopJobs:
         self.tries = 0
         self.busy = False
 
-    def count_lone(self, loop: asyncio.AbstractEventLoop) -> None:
+    def count_lone(self) -> None:
         """Count a job that was done alone; after some, look whether more come in a turn."""
         self._lone -= 1
         if not self._lone:
             self._lone = LOOK_EVERY
-            self._schedule(loop)
+            self._schedule(asyncio.get_running_loop())
 
-    def queue(self, loop: asyncio.AbstractEventLoop, job: Job, patience_s: float) -> asyncio.Future[Any]:
+    def queue(self, job: Job, patience_s: float) -> asyncio.Future[Any]:
         """Do a job later."""
+        loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waiting.append((future, job, loop.time() + patience_s, patience_s))
         if not self.busy:
@@ -196,7 +215,7 @@ class _LoopJobs:
         elif (working := self._batcher.begin(loop, items)) is not None:
             working.add_done_callback(partial(self._worked, loop, items))
         else:
-            self._settle(loop, _attempt(self._batcher.transact, items))
+            self._settle(loop, self._batcher.attempt(items))
 
     def _worked(self, loop: asyncio.AbstractEventLoop, items: list[_Item], working: asyncio.Future[Any]) -> None:
         """Settle what the thread has tried, or tell all who wait why it could not."""

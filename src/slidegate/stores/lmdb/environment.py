@@ -35,7 +35,7 @@ from ..system_clock import system_us
 from . import opening
 from .checking import DATA, LOCK, check_directory
 from .layout import CLOCK, NAMES, SCHEMA, WRITTEN_SCHEMA, Databases, boot_id, boot_us, written
-from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
+from .opening import BROKEN, POLL_S, Options, open_files, take_room, takes_room, whole_size
 
 IN_PROCESS_S: Final = 0.05
 """How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
@@ -69,7 +69,6 @@ class Environment:
         opened: How often the files have been opened.
         held: How many bytes are mapped.
         untold: Events that no observer was told yet.
-        salvage: Damaged files that were set aside, and may hold bans.
         stuck: Why the file could not grow when that was last tried; empty if it could.
         fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
         users: How many stores of this process use it; the files are not opened again once the last was closed.
@@ -88,7 +87,6 @@ class Environment:
         self.stuck = ""
         self.fullness = 0
         self.untold: list[Event] = []
-        self.salvage: list[Path] = []
         self._lmdb: Any = None
         self._file = -1
         self._lock = _lock_over_fork()
@@ -103,6 +101,8 @@ class Environment:
         self._most = options.max_map_size + max(options.max_map_size // RESERVE, MIN_RESERVE)
         self._readers = Readers(path, self._most)
         self._leaves = False  # whether to close the files after this transaction
+        self._checking: threading.Thread | None = None
+        self._check_failed: Exception | None = None
         self._open(opening.PATIENCE_S)
 
     def now_us(self) -> int:
@@ -240,8 +240,8 @@ class Environment:
             self._leave_gate()
 
     def _map_whole(self) -> None:
-        # If nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
-        size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
+        # If no room was taken, the file is shorter than the map, nothing is written through it, and nothing cut off.
+        size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if takes_room(self.options) else 0
         self._lmdb.set_mapsize(size)
         self._hold(self._lmdb.info()["map_size"])
 
@@ -312,6 +312,7 @@ class Environment:
     def forked(self) -> None:
         """Drop the environment of the parent, and close its file. The child calls this."""
         self._lock, self._map = _lock_over_fork(), _lock_over_fork()  # a thread of the parent may have kept the old
+        self._checking = self._check_failed = None
         if self._lmdb is not None:
             self._lmdb = None
             self.dbs = _NO_DATABASES._replace(cell_key=self.dbs.cell_key)
@@ -325,10 +326,14 @@ class Environment:
             return False
 
     def _take_gate(self) -> bool:
-        """Keep everybody else from writing; False while somebody else writes."""
-        if not self._lock.acquire(timeout=IN_PROCESS_S):
+        """Keep everybody else from writing; False while somebody else writes, or the files are checked."""
+        if self._checking is not None or not self._lock.acquire(timeout=IN_PROCESS_S):
             return False
         try:
+            if self._lmdb is None and self._suspect[0]:
+                self._check_in_thread()
+                self._lock.release()
+                return False
             if self._lmdb is None:
                 self._open(0.0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -339,6 +344,27 @@ class Environment:
         except BaseException:
             self._lock.release()
             raise
+
+    def _check_in_thread(self) -> None:
+        """Have files opened that may be damaged: each of their pages is read, which no event loop can wait for.
+
+        Raises:
+            StoreError: The check before this one could not open them.
+        """
+        failed, self._check_failed = self._check_failed, None
+        if failed is not None:
+            raise failed
+        self._checking = threading.Thread(target=self._open_checked, name="slidegate-lmdb-check", daemon=True)
+        self._checking.start()
+
+    def _open_checked(self) -> None:
+        with self._lock:
+            try:
+                self._open(opening.PATIENCE_S)
+            except Exception as error:
+                self._check_failed = error
+            finally:
+                self._checking = None
 
     def _leave_gate(self) -> None:
         try:
@@ -365,10 +391,9 @@ class Environment:
             if not self.opened and not self.options.read_only:
                 raise
             raise StoreUnavailable(str(error)) from error
-        self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
+        self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events = opened
         self.held, self.stuck, self.fullness = self._lmdb.info()["map_size"], "", 0
         self.untold += events
-        self.salvage += salvage
         self.opened += 1
         self._suspect = (0, "")
 

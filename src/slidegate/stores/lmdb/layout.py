@@ -27,7 +27,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
 from .checking import Damaged
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
@@ -41,14 +41,9 @@ NETWORKS: Final = b"networks"
 BAN_NUMBER: Final = b"ban_number"
 """Under it stands the number of the last change of bans."""
 
-WINDOW: Final = b"w"
-CELL: Final = b"c"
-PERMITS: Final = b"p"
-BAN: Final = b"b"
-STRIKES: Final = b"s"
-LIFTED: Final = b"l"
-"""What a row is of that has an entry in `ends`."""
 DUE: Final = Struct(">q")
+BETWEEN: Final = b"\xff"
+"""Stands behind the key in a row of several that a key may have; no text contains it."""
 
 _RECORD: Final = Struct("=16sqqq")  # boot id, offset, last recorded moment, Unix time of that moment
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -67,15 +62,44 @@ class Databases(NamedTuple):
     strikes: Any
     stats: Any
     ends: Any
+    ban_ends: Any
     cell_key: bytes
 
 
 NAMES: Final = Databases._fields[:-1]
 
 
+def row_of(key: str, name: bytes = b"") -> bytes:
+    """Return the row of a key under a name; without one what all rows of the key begin with, and no other key's."""
+    return key.encode() + BETWEEN + name
+
+
 def due_row(due_us: int, row: bytes) -> bytes:
-    """Return the entry of a row in `ends`, the index of when to look at rows again."""
+    """Return the entry of a row in an index by time, which says when to look at the row again."""
     return DUE.pack(due_us) + row
+
+
+def look_later(txn: Any, index: Any, due_us: int, row: bytes, kind: bytes) -> None:
+    """Have a row looked at when its time has come.
+
+    Args:
+        txn: The transaction.
+        index: The index, `ends` or `ban_ends`.
+        due_us: The time.
+        row: The row.
+        kind: The name of its database.
+    """
+    txn.put(due_row(due_us, row), kind, db=index)
+
+
+def take_due(txn: Any, index: Any, now_us: int) -> tuple[bytes, bytes] | None:
+    """Take the first row whose time has come out of an index; return the row and its kind, None if there is none."""
+    with txn.cursor(index) as cursor:
+        if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
+            return None
+        row, kind = cursor.key()[DUE.size :], cursor.value()
+        cursor.delete()
+        return row, kind
 
 
 def load(path: Path, environment: Any, *, writes: bool) -> tuple[Databases, int]:

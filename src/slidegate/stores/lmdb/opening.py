@@ -10,15 +10,19 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
 from shutil import copyfileobj
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import lmdb
 
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
+from ..system_clock import system_us
+from .ban_rows import rescue
 from .checking import (
     DATA,
     LOCK,
@@ -33,7 +37,9 @@ from .checking import (
     set_aside,
     unusable,
 )
-from .layout import NAMES, Databases, load
+from .layout import NAMES, Databases, boot_us, load
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 5.0
 """How long to wait for the gate if no deadline is shorter."""
@@ -78,7 +84,6 @@ class Opened(NamedTuple):
         offset_us: What to add to the boot clock.
         inodes: The inodes of the data file and of LMDB's lock file.
         events: Events to tell.
-        salvage: Damaged files that were set aside, and may hold bans.
     """
 
     lmdb: Any
@@ -87,7 +92,6 @@ class Opened(NamedTuple):
     offset_us: int
     inodes: tuple[int, int]
     events: list[Event]
-    salvage: list[Path]
 
 
 def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
@@ -105,7 +109,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
         StoreTimeout: Another process holds the files.
     """
     events: list[Event] = []
-    salvage: list[Path] = []
+    damaged: list[Path] = []
     if options.read_only:
         check_files(path)
     else:
@@ -115,10 +119,10 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
     for _ in range(_ATTEMPTS):
         file = _lock_data(path, options, patience_s)
         try:
-            opened = _open(path, options, file, suspect, events, salvage)
+            opened = _open(path, options, file, suspect, events, damaged)
         except BaseException as error:
             try:
-                if not _put_right(path / DATA, options, file, error, events, salvage):
+                if not _put_right(path / DATA, options, file, error, events, damaged):
                     raise
             finally:
                 os.close(file)
@@ -131,16 +135,18 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
 def take_room(file: int, size: int, options: Options) -> None:
     """Take all room from the disk at once: with a writable map, a disk that is full later would end the process.
 
+    Where pages are written by calls, every commit would fail on it, also those of keys that are known.
+
     Raises:
         OSError: The disk is full.
     """
-    if writes_through(options):
+    if takes_room(options):
         os.posix_fallocate(file, 0, size)
 
 
-def writes_through(options: Options) -> bool:
-    """Return whether pages are written through the map, into room that was taken before."""
-    return CAN_TAKE_ROOM and not options.safe and not options.read_only
+def takes_room(options: Options) -> bool:
+    """Return whether the file has room for the whole map, so that a full disk never ends a transaction."""
+    return CAN_TAKE_ROOM and not options.read_only
 
 
 def whole_size(file: int) -> int:
@@ -206,7 +212,7 @@ def _check_there(path: Path) -> None:
 
 
 def _put_right(
-    data: Path, options: Options, file: int, error: BaseException, events: list[Event], salvage: list[Path]
+    data: Path, options: Options, file: int, error: BaseException, events: list[Event], damaged: list[Path]
 ) -> bool:
     """Set a damaged data file aside; return whether another attempt may succeed.
 
@@ -225,7 +231,7 @@ def _put_right(
             kept = set_aside(data)
         except OSError as failed:
             raise unusable(data, failed) from failed
-        salvage.append(kept)
+        damaged.append(kept)
         message = f"{data} was damaged ({error}): it is kept as {kept.name}, and counting starts afresh"
         events.append(Event("store_set_aside", message, {"path": str(kept), "damage": str(error)}))
         return True
@@ -242,9 +248,9 @@ def _put_right(
 
 
 def _open(
-    path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
+    path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], damaged: list[Path]
 ) -> Opened:
-    inode, size = os.fstat(file).st_ino, whole_size(file)
+    inode, size, writes = os.fstat(file).st_ino, whole_size(file), not options.read_only
     if inode == suspect[0] and suspect[1]:
         raise Damaged(suspect[1])
     if size:
@@ -262,8 +268,11 @@ def _open(
             raise _Moved
         environment.reader_check()
         take_room(file, environment.info()["map_size"], options)
-        dbs, offset = _load_with_room(path, environment, file, options)
-        return Opened(environment, file, dbs, offset, (inode, (path / LOCK).stat().st_ino), events, salvage)
+        dbs, offset_us = _with_room(environment, file, options, partial(load, path, environment, writes=writes))
+        for kept in damaged:
+            count = _with_room(environment, file, options, partial(_rescue, kept, environment, dbs, offset_us))
+            events.append(Event("bans_rescued", f"{count} bans were found in {kept}", {"bans": count}))
+        return Opened(environment, file, dbs, offset_us, (inode, (path / LOCK).stat().st_ino), events)
     except BaseException:
         environment.close()
         raise
@@ -280,7 +289,7 @@ def _map(path: Path, options: Options, size: int) -> Any:
         create=not options.read_only,
         sync=options.safe,
         metasync=options.safe,
-        writemap=writes_through(options),
+        writemap=takes_room(options) and not options.safe,
         mode=0o600,
         max_spare_txns=0,  # a reader's slot that is kept between reads does not survive a fork
     )
@@ -304,12 +313,18 @@ def _start_apart(path: Path, file: int) -> None:
     fresh.replace(path / DATA)
 
 
-def _load_with_room(path: Path, environment: Any, file: int, options: Options) -> tuple[Databases, int]:
-    """Load; if there is no room even for that, make some: a full file that cannot be opened can never be emptied."""
-    try:
-        return load(path, environment, writes=not options.read_only)
-    except lmdb.MapFullError:
-        size = environment.info()["map_size"] + _ROOM_TO_OPEN
-        take_room(file, size, options)
-        environment.set_mapsize(size)
-        return load(path, environment, writes=True)
+def _rescue(damaged: Path, environment: Any, dbs: Databases, offset_us: int) -> int:
+    """Write the bans that are found in a damaged file into the new one, and return how many they are."""
+    with environment.begin(write=True) as txn:
+        return rescue(damaged, txn, dbs, boot_us() + offset_us, system_us())
+
+
+def _with_room(environment: Any, file: int, options: Options, do: Callable[[], T]) -> T:
+    """Do something, and make room for it if need be: a full file that cannot be opened can never be emptied."""
+    while True:
+        try:
+            return do()
+        except lmdb.MapFullError:
+            size = environment.info()["map_size"] + _ROOM_TO_OPEN
+            take_room(file, size, options)
+            environment.set_mapsize(size)

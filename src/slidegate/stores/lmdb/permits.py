@@ -1,42 +1,36 @@
 """The permits of concurrency limits that requests hold in LMDB, and the lease under which a process holds them.
 
-    permits   key 0xff digest(rule)     version, then for each worker that holds permits its name, how many, until when
+    permits   key 0xff digest(rule) worker     how many permits the worker holds, and until when
 
 All permits of a worker last until one moment of the host's clock. It renews them every third of a lease, by writing
-that moment and their true number into each row in which it holds any::
+that moment and their true number into each of its rows, in one transaction::
 
     renewed  ^     ^     ^           then the worker is killed
     lease                |------- 10 s -------|
     permits  taken ---------------------------| free
 
-What a row says of a worker after that moment counts for nobody, and leaves the row when it is written next; a row in
-which nobody holds any is deleted, and one that nobody asks for is found by its entry in `ends`. What it says of this
-worker counts only if it is as of the last renewal: nothing was under way there at that time, or the worker was stopped
-for so long that others may have taken its permits. Then it puts them back where there is room.
+A row that was not renewed counts for nobody, and is deleted when its time comes, see `ends` in `windows`. A worker that
+was stopped for longer than a lease has lost its permits: others may have taken them. An event says so.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import lmdb
 
-from ...core.concurrency import PERMITS
+from ...core.concurrency import PERMITS as UNITS
+from ...core.concurrency import taken
 from ...core.reservation import Permit
-from ..leases import WORKER_BYTES, HeldPermits, permits_lost
-from .environment import NO_ROWS
-from .layout import PERMITS as PERMIT_ROW
-from .layout import due_row
+from ..leases import HeldPermits
+from .environment import NO_ROWS, Environment
+from .layout import due_row, look_later
 
-if TYPE_CHECKING:
-    from .windows import Transaction
+PERMITS: Final = b"permits"
 
-ROW_VERSION: Final = 2
-
-_VERSION: Final = bytes((ROW_VERSION,))
-_HOLDER: Final = Struct(f"={WORKER_BYTES}sIq")
+_HELD: Final = Struct("=Iq")
 
 
 class OwnPermits(HeldPermits):
@@ -56,152 +50,128 @@ class OwnPermits(HeldPermits):
         return is_new
 
 
-class _Row:
-    """A row in a transaction: the permits of others, how many this process holds, and the row as it was read."""
-
-    __slots__ = ("others", "own", "stored")
-
-    def __init__(self, others: list[tuple[bytes, int, int]], own: int, stored: bytes) -> None:
-        self.others = others
-        self.own = own
-        self.stored = stored
-
-    @property
-    def taken(self) -> int:
-        return self.own + sum(units for _, units, _ in self.others)
-
-
 class PermitRows:
-    """The permits in one transaction. Nothing is written before `save`.
+    """The permits in one transaction. Nothing is written before `save`, unless they have to be renewed.
 
     Args:
-        transaction: The transaction.
+        txn: LMDB's transaction.
+        env: The environment.
+        now_us: The store's time.
         own: The permits of this process.
+
+    Attributes:
+        taken: How many permits are taken, for the core, by key and rule.
+        lost: The permits of this process that were found to be lost.
     """
 
-    def __init__(self, transaction: Transaction, own: OwnPermits) -> None:
-        self._txn = transaction.txn
-        self._dbs = transaction.dbs
-        self._now_us = transaction.now_us
-        self._undo = transaction.undo
-        self._events = transaction.events
-        self._has_room = transaction.fullness < NO_ROWS
+    def __init__(self, txn: Any, env: Environment, now_us: int, own: OwnPermits) -> None:
+        self._txn = txn
+        self._dbs = env.dbs
+        self._has_room = env.fullness < NO_ROWS
+        self._now_us = now_us
         self._own = own
-        self._rows: dict[bytes, _Row] = {}
-        self._windows: dict[bytes, bytes] = {}  # for the core
+        self._stored: dict[bytes, int] = {}  # how many are taken, as the rows say
+        self._held: list[Permit] = []
+        self._ended: list[Permit] = []
+        self._until_us = own.until_us
+        self.taken: dict[bytes, bytes] = {}
+        self.lost: list[Permit] = []
 
-    def window(self, row: bytes, takes: bool) -> tuple[dict[bytes, bytes], bytes]:
-        """Return where the core finds how many permits of a row are taken, for one question."""
-        if takes:
-            self.ensure_lease()
-            taken = self._find(row).taken
-        else:
-            taken = sum(units for _, units, _ in self._holders(self._read(row)))
-        self._windows[row] = PERMITS.pack(taken)
-        return self._windows, row
+    def ensure_lease(self) -> None:
+        """Renew the permits of this process if they do not last for half of a lease, before any is taken or ended."""
+        self._own.enter_process()
+        if self._own.until_us - self._now_us < self._own.lease_us // 2:
+            self.renew()
 
-    def take(self, row: bytes, amount: int, units: int) -> Permit:
-        """Take permits for which the core has found room, after `ensure_lease`.
+    def find(self, row: bytes) -> tuple[dict[bytes, bytes], bytes]:
+        """Return where the core finds how many permits of a key and rule are taken."""
+        if row not in self.taken:
+            self._stored[row] = sum(self._units(stored) for stored in self._rows_of(row))
+            self.taken[row] = UNITS.pack(self._stored[row])
+        return self.taken, row
+
+    def hold(self, row: bytes, amount: int, units: int) -> Permit:
+        """Return a permit that this process holds from now on; the core has counted it."""
+        permit = Permit(row, amount, units)
+        self._own.add(permit)
+        self._held.append(permit)
+        return permit
+
+    def end(self, permit: Permit) -> bool:
+        """Hold a permit no more; False if it was handed back before, or was lost."""
+        if permit not in self._own:
+            return False
+        self._own.discard(permit)
+        self._ended.append(permit)
+        return not permit.lost
+
+    def renew(self) -> None:
+        """Let the permits of requests under way last for a lease from now, those excepted that ran out before."""
+        self._own.enter_process()
+        self.save()
+        under_way = [permit for permit in self._own.under_way() if not permit.lost]
+        if self._own.until_us <= self._now_us:
+            for permit in under_way:
+                permit.lost = True
+            self.lost, under_way = under_way, []
+        self._own.until_us = self._now_us + self._own.lease_us
+        units = Counter[bytes]()
+        for permit in under_way:
+            units[permit.row] += permit.units
+        for row, held in units.items():
+            self._put(row, held)
+
+    def save(self) -> None:
+        """Write what has changed.
 
         Raises:
             lmdb.MapFullError: The file has no room for another row.
         """
-        entry = self._find(row)
-        if not (entry.stored or self._has_room):
-            raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
-        entry.own += units
-        permit = Permit(row, amount, units)
-        self._own.add(permit)
-        self._undo.append(partial(self._own.discard, permit))
-        return permit
+        for row, before in self._stored.items():
+            change = taken(self.taken[row]) - before
+            if change:
+                held = self._txn.get(row + self._own.worker, None, self._dbs.permits)
+                self._put(row, change + (0 if held is None else self._units(held)))
+                self._stored[row] = before + change
 
-    def leave(self, permit: Permit) -> bool:
-        """Hand a permit back; False if it was handed back before, or was lost."""
-        self.ensure_lease()
-        own = self._own
-        if permit not in own:
-            return False
-        own.discard(permit)
-        self._undo.append(partial(own.add, permit))
-        if permit.lost:
-            return False
-        self._find(permit.row).own -= permit.units
-        return True
+    def roll_back(self) -> None:
+        """Let the permits of this process be as they were before this transaction, because it is not committed."""
+        for permit in self._held:
+            self._own.discard(permit)
+        for permit in self._ended:
+            self._own.add(permit)
+        for permit in self.lost:
+            permit.lost = False
+        self._own.until_us = self._until_us
 
-    def ensure_lease(self) -> None:
-        """Renew the permits of this process if they do not last for half of a lease, before any is taken or left."""
-        own = self._own
-        own.enter_process()
-        if own.until_us - self._now_us < own.lease_us // 2:
-            self.renew()
+    def _rows_of(self, row: bytes) -> list[bytes]:
+        rows = []
+        with self._txn.cursor(self._dbs.permits) as cursor:
+            there = cursor.set_range(row)
+            while there and cursor.key().startswith(row):
+                rows.append(cursor.value())
+                there = cursor.next()
+        return rows
 
-    def renew(self) -> None:
-        """Let the permits of requests under way last for a lease from now, those that ran out where there is room."""
-        own = self._own
-        own.enter_process()
-        was_over = own.until_us <= self._now_us
-        self._undo.append(partial(setattr, own, "until_us", own.until_us))
-        own.until_us = self._now_us + own.lease_us
-        held, missing = dict.fromkeys(self._rows, 0), list[Permit]()
-        for permit in own.under_way():
-            renewed = not (permit.lost or was_over)
-            held[permit.row] = held.get(permit.row, 0) + renewed * permit.units
-            if not renewed:
-                missing.append(permit)
-        for row, units in held.items():
-            self._find(row).own = units
-        if missing:
-            self._put_back(missing)
+    def _units(self, stored: bytes) -> int:
+        """Return how many permits of a row count now."""
+        units, until_us = _HELD.unpack(stored)
+        return int(units) if until_us > self._now_us else 0
 
-    def save(self) -> None:
-        """Write what has changed."""
-        own = self._own
-        for row, entry in self._rows.items():
-            holders = [*entry.others, (own.worker, entry.own, own.until_us)] if entry.own else entry.others
-            packed = _VERSION + b"".join(_HOLDER.pack(*holder) for holder in holders) if holders else b""
-            if packed and packed != entry.stored:
-                self._txn.put(row, packed, db=self._dbs.permits)
-                if not entry.stored:
-                    self._txn.put(due_row(own.until_us, row), PERMIT_ROW, db=self._dbs.ends)
-            elif entry.stored and not packed:
-                self._txn.delete(row, b"", self._dbs.permits)
-                self._txn.delete(due_row(own.until_us, row), b"", self._dbs.ends)
-            entry.stored = packed
+    def _put(self, row: bytes, units: int) -> None:
+        """Write how many permits of a key and rule this process holds."""
+        name, until_us = row + self._own.worker, self._own.until_us
+        if units <= 0:
+            self._txn.delete(name, b"", self._dbs.permits)
+            self._txn.delete(due_row(until_us, name), b"", self._dbs.ends)
+            return
+        if self._txn.get(name, None, self._dbs.permits) is None:
+            if not self._has_room:
+                raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
+            look_later(self._txn, self._dbs.ends, until_us, name, PERMITS)
+        self._txn.put(name, _HELD.pack(units, until_us), db=self._dbs.permits)
 
-    def ends_us(self, row: bytes) -> int:
-        """Return when the permits of a row run out that are not renewed; 0 if there are none."""
-        return max((until_us for _, _, until_us in self._holders(self._read(row))), default=0)
 
-    def _read(self, row: bytes) -> bytes:
-        return self._txn.get(row, None, self._dbs.permits) or b""
-
-    def _holders(self, stored: bytes) -> list[tuple[bytes, int, int]]:
-        """Return who holds permits now, how many, and until when."""
-        if stored[:1] != _VERSION:
-            return []
-        return [holder for holder in _HOLDER.iter_unpack(stored[1:]) if holder[2] > self._now_us]
-
-    def _find(self, row: bytes) -> _Row:
-        entry = self._rows.get(row)
-        if entry is None:
-            stored, own = self._read(row), self._own
-            holders = self._holders(stored)
-            others = [holder for holder in holders if holder[0] != own.worker]
-            held = sum(units for worker, units, until_us in holders if (worker, until_us) == (own.worker, own.until_us))
-            entry = self._rows[row] = _Row(others, held, stored)
-        return entry
-
-    def _put_back(self, permits: list[Permit]) -> None:
-        """Take permits that ran out again, where there is room; tell how many there were."""
-        lost = back = 0
-        for permit in permits:
-            entry, was_lost = self._find(permit.row), permit.lost
-            permit.lost = entry.taken + permit.units > permit.amount
-            self._undo.append(partial(setattr, permit, "lost", was_lost))
-            if permit.lost:
-                lost += not was_lost
-            else:
-                entry.own += permit.units
-                back += 1
-        if back or lost:
-            self._events.append(permits_lost("lmdb", lost, back))
+def ends_us(stored: bytes) -> int:
+    """Return when the permits of a row run out, if they are not renewed."""
+    return int(_HELD.unpack(stored)[1])

@@ -11,7 +11,6 @@ cannot grow any more they leave its last part alone.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from struct import Struct
 from typing import Final, TypeAlias
 
@@ -19,14 +18,12 @@ from ...core.errors import StoreUnavailable
 from ...core.store import Clock, SharedStats, StatsRow
 from .batching import Batcher
 from .environment import Environment
-from .transaction import Transactions
-from .windows import Transaction
+from .transaction import Transaction, Transactions
 
 SHARE: Final = 8
 """Stats take one byte in so many of the largest file."""
 MOST_DELETED: Final = 512
 """How many rows are looked at for every writing."""
-WORKER_BYTES: Final = 8
 
 Rows: TypeAlias = list[tuple[int, bytes, bytes]]
 
@@ -63,7 +60,7 @@ class LmdbSharedStats(SharedStats):
         Raises:
             StoreUnavailable: There is no room for more stats.
         """
-        answer = self._batcher.run(partial(self._write, worker, rows))
+        answer = self._batcher.run(self._write, worker, rows)
         if isinstance(answer, Awaitable):
             return self._expect_room_later(answer)
         self._expect_room(answer)
@@ -76,7 +73,7 @@ class LmdbSharedStats(SharedStats):
     async def _expect_room_later(self, writing: Awaitable[bool]) -> None:
         self._expect_room(await writing)
 
-    def _write(self, worker: bytes, rows: Sequence[StatsRow], transaction: Transaction) -> bool:
+    def _write(self, transaction: Transaction, worker: bytes, rows: Sequence[StatsRow]) -> bool:
         """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
         txn, stats = transaction.txn, transaction.dbs.stats
         self._delete_some(transaction)
@@ -96,20 +93,7 @@ class LmdbSharedStats(SharedStats):
 
     def read(self, rollup: str, first: int, last: int) -> Rows:
         """See `SharedStats`; this waits for no other process."""
-        return self._transactions.read(partial(self._read, rollup, first, last))
-
-    def _read(self, rollup: str, first: int, last: int, transaction: Transaction) -> Rows:
-        rows = []
-        end, name = _key(rollup, last + 1), len(rollup) + 1
-        with transaction.txn.cursor(transaction.dbs.stats) as cursor:
-            there = cursor.set_range(_key(rollup, first))
-            while there and (key := bytes(cursor.key())) < end:
-                value = bytes(cursor.value())
-                if _UNTIL.unpack_from(value)[0] > transaction.now_us:
-                    (number,) = _NUMBER.unpack_from(key, name)
-                    rows.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
-                there = cursor.next()
-        return rows
+        return self._transactions.read(_read_rows, rollup, first, last)
 
     def _delete_some(self, transaction: Transaction) -> None:
         """Delete rows that are over. Each writing goes on where the last one ended."""
@@ -123,6 +107,20 @@ class LmdbSharedStats(SharedStats):
                 else:
                     cursor.next()
             self._looked_at = bytes(cursor.key()) or b"\0"
+
+
+def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> Rows:
+    rows = []
+    end, name = _key(rollup, last + 1), len(rollup) + 1
+    with transaction.txn.cursor(transaction.dbs.stats) as cursor:
+        there = cursor.set_range(_key(rollup, first))
+        while there and (key := bytes(cursor.key())) < end:
+            value = bytes(cursor.value())
+            if _UNTIL.unpack_from(value)[0] > transaction.now_us:
+                (number,) = _NUMBER.unpack_from(key, name)
+                rows.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
+            there = cursor.next()
+    return rows
 
 
 def _key(rollup: str, number: int) -> bytes:

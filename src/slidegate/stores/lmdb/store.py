@@ -4,18 +4,16 @@ Windows and bans are rows of an LMDB environment, a file that the processes map 
 transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them,
 and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
 
-`batching` chooses the moment of a transaction, and `transaction` runs it. In it, `windows` and `permits` read and write
-the rows, and `core.decide` decides. `bans` finds bans and makes them. `environment` has the files: the gate, their
-growth, and with `opening`, `checking` and `layout` all that is looked at before they are trusted.
+A hit is a method of `transaction.Transaction`. `batching` chooses the moment at which `Transactions.write` runs it,
+alone or with others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` has the
+files: the gate, their growth, and with `opening`, `checking` and `layout` what is checked before they are trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from os import PathLike
 from typing import Final, Literal
 
@@ -33,27 +31,22 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.ban import BanSubject
-from ...core.concurrency import Concurrency
-from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Check, Decision, LimitSet
-from ...core.errors import ConfigurationError, StoreError, quoted
+from ...core.errors import ConfigurationError, quoted
 from ...core.limits import check_whole
-from ...core.memo import remember
 from ...core.reservation import Reservation
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
-from ..memory.bans import DEFAULT_MAX_BANS
-from ..memory.store import DEFAULT_MAX_KEYS
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
-from .environment import close_environment, open_environment
+from .environment import Environment, close_environment, open_environment
 from .opening import Options
 from .permits import OwnPermits
 from .stats import LmdbSharedStats
-from .transaction import Transactions
-from .windows import Transaction
+from .transaction import Settings, Transaction, Transactions
 
 DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30
@@ -142,17 +135,13 @@ class LmdbStore(Store):
         self._permits = OwnPermits(permit_lease_us(permit_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
-        self._now_us = clock or self._env.now_us
         unix_us = wall_clock or clock or system_us
-        self._transactions = Transactions(self._env, self._now_us, max_keys, unix_us, self.observers, self._permits)
-        self._batcher = Batcher(self._transactions.write, in_thread=durability == "safe")
+        self._settings = settings = Settings(clock or self._env.now_us, unix_us, max_keys, max_bans)
+        self._transactions = Transactions(self._env, settings, self.observers, self._permits)
+        self._batcher = Batcher(self._transactions, in_thread=durability == "safe")
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
-        self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
-        self._transactions.bans = self.bans
-        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._transactions, self._batcher)
-        self._refused: dict[Sequence[Check], None] = {}  # questions that were refused when they were last asked
-        if self._env.salvage:
-            self._batcher.wait(lambda transaction: None)  # takes over the bans that are found there
+        self.bans = LmdbBans(self._transactions, self._batcher, settings)
+        self.shared_stats = LmdbSharedStats(self._env, settings.now_us, self._transactions, self._batcher)
         self._transactions.tells = True
 
     def __repr__(self) -> str:
@@ -161,7 +150,7 @@ class LmdbStore(Store):
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         transactions = self._transactions
-        sizes = transactions.read(lambda transaction: self._env.sizes(transaction.txn))
+        sizes = transactions.read(_sizes_of, self._env)
         return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
     def observe(self, observer: Observer) -> None:
@@ -188,47 +177,51 @@ class LmdbStore(Store):
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
-        checks = tuple(checks)
-        refusal = partial(self._refusal, checks, subjects)
-        if self._refused and checks in self._refused:
-            if (refused := refusal()) is not None:
-                return refused
-            self._refused.pop(checks, None)
+        checks, refused = tuple(checks), self._transactions.refused
+        if refused and checks in refused:
+            refusal = self._batcher.read(Transaction.refusal, checks, subjects)
+            if refusal is not None:
+                return refusal
+            refused.pop(checks, None)
         for bucket, _, _ in checks:
             if bucket.held:
                 self._renewer.start()
-        return self._batcher.run(partial(self._hit, checks, subjects), refusal)
+        batcher = self._batcher
+        decision: Decision | Awaitable[Decision] = batcher.run_job(
+            (Transaction.hit, (checks, subjects)), batcher.patience_s, instead=Transaction.refusal
+        )
+        return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
-        return self._transactions.read(partial(self._peek, checks, subjects))
+        return self._transactions.read(Transaction.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and return the decision."""
-        return self._batcher.run(partial(self._charge, checks))
+        return self._batcher.run(Transaction.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Hand back what was charged; False if all of it has expired or was handed back before."""
-        return self._batcher.run(partial(self._refund, reservations)) if reservations else False
+        return self._batcher.run(Transaction.refund, reservations) if reservations else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget what `key` has spent under every rule; False if that was nothing.
 
-        Places stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
+        Permits stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
         be told from those of other keys.
         """
-        return self._batcher.run(lambda transaction: transaction.reset(key))
+        return self._batcher.run(Transaction.reset, key)
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and shared cells; False if there were none.
 
-        Places stay taken, because the requests are under way.
+        Permits stay taken, because the requests are under way.
         """
-        return self._batcher.run(lambda transaction: transaction.reset_all())
+        return self._batcher.run(Transaction.reset_all)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
-        return self._transactions.read(partial(self._inspect, key, buckets))
+        return self._transactions.read(Transaction.inspect, key, buckets)
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
@@ -236,68 +229,8 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
-        return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
+        return self._batcher.run(Transaction.renew_permits)
 
-    def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
-        decision: Decision | None = self.bans.decide(transaction, checks, subjects)
-        if decision is None:
-            places = transaction.find(checks, takes=True)
-            decision = decide(checks, places, transaction.now_us)
-            if decision.allowed:
-                return decision if transaction.permits is None else self._take_permits(decision, transaction)
-        remember(self._refused, checks, None)
-        return decision
 
-    def _refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
-        """Return the refusal of a question, found by reading alone, which waits for nobody.
-
-        None if it is not refused, or if its refusal is counted.
-        """
-
-        def look(transaction: Transaction) -> Decision | None:
-            refusal = self.bans.decide(transaction, checks, subjects)
-            if refusal is not None:
-                return refusal
-            decision = decide(checks, transaction.find(checks), transaction.now_us)
-            return None if decision.allowed or transaction.changed() else decision
-
-        with suppress(StoreError):  # of which the hit itself will tell
-            return self._transactions.read(look, patience_s=0)
-        return None
-
-    def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject], transaction: Transaction) -> Decision:
-        refusal = self.bans.decide(transaction, checks, subjects)
-        if refusal is not None:
-            return refusal
-        decision = decide(checks, transaction.find(checks), transaction.now_us)
-        decision.reservations = ()
-        return decision
-
-    def _charge(self, checks: Sequence[Check], transaction: Transaction) -> Decision:
-        decision = charge_all(checks, transaction.find(checks, takes=True), transaction.now_us)
-        return decision if transaction.permits is None else self._take_permits(decision, transaction)
-
-    def _take_permits(self, decision: Decision, transaction: Transaction) -> Decision:
-        """Take the permits that a decision has charged, and put them among its charges."""
-        rows = [(limit, row) for limit, _, _, row in transaction.places if isinstance(limit, Concurrency)]
-        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
-        for reservation, (limit, row) in zip(held, rows, strict=True):
-            (units,) = reservation.units
-            if units:
-                reservation.permit = transaction.permit_rows().take(row, limit.amount, units)
-        return decision
-
-    def _refund(self, reservations: Sequence[Reservation], transaction: Transaction) -> bool:
-        changed = False
-        for reservation in reservations:
-            if reservation.permit is not None:
-                changed |= transaction.permit_rows().leave(reservation.permit)
-        spent = [reservation for reservation in reservations if not reservation.check[0].held]
-        places = transaction.find([reservation.check for reservation in spent], makes=False)
-        now_us = transaction.now_us
-        latest_us, floor_us = max(self._transactions.latest_us, now_us), transaction.reset_us()
-        return refund_all(spent, places, now_us, latest_us=latest_us, floor_us=floor_us) or changed
-
-    def _inspect(self, key: str, buckets: Sequence[LimitSet], transaction: Transaction) -> Snapshot:
-        places = transaction.find([(bucket, key, 0) for bucket in buckets], makes=False)
-        return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in places])
+def _sizes_of(transaction: Transaction, env: Environment) -> tuple[int, int, int]:
+    return env.sizes(transaction.txn)

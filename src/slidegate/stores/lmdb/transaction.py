@@ -1,26 +1,40 @@
-"""The transactions of an LMDB store: one that reads, and one that does jobs and makes room for them."""
+"""The transactions of an LMDB store: the story of a hit from top to bottom.
+
+`Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep, commit. A job is a method of `Transaction`
+with its arguments; `Transaction.hit` asks bans, finds windows, has the core decide, and holds permits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from threading import Lock
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import lmdb
 
-from ...core.decision import LimitSet
+from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.policy import BanPolicy
+from ...core.bans.rows import Bans
+from ...core.bans.rules import LOG_EVERY_US, BanRules, NonDecreasingClock
+from ...core.concurrency import Concurrency
+from ...core.decide import WindowRef, charge_all, decide, refund_all
+from ...core.decision import BanRefusal, Check, Decision, LimitSet
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
+from ...core.memo import remember
+from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
-from ..memory.shard import SHARED_PAUSE_US, keys_shared
+from ...core.views import Snapshot
+from ..forks import hold_over_fork
+from ..leases import permits_lost
+from ..shared import SHARED_PAUSE_US, keys_shared
+from .ban_rows import KnownNetworks, LmdbBanStorage, ban_of
 from .batching import Job
 from .environment import IN_PROCESS_S, NO_CHANGES, Environment
-from .permits import OwnPermits
-from .windows import Bound, Transaction
-
-if TYPE_CHECKING:
-    from .bans import LmdbBans
+from .layout import row_of
+from .permits import OwnPermits, PermitRows
+from .windows import Bound, WindowRows, bind
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
@@ -28,7 +42,24 @@ SWEEP_ALONE: Final = 512
 """Where a file is full."""
 SWEEP_PAUSE_US: Final = 100_000
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Settings(NamedTuple):
+    """What a store is told that its transactions need.
+
+    Attributes:
+        now_us: The store's clock.
+        unix_us: Returns Unix time in microseconds, which quotas go by, and people read in bans.
+        max_keys: How many windows to hold.
+        max_bans: How many bans, and how many strike records, to hold.
+    """
+
+    now_us: Clock
+    unix_us: Clock
+    max_keys: int
+    max_bans: int
 
 
 class Transactions:
@@ -36,59 +67,58 @@ class Transactions:
 
     Args:
         env: The environment.
-        now_us: The store's clock.
-        max_keys: How many windows to hold.
-        unix_us: Returns Unix time in microseconds.
+        settings: What the store was told.
         observers: Those who are told events.
         permits: The permits of this process.
 
     Attributes:
-        evictions: How many empty windows were deleted.
+        ban_throttle: Which events of bans that may go on and on are told.
         bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
-        latest_us: The latest moment at which something was charged.
-        permits: The permits of this process.
-        bans: The bans, which are taken over from a damaged file.
         closed: Whether the store was closed, and has no transactions any more.
+        evictions: How many empty windows were deleted.
+        latest_us: The latest moment at which something was charged.
+        networks: The banned networks that were read last.
+        refused: Questions that were refused when they were last asked.
         shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
-        unix_us: Returns Unix time in microseconds, which quotas go by.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        now_us: Clock,
-        max_keys: int,
-        unix_us: Clock,
-        observers: Observers,
-        permits: OwnPermits,
-    ) -> None:
+    def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: OwnPermits) -> None:
         self.env = env
-        self.unix_us = unix_us
-        self._now_us = now_us
-        self.max_keys = max_keys
+        self.settings = settings
         self.permits = permits
         self._observers = observers
         self.bound: dict[LimitSet, Bound] = {}
+        self.networks = KnownNetworks()
+        self.refused: dict[Sequence[Check], None] = {}
+        self.ban_throttle = Throttle(LOG_EVERY_US)
+        self._ban_clock = NonDecreasingClock()
+        self._ban_clock_lock = Lock()
+        hold_over_fork(self._ban_clock_lock)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
-        self.bans: LmdbBans | None = None
         self.tells = self.closed = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
-    def read(self, ask: Callable[[Transaction], T], patience_s: float = IN_PROCESS_S) -> T:
-        """Return what `ask` says about a transaction in which nothing can be written. This waits for nobody.
+    def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """Return the answer of a method of a transaction that writes nothing. This waits for nobody.
 
         Where the files have to be opened or have grown, it may wait for a moment, see `Environment.read`.
 
         Raises:
             StoreUnavailable: The files cannot be read, or the store was closed.
         """
+        return self.read_within(IN_PROCESS_S, ask, *args, **named)
+
+    def read_within(
+        self, patience_s: float, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Do what `read` does, and wait no longer than `patience_s` for files that have to be opened or have grown."""
         self._expect_open()
         try:
             txn = self.env.read(patience_s)
             try:
-                return ask(Transaction(self, txn, self._now_us()))
+                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args, **named)
             finally:
                 self.env.end_read(txn)
         except (lmdb.Error, OSError) as error:
@@ -112,6 +142,55 @@ class Transactions:
         except (lmdb.Error, OSError) as error:
             raise self.env.failure(error) from error
 
+    def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
+        txn = self.env.begin()
+        if txn is None:
+            return None
+        transaction = None
+        try:
+            try:
+                if self.env.fullness == NO_CHANGES:
+                    raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
+                # Not before: by an old time, units that others have spent since would leave too early.
+                transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
+                answers = [do(transaction, *args) for do, args in jobs]
+                transaction.save()
+                if transaction.now_us >= self._sweep_due_us:
+                    self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
+                self.env.look_after(txn, transaction.now_us)
+            except BaseException:
+                self.env.abort(txn)
+                raise
+            self.env.commit(txn)
+        except BaseException:
+            if transaction is not None:
+                transaction.roll_back()
+            raise
+        self._tell_of(transaction)
+        return answers
+
+    def _sweep(self, transaction: Transaction, max_count: int) -> bool:
+        """Delete rows whose time has come; return whether those were all."""
+        evictions, is_swept = transaction.windows.sweep(max_count)
+        more = transaction.ban_rows.remove_expired(transaction.now_us, max_count)
+        self.evictions += evictions
+        if is_swept and not more:
+            self._sweep_due_us = transaction.now_us + SWEEP_PAUSE_US
+        return is_swept and not more
+
+    def _tell_of(self, transaction: Transaction) -> None:
+        """Remember what has happened in a transaction, and tell it."""
+        now_us, windows = transaction.now_us, transaction.windows
+        self.env.untold += transaction.events()
+        if windows.shared_hits:
+            self.shared_hits += windows.shared_hits
+            if now_us >= self._next_shared_event_us:
+                self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
+                self.env.untold.append(keys_shared(self.settings.max_keys))
+        self.tell()
+        if self.env.fullness:
+            self._say_full(now_us)
+
     def _expect_open(self) -> None:
         if self.closed:
             raise closed(f"lmdb: the store at {self.env.path}")
@@ -122,66 +201,10 @@ class Transactions:
             events, self.env.untold = self.env.untold, []
             self._observers.tell_all(events)
 
-    def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        txn = self.env.begin()
-        if txn is None:
-            return None
-        transaction = None
-        try:
-            try:
-                # Not before: by an old time, units that others have spent since would leave too early.
-                transaction = Transaction(self, txn, self._now_us())
-                answers = self._work(transaction, jobs)
-            except BaseException:
-                self.env.abort(txn)
-                raise
-            self.env.commit(txn)
-        except BaseException:
-            for undo in reversed(transaction.undo if transaction else ()):
-                undo()
-            raise
-        self._end(transaction)
-        return answers
-
-    def _work(self, transaction: Transaction, jobs: Sequence[Job]) -> list[Any]:
-        """Do jobs and what else is due, and return the answers of the jobs."""
-        if self.env.fullness == NO_CHANGES:
-            raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
-        if self.env.salvage:
-            self._rescue(transaction)
-        answers = [job(transaction) for job in jobs]
-        transaction.save()
-        if transaction.now_us >= self._sweep_due_us:
-            self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
-        self.env.look_after(transaction.txn, transaction.now_us)
-        return answers
-
-    def _end(self, transaction: Transaction) -> None:
-        """Remember what has happened in a transaction, and tell it."""
-        now_us = transaction.now_us
-        if transaction.is_swept:
-            self._sweep_due_us = now_us + SWEEP_PAUSE_US
-        self.evictions += transaction.evictions
-        if transaction.shared_hits:
-            self.shared_hits += transaction.shared_hits
-            if now_us >= self._next_shared_event_us:
-                self._next_shared_event_us = max(transaction.shared_until_us, now_us + SHARED_PAUSE_US)
-                transaction.events.append(keys_shared(self.max_keys))
-        if transaction.events or self.env.untold:
-            self.env.untold += transaction.events
-            self.tell()
-        if self.env.fullness:
-            self._say_full(now_us)
-
-    def _sweep(self, transaction: Transaction, most: int) -> None:
-        transaction.sweep(most)
-
-    def _rescue(self, transaction: Transaction) -> None:
-        while self.bans is not None and self.env.salvage:
-            path = self.env.salvage.pop()
-            transaction.undo.append(partial(self.env.salvage.append, path))
-            count = self.bans.rescue(path, transaction)
-            transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
+    def ban_now_us(self, clock_us: int) -> int:
+        """Return the bans' time, which never runs back, at a moment of the store's clock."""
+        with self._ban_clock_lock:
+            return self._ban_clock.at(clock_us)
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
         """Make the map larger; if it cannot grow, delete some rows that are empty.
@@ -193,27 +216,25 @@ class Transactions:
             self.tell()
             return
         fullness = self.env.fullness
-        for most in (SWEEP_ALONE, SWEEP_STEP, 1):
+        for max_count in (SWEEP_ALONE, SWEEP_STEP, 1):
             with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
-                if self._sweep_alone(most) or self.env.fullness < fullness:
+                if self._sweep_alone(max_count) or self.env.fullness < fullness:
                     return
-        self._say_full(self._now_us())
+        self._say_full(self.settings.now_us())
         raise error
 
-    def _sweep_alone(self, most: int) -> bool:
+    def _sweep_alone(self, max_count: int) -> bool:
         """Delete rows that are empty; return whether there may be more, or another process writes."""
         txn = self.env.begin()
         if txn is None:
             return True
         try:
-            transaction = Transaction(self, txn, self._now_us())
-            self._sweep(transaction, most)
+            is_swept = self._sweep(Transaction(self, txn, self.settings.now_us(), writes=True), max_count)
         except BaseException:
             self.env.abort(txn)
             raise
         self.env.commit(txn, looks=True)
-        self.evictions += transaction.evictions
-        return not transaction.is_swept
+        return not is_swept
 
     def _say_full(self, now_us: int) -> None:
         if self._throttle.left_out("map_full", now_us) is not None:
@@ -222,3 +243,216 @@ class Transactions:
             message = f"{self.env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"
             self.env.untold.append(Event("map_full", message))
         self.tell()
+
+
+class Transaction:
+    """One transaction: what can be asked in it. One that reads writes nothing, whatever it tries out.
+
+    Args:
+        process: What this process keeps from one transaction to the next.
+        txn: LMDB's transaction.
+        now_us: The store's time.
+        writes: Whether it may write.
+
+    Attributes:
+        dbs: The databases.
+        now_us: The store's time.
+        txn: LMDB's transaction.
+        windows: The rows of windows.
+    """
+
+    __slots__ = ("_permits", "_process", "_rules", "_writes", "dbs", "now_us", "txn", "windows")
+
+    def __init__(self, process: Transactions, txn: Any, now_us: int, *, writes: bool) -> None:
+        self._process = process
+        self._writes = writes
+        self.txn = txn
+        self.dbs = process.env.dbs
+        self.now_us = now_us
+        self.windows = WindowRows(txn, process.env, now_us, process.settings.unix_us, process.settings.max_keys)
+        self._permits: PermitRows | None = None
+        self._rules: BanRules | None = None
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        """Charge every check or none, and return the decision."""
+        decision: Decision | None = self.refusal_by_ban(checks, subjects)
+        if decision is None:
+            refs = self._charged(checks)
+            decision = decide(checks, refs, self.now_us)
+            if decision.allowed:
+                return self._hold_permits(decision, refs)
+        remember(self._process.refused, checks, None)
+        return decision
+
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        """Return what `hit` would answer now; for a transaction that reads."""
+        refusal = self.refusal_by_ban(checks, subjects)
+        if refusal is not None:
+            return refusal
+        decision = decide(checks, self._find(checks), self.now_us)
+        decision.reservations = ()
+        return decision
+
+    def refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
+        """Return the answer to `hit` if it is a refusal, and nothing is to be written for it."""
+        decision = self.peek(checks, subjects)
+        return None if decision.allowed or self.windows.changed() else decision
+
+    def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits, and return the decision."""
+        refs = self._charged(checks)
+        return self._hold_permits(charge_all(checks, refs, self.now_us), refs)
+
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
+        """Hand back what was charged; False if all of it has expired or was handed back before."""
+        left = [one for one in reservations if one.permit is None or self._permit_rows().end(one.permit)]
+        refs = self._find([one.check for one in left], makes=False)
+        latest_us = max(self._process.latest_us, self.now_us)
+        return refund_all(left, refs, self.now_us, latest_us=latest_us, floor_us=self.windows.reset_us())
+
+    def reset(self, key: str) -> bool:
+        """Forget what a key has spent under every rule; False if that was nothing."""
+        return self.windows.reset(key, self._process.latest_us)
+
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys, and shared cells; False if there were none."""
+        return self.windows.reset_all(self._process.latest_us)
+
+    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
+        """Return the windows that count `key` under some buckets."""
+        refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
+        return Snapshot(self.now_us, [windows[row] for _, _, windows, row in refs])
+
+    def renew_permits(self) -> None:
+        """Let the permits of this process last for a lease from now."""
+        self._permit_rows().renew()
+
+    # -- bans ---------------------------------------------------------------------------------------------------------
+
+    def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+        """Return the refusal of a question by a ban, if there is one."""
+        get, bans, found = self.txn.get, self.dbs.bans, []
+        keys = {key for _, key, _ in checks}
+        for subject in subjects:
+            if isinstance(subject, str):
+                keys.add(subject)
+            else:
+                found += self.ban_rows.networks().of(subject)
+        for key in keys:
+            if (packed := get(key.encode(), None, bans)) is not None and (ban := ban_of(packed)) is not None:
+                found.append(ban)
+        if not found:
+            return None  # most requests end here
+        now_us = self._process.ban_now_us(self.now_us)
+        ban = longest(found, now_us)
+        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
+        return self._ban_rules().strike(policy, key, weight, reason, self._ban_now_us(), self._unix_us())
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        return self._ban_rules().ban(key, length_us, reason, by, self._ban_now_us(), self._unix_us())
+
+    def unban(self, key: str, by: str) -> bool:
+        """Take the ban of a key back, and forget its strikes and levels; False if there was neither."""
+        return self._ban_rules().unban(key, by, self._ban_now_us())
+
+    def check_room(self, stored: Bans) -> None:
+        """See that bans and strike records can be taken over; see `BanRules.check_room`."""
+        self._ban_rules().check_room(stored)
+
+    def take_over(self, stored: Bans) -> None:
+        """Take over bans and strike records."""
+        self._ban_rules().take_over(stored)
+
+    def ban_count(self) -> int:
+        """Return how many bans are written."""
+        return self.ban_rows.ban_count()
+
+    def remove_expired_bans(self, max_count: int) -> bool:
+        """Look at so many bans and records whose time has come; return whether there may be more."""
+        return self.ban_rows.remove_expired(self.now_us, max_count)
+
+    @property
+    def ban_rows(self) -> LmdbBanStorage:
+        """The rows about bans."""
+        return LmdbBanStorage(self.txn, self.dbs, self.now_us, self._process.networks)
+
+    def _ban_rules(self) -> BanRules:
+        if self._rules is None:
+            self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
+        return self._rules
+
+    def _ban_now_us(self) -> int:
+        return self._process.ban_now_us(self.now_us)
+
+    def _unix_us(self) -> int:
+        return self._process.settings.unix_us()
+
+    # -- windows and permits ------------------------------------------------------------------------------------------
+
+    def _charged(self, checks: Sequence[Check]) -> list[WindowRef]:
+        """Return where the windows of a question lie that is charged now."""
+        self._process.latest_us = max(self._process.latest_us, self.now_us)
+        return self._find(checks)
+
+    def _find(self, checks: Sequence[Check], *, makes: bool = True) -> list[WindowRef]:
+        """Return where the windows of a question lie.
+
+        Args:
+            checks: The question.
+            makes: Whether keys get new windows.
+        """
+        refs: list[WindowRef] = []
+        for bucket, key, cost in checks:
+            for bound in self._process.bound.get(bucket) or bind(bucket, self._process.bound):
+                if bucket.held:
+                    windows, row = self._permit_rows().find(row_of(key, bound[0]))
+                else:
+                    windows, row = self.windows.find(key, bound, makes)
+                refs.append((bound[2].counter, cost, windows, row))
+        return refs
+
+    def _permit_rows(self) -> PermitRows:
+        """Return the rows of permits; where they may change, those of this process last for half of a lease."""
+        if self._permits is None:
+            self._permits = PermitRows(self.txn, self._process.env, self.now_us, self._process.permits)
+            if self._writes:
+                self._permits.ensure_lease()
+        return self._permits
+
+    def _hold_permits(self, decision: Decision, refs: Sequence[WindowRef]) -> Decision:
+        """Hold the permits that a decision has charged, and put them among its charges."""
+        if self._permits is None:
+            return decision
+        rows = [(limit.amount, row) for limit, _, _, row in refs if isinstance(limit, Concurrency)]
+        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+        for reservation, (amount, row) in zip(held, rows, strict=True):
+            (units,) = reservation.units
+            if units:
+                reservation.permit = self._permits.hold(row, amount, units)
+        return decision
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write what has changed."""
+        self.windows.save()
+        if self._permits is not None:
+            self._permits.save()
+
+    def roll_back(self) -> None:
+        """Let this process know nothing of what is not committed."""
+        if self._permits is not None:
+            self._permits.roll_back()
+
+    def events(self) -> list[Event]:
+        """Return what observers shall hear once it is committed."""
+        events = [] if self._rules is None else self._rules.events
+        if self._permits is not None and self._permits.lost:
+            events.append(permits_lost("lmdb", len(self._permits.lost)))
+        return events

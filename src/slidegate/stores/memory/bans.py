@@ -24,11 +24,11 @@ from ...core.decision import BanRefusal, Check
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
+from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 
 T = TypeVar("T")
 
-DEFAULT_MAX_BANS: Final = 100_000
 SWEEP_STEP: Final = 64
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
@@ -201,8 +201,9 @@ class MemoryBans(BanStore):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        now_us = self._now_us()
-        ban = longest([ban for ban in found if not ban.is_over(now_us)])
+        with self._lock:
+            now_us = self._non_decreasing.at(self._clock())
+        ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:

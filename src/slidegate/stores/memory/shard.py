@@ -16,23 +16,14 @@ from ...core.concurrency import Concurrency, taken
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import KEPT_US, Quota, end_us
-from ...core.store import Event
+from ..shared import SHARED_CELLS
 
-SHARED_CELLS: Final = 4_096
-SHARED_PAUSE_US: Final = 1_000_000
-"""How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
 STEP_WINDOWS: Final = 512
 """How many windows a step of the sweep goes through: a fraction of a millisecond."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and what its limits share their counts by."""
 Windows: TypeAlias = MutableMapping[Any, bytes]
-
-
-def keys_shared(max_keys: int) -> Event:
-    """Return the event for keys that are counted in shared cells."""
-    message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
-    return Event("keys_shared", message, {"max_keys": max_keys})
 
 
 class Locks:
@@ -159,10 +150,11 @@ class Table(Generations):
 
     Attributes:
         cells: The windows that keys share for which there was no room, by their number.
+        dated: Whether the limit is a quota, which goes by the calendar.
         holds_permits: Whether the limit is one of concurrency.
     """
 
-    __slots__ = ("cells", "holds_permits", "identity", "lock", "room")
+    __slots__ = ("cells", "dated", "holds_permits", "identity", "lock", "room")
 
     def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room) -> None:
         super().__init__(limit)
@@ -170,6 +162,7 @@ class Table(Generations):
         self.lock = lock
         self.room = room
         self.cells = Generations(limit)
+        self.dated = isinstance(limit, Quota)
         self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:

@@ -27,18 +27,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Check, Decision, LimitSet
-from ...core.errors import ConfigurationError, Whole, check_positive, quoted
+from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import system_us
-from .bans import DEFAULT_MAX_BANS, MemoryBans
-from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of, keys_shared
+from .bans import MemoryBans
+from .question import Asked, Question
+from .shard import Identity, Locks, Room, Table, Windows, cell_of
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each this is 20 to 90 MB.
-DEFAULT_MAX_KEYS: Final = 100_000
 SHARD_KEYS: Final = 8_192
 """A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
 MAX_SHARDS: Final = 256
@@ -52,6 +52,9 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
+
+_versions: Final = count(1)
+"""The versions of the tables of all stores."""
 
 
 class MemoryStats(NamedTuple):
@@ -98,9 +101,8 @@ class MemoryStore(Store):
         super().__init__()
         self.max_keys = check_positive(max_keys, "max_keys", "100_000")
         most_bans = check_positive(max_bans, "max_bans", "100_000")
-        for name, given in (("clock", clock), ("wall_clock", wall_clock)):
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
+        check_clock("clock", clock)
+        check_clock("wall_clock", wall_clock)
         self._clock = clock
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
@@ -115,6 +117,7 @@ class MemoryStore(Store):
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._bound: dict[LimitSet, list[tuple[Counter, Tables]]] = {}
+        self._version = next(_versions)  # that of the tables; of another one, those of a question may be gone
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -125,7 +128,7 @@ class MemoryStore(Store):
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under a lock, told after it
         self.bans = MemoryBans(
-            self._now_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
+            self._time_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
         )
         self._banned = self.bans.by_key
 
@@ -146,14 +149,22 @@ class MemoryStore(Store):
         """The clock that was given to this store; None for the monotonic clock."""
         return self._clock
 
+    def prepare(self, checks: Sequence[Check]) -> Question:
+        """Return the same checks with their lock and their tables; see `Store.prepare`."""
+        question = Question(checks)
+        question.store, question.lock, question.version = self, self._lock_of(checks), 0
+        return question
+
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
         if self.closed:
             self.expect_open()
         if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
-        if len(checks) == 1:
-            lock: Lock | Locks = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
+        if isinstance(checks, Question) and checks.store is self:
+            lock = checks.lock
+        elif len(checks) == 1:
+            lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
             lock = self._lock_of(checks)
         lock.acquire()  # `with` takes twice as long
@@ -235,6 +246,10 @@ class MemoryStore(Store):
         # They are let go of here, where nobody waits for a lock.
         return any(forgotten)
 
+    def answers_threads(self) -> bool:
+        """Return true: nothing is ever awaited."""
+        return True
+
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, of all keys."""
         tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
@@ -266,26 +281,46 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
+    def _asked(self, question: Question) -> Sequence[Asked]:
+        """Return what is asked of each limit of each check, in turn; the question remembers it. The lock is held."""
+        if question.version != self._version:
+            question.asked = [
+                (counter, cost, tables[self._shard_of(key)], key)
+                for bucket, key, cost in question
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+            ]
+            question.version = self._version
+        return question.asked
+
     def _places(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
-        """Return where the windows of a question lie, those of quotas in the period of now."""
+        """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
         places: list[WindowRef] = []
         dated = False
-        for bucket, key, cost in checks:
-            at = hash(key) >> HASH_BITS & self._mask
-            if bucket.dated:
-                dated = True
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
-                table = tables[at]
-                if key in table.fresh:
-                    places.append((counter, cost, table.fresh, key))
-                else:
-                    windows, name = table.place(key, self._secret)
+        if isinstance(checks, Question) and checks.store is self:
+            for counter, cost, table, key in self._asked(checks):
+                windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
+                places.append((counter, cost, windows, name))
+                if table.dated:
+                    dated = True
+        else:  # those who ask once are not slowed down by a list that nobody needs again
+            for bucket, key, cost in checks:
+                at = hash(key) >> HASH_BITS & self._mask
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket):
+                    table = tables[at]
+                    windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
                     places.append((counter, cost, windows, name))
-                    if windows is not table.fresh:
-                        self._share(table.limit, now_us)
+                    if table.dated:
+                        dated = True
         if dated:
             enter_periods(places, now_us, self.unix_us())
         return places
+
+    def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
+        """Return where a key is counted that was not asked for lately."""
+        windows, name = table.place(key, self._secret)
+        if windows is not table.fresh:
+            self._share(table.limit, now_us)
+        return windows, name
 
     def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
@@ -386,6 +421,7 @@ class MemoryStore(Store):
                 return False
             del self._tables[table.identity]
             self._bound.clear()
+            self._version = next(_versions)
             return True
         finally:
             for lock in self._locks:

@@ -1,10 +1,14 @@
-"""How bans and strike records are packed for Redis; ``lua/banned.lua`` reads the moments that they begin with."""
+"""How bans and strike records are packed for Redis; ``lua/banned.lua`` reads the moments that they begin with.
+
+A stored ban begins with the latest moment at which a script looked at it, which only the scripts read and write.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from struct import Struct
+from struct import error as StructError
 from typing import Final
 
 from ...core.bans.ban import Ban
@@ -14,6 +18,9 @@ BAN_FIELD: Final = b"b"
 
 _TIMES: Final = Struct("<qq")
 _OVER: Final = Struct("<q")
+_MOMENT_BYTES: Final = 8
+NO_BAN: Final = (ValueError, TypeError, AttributeError, StructError)
+"""What reading a row raises that is somebody else's."""
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
@@ -56,6 +63,19 @@ def unpack_ban(packed: bytes) -> Ban | None:
     ends_us, made_us = _TIMES.unpack_from(packed)
     key, reason, by, level, wall_us = json.loads(packed[_TIMES.size :])
     return Ban(key, reason, by, level, made_us, None if ends_us == _FOR_EVER else ends_us, wall_us)
+
+
+def unpack_stored(packed: bytes | None) -> Ban | None:
+    """Read the field of a hash that holds a ban; None where there is none that can be read."""
+    return read_ban((packed or b"")[_MOMENT_BYTES:])
+
+
+def read_ban(packed: bytes) -> Ban | None:
+    """Read what `pack_ban` packed; None for what it did not."""
+    try:
+        return unpack_ban(packed)
+    except NO_BAN:
+        return None
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:

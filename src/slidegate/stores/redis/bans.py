@@ -18,7 +18,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from struct import Struct
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,7 +28,7 @@ from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
-from ...core.errors import StoreUnavailable
+from ...core.errors import StoreError, StoreUnavailable
 from ...core.limits import MAX_WINDOW_US
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event
@@ -40,11 +39,13 @@ from .ban_rows import (
     left_ms,
     pack_ban,
     pack_record,
+    read_ban,
     unpack_ban,
-    unpack_bans,
     unpack_record,
+    unpack_stored,
 )
-from .link import sensible
+from .clock import STEP_US
+from .errors import sensible
 from .refusals import RefusalCache, monotonic_us
 from .requests import subjects_of
 from .script import BANS_SCRIPT, Packing
@@ -60,6 +61,7 @@ CHUNK: Final = 200
 TRIES: Final = 3
 """How often a strike is decided anew because another worker has changed the rows of its key meanwhile."""
 LIFE_BYTES: Final = 16
+BEGIN_AGAIN_US: Final = 1_000_000
 SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 _TIME: Final = Struct("<q")
@@ -139,7 +141,8 @@ class RedisBans(BanStore):
         self._count = 0
         self._life = b""
         self._begins = False
-        self._ahead_us = 0
+        self._begin_from_us = 0
+        self._ahead_us = self._networks_ahead_us = 0
 
     @property
     def index_name(self) -> bytes:
@@ -239,12 +242,19 @@ class RedisBans(BanStore):
         keys = await batcher.ask(b"ZRANGEBYSCORE", self.index_name, b"(%d" % now_us, b"+inf")
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
-            names = [self._packing.name_of(key.decode()) for key in some]
-            for row in await asyncio.gather(*(batcher.ask_about(name, b"HGET", name, BAN_FIELD) for name in names)):
-                ban = unpack_ban(row or b"")
+            names = [self._packing.name_of(key.decode(errors="replace")) for key in some]
+            for ban in await asyncio.gather(*(self._stored_ban(batcher, name) for name in names)):
                 if ban is not None and not ban.is_over(now_us):
                     found[ban.key] = ban
         return list(found.values())
+
+    async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
+        try:
+            return unpack_stored(await batcher.ask_about(name, b"HGET", name, BAN_FIELD))
+        except StoreUnavailable as error:
+            if error.concerns != "key":
+                raise
+            return None  # somebody else's value
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -287,24 +297,9 @@ class RedisBans(BanStore):
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal of a question by the ban of a network that is known here, None where there is none."""
-        now_us = self.now_us()
+        now_us = monotonic_us() + self._networks_ahead_us if self._clock is None else self._clock()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
-
-    def refused(self, told: bytes, checks: Sequence[Check], subjects: Sequence[BanSubject], now_us: int) -> BanRefusal:
-        """Return the refusal of a question by bans that Redis has found.
-
-        Args:
-            told: The bans, as Redis tells of them.
-            checks: The question.
-            subjects: The keys and addresses whose bans refuse it.
-            now_us: The server's time.
-        """
-        ban = longest(unpack_bans(told))
-        if ban is None:
-            raise ValueError("Redis says that a request is banned, and not by which ban")
-        self._refusals.learn_ban(subjects, ban, now_us)
-        return BanRefusal(ban.by, ban, now_us, checks)
 
     def now_us(self) -> int:
         """Return the server's time, as far as it is known here."""
@@ -312,18 +307,15 @@ class RedisBans(BanStore):
 
     # -- news in every answer ------------------------------------------------------------------------------------
 
-    def heard(self, batcher: Batcher, told: bytes, state: bytes, sent_s: float) -> None:
+    def heard(self, batcher: Batcher, told: bytes, life: bytes) -> None:
         """Record what an answer says about bans.
 
         Args:
             batcher: The batcher that heard it.
             told: How many bans there are, and the version of those of networks.
-            state: The life of the data, and the number of the last change.
-            sent_s: When its command was sent (monotonic).
+            life: The life of the data; empty where it has none.
         """
-        self._refusals.heard(state, sent_s)
         (count,) = _COUNT.unpack_from(told)
-        life = state[:LIFE_BYTES]
         if life:
             if life != self._life:
                 before, self._life = self._life, life
@@ -346,18 +338,19 @@ class RedisBans(BanStore):
             ask: Sends a command about bans.
         """
         names = (len(self._names), *self._names)
-        _, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
-        bans = [unpack_ban(row) for row in fields[1::2]]
+        packed, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
+        bans = [read_ban(row) for row in fields[1::2]]
         self.networks, self._version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._refusals.bans.clear()
+        self.saw(*_TIME.unpack(packed))
+        self._networks_ahead_us = self._ahead_us
 
     @sensible
     async def hear(self, batcher: Batcher) -> None:
         """Ask what answers say about bans, where the script of windows does not see it."""
-        sent_s = monotonic()
-        _, told, state, reset = await self._command("news", [], self._names)
+        _, told, life, reset = await self._command("news", [], self._names)
         self.reset_us = max(self.reset_us, int(reset))
-        self.heard(batcher, told, state, sent_s)
+        self.heard(batcher, told, life)
 
     async def _read_again(self, batcher: Batcher) -> None:
         try:
@@ -366,7 +359,7 @@ class RedisBans(BanStore):
             self._reading = False
 
     def _begin_soon(self, batcher: Batcher) -> None:
-        if not self._begins:
+        if not self._begins and monotonic_us() >= self._begin_from_us:
             self._begins = True
             batcher.attend(self._begin(batcher))
 
@@ -377,6 +370,9 @@ class RedisBans(BanStore):
             await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
             await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
             self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
+        except StoreError:
+            self._begin_from_us = monotonic_us() + BEGIN_AGAIN_US
+            raise
         finally:
             self._begins = False
 
@@ -495,6 +491,9 @@ class RedisBans(BanStore):
     def saw(self, now_us: int) -> None:
         """Note the server's time."""
         self._ahead_us = now_us - monotonic_us()
+        # The bans of networks that were read last go by the clock of that time, where it was set back since.
+        if self._ahead_us > self._networks_ahead_us - STEP_US:
+            self._networks_ahead_us = self._ahead_us
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
         networks = self.networks

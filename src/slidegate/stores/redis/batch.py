@@ -1,15 +1,13 @@
-"""When requests go to Redis: at once, or with others.
+"""Requests to Redis are sent in batches.
 
-Each event loop has a batcher, with a connection of its own. On it
+Each event loop has a batcher with a connection of its own. The requests of one turn of the loop are sent together at
+its end, in calls of at most `MAX_IN_CALL`. While `max_calls` calls are unanswered requests wait in line, and where the
+line is full they are refused. A request that is given up before it was sent is not sent; later it is charged all the
+same.
 
-* a request that is alone goes at once;
-* where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
-  at most `MAX_IN_CALL`, and further calls are written before the first is answered;
-* where no call is unanswered, many requests go in two calls. The second is packed while the server works on the first,
-  and each comes back by itself: from then on the server has a call to work on while the other's requests are made;
-* beyond `max_calls` unanswered calls requests wait in line, and where the line is full they are turned away.
-
-A request that is given up before it went is not sent. One that is given up later is charged all the same.
+A connection that was lost, or could not be made, is opened by the next request: how soon that is, is for the circuit
+breaker of the limiter to decide. An attempt goes on when the request that began it is given up, so the next one finds
+the connection open.
 
 `ServerBatcher` sends to one server. A cluster has one for each node, and a batcher before them, see `cluster`.
 """
@@ -36,20 +34,13 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Event
 from .bans import COUNT_BYTES, RedisBans
 from .clock import ServerClock
-from .link import (
-    SICK,
-    Connection,
-    Eviction,
-    Settings,
-    open_connection,
-    open_master,
-    refusal,
-    store_error,
-    unexpected,
-)
+from .errors import CLOSED, SICK, refusal, store_error, unexpected
+from .eviction import Eviction
+from .link import Connection, Settings, open_connection
 from .refusals import RefusalCache
 from .requests import Question, Request
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .sentinels import open_master
 
 if TYPE_CHECKING:
     from .permits import Renewals
@@ -59,7 +50,7 @@ SLACK_MS: Final = 1_000
 TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3
-"""An answer begins with the time, what it says about bans, and the number of the last change."""
+"""An answer begins with the time, what it says about bans, and the life of the data."""
 
 _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
@@ -67,14 +58,7 @@ _SERVER_TIME: Final = -1
 
 MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
-MIN_APART: Final = 16
-"""So many requests go in two calls. A call takes the server some 15 us besides its requests, which is what six take."""
 SCAN_PART: Final = 500
-RETRY_S: Final = 0.25
-"""How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
-RETRY_FOR_S: Final = 5.0
-"""... for so long after the last request."""
-CLOSED: Final = "redis: the store is closed, and answers nobody any more; make a new one"
 
 
 @dataclass
@@ -119,23 +103,21 @@ class Shared:
         """
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
-            return await open_master(pool, self.timeout_s, self._open, self.open)
+            return await open_master(pool, self.timeout_s, self.open)
         return await self.open(pool.make_connection())
 
     async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        """Connect to a server that knows the scripts; see `open_connection`.
+        """Connect to a server; see `open_connection`."""
+        return await open_connection(settings, self.timeout_s, name, address)
+
+    async def prepare(self, connection: Connection) -> None:
+        """Have a server learn the scripts, and look whether it evicts keys.
 
         Raises:
             StoreError: That failed.
         """
-        connection = await self._open(settings, name, address)
-        with connection.closed_on_error():
-            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
-            await asyncio.gather(*loads, self.eviction.look(connection))
-        return connection
-
-    async def _open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        return await open_connection(settings, self.timeout_s, name, address)
+        loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
+        await asyncio.gather(*loads, self.eviction.look(connection))
 
 
 def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
@@ -182,7 +164,6 @@ class Batcher(ABC):
         self._line: deque[Request] = deque()
         self._scheduled = False
         self._closed = False
-        self._asked_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -190,11 +171,6 @@ class Batcher(ABC):
     @abstractmethod
     def _is_ready(self) -> bool:
         """Whether it is known where requests go."""
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether a request that comes now is alone."""
-        return False
 
     @abstractmethod
     def _go(self) -> None:
@@ -244,11 +220,7 @@ class Batcher(ABC):
             fail((request,), StoreUnavailable(why))
             return
         line.append(request)
-        if self._scheduled:
-            return
-        if self._is_idle:
-            self._go()
-        else:
+        if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._go)
 
@@ -300,21 +272,11 @@ class Batcher(ABC):
         except Exception as error:
             failed = store_error(error)
             self._fail_line(failed)
-            self.loop.call_later(RETRY_S, self._retry)
             if failed is error:  # nothing is its own cause
                 raise
             raise failed from error
         finally:
             self._opening = None
-
-    def _retry(self) -> None:
-        if self._is_wanted and not self._is_ready:
-            self._open()
-
-    @property
-    def _is_wanted(self) -> bool:
-        """Whether somebody is likely to ask for a connection that is not there."""
-        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
 
     async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """Do what has to be done before the first answer: look whether to answer at all, and for banned networks."""
@@ -388,17 +350,12 @@ class ServerBatcher(Batcher):
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._calls = 0
-        self._many = False
         self._connection: Connection | None = None
         self._clock = ServerClock()
 
     @property
     def _is_ready(self) -> bool:
         return self._connection is not None and self._connection.open
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._many or self._calls or self._connection is None)
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
         """See `Batcher.ask_about`."""
@@ -431,18 +388,13 @@ class ServerBatcher(Batcher):
     def _go(self) -> None:
         self._scheduled = False
         connection, line = self._connection, self._line
-        self._asked_s = monotonic()
         if connection is None or not connection.open:
             if line:
                 self._open()
             return
-        self._many = len(line) > 1
-        most = MAX_IN_CALL
-        if not self._calls and len(line) >= MIN_APART:
-            most = min((len(line) + 1) // 2, MAX_IN_CALL)
         while line and self._calls < self.max_calls:
             requests: list[Request] = []
-            while line and len(requests) < most:
+            while line and len(requests) < MAX_IN_CALL:
                 request = line.popleft()
                 if not request.future.done():
                     requests.append(request)
@@ -496,7 +448,7 @@ class ServerBatcher(Batcher):
     def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         """Deal with what the script answers."""
         if says_state(answer):
-            self._shared.bans.heard(self, answer[1], answer[2], sent_s)
+            self._shared.bans.heard(self, answer[1], answer[2])
         self._deliver(connection, requests, sent_s, answer)
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
@@ -553,8 +505,8 @@ class ServerBatcher(Batcher):
             # Close it when the loop ends, which cancels tasks also before they began.
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
-            connection.lost.add_done_callback(self._lost)
-            await self._begin(connection.ask)
+            # At once, because the request that began this waits for it within its deadline.
+            await asyncio.gather(self._shared.prepare(connection), self._begin(connection.ask))
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
@@ -563,11 +515,6 @@ class ServerBatcher(Batcher):
     def _doubt(self, error: StoreError) -> None:
         if self._connection is not None:
             self._connection.close(error)
-
-    def _lost(self, lost: asyncio.Future[None]) -> None:
-        """Connect again before somebody asks, so that the next one need not wait."""
-        if not lost.cancelled():  # which it is when the loop ends
-            self._retry()
 
 
 async def _until_lost(connection: Connection) -> None:

@@ -1,12 +1,12 @@
 """A batcher to a cluster: which node has which slot, and what each of them is asked.
 
-The cluster is asked once which node holds which slot, and its errors tell of changes: ``MOVED`` says that a slot has
-another node now, ``ASK`` that a key has while its slot is on the move; it is asked there then. A connection that is
-lost, or cannot be made, has the cluster asked again; meanwhile the known owners hold. Each node has a batcher of its
-own, so that a node that hangs holds up no other, and a call is about one slot.
+redis-py asks the cluster which node has which slot, at first and after a connection was lost or could not be made; the
+known owners hold meanwhile. Errors of nodes tell of changes: ``MOVED`` says that a slot has another node now, ``ASK``
+that a key has while its slot is on the move; it is asked there then. Each node has a batcher of its own, so that a node
+that hangs holds up no other, and a call is about one slot.
 
 The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own, which
-calls for others cannot see: it is asked twice in `TRUST_S` what has changed there.
+calls for others cannot see: it is asked once in `NEWS_S` what has changed there.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
 `_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
@@ -16,35 +16,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeAlias
 
-from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.cluster import ClusterNode, NodesManager
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.exceptions import RedisError
 
-from ...core.errors import StoreError, StoreUnavailable
+from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import CLOSED, STATE_PARTS, Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
-from .link import Connection, first_of, refusal
-from .refusals import TRUST_S
+from .batch import Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
+from .errors import CLOSED, refusal, sensible
+from .link import Connection
 from .requests import Question, Request
-from .script import CHANGED
 
 NodeAddress: TypeAlias = tuple[str, int]
 
 MAX_REDIRECTIONS: Final = 5
-NODES_AT_ONCE: Final = 10
-"""While one node has not answered, the next is asked after a tenth of the timeout."""
+NODES_IN_TURN: Final = 3
+"""A node that does not answer may use up a third of the timeout before the next is asked who has which slot."""
 TRY_AGAIN_S: Final = 0.02
-NEWS_AGAIN_S: Final = 0.1
+NEWS_S: Final = 1.0
 SAY_EVERY_S: Final = 60.0
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
-_CHANGED: Final = bytes((CHANGED,))
 
 
 class NodeBatcher(ServerBatcher):
@@ -72,21 +73,14 @@ class NodeBatcher(ServerBatcher):
         connection.send(_ignore, b"ASKING")
         self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
 
-    @property
-    def _is_wanted(self) -> bool:
-        return self._front.wants(self.address)
-
     async def _connect(self) -> Connection:
         there: Any = ClusterNode(*self.address, **self._shared.client.connection_kwargs)
-        return await self._shared.open(there.connection_class(**there.connection_kwargs))
+        connection = await self._shared.open(there.connection_class(**there.connection_kwargs))
+        connection.lost.add_done_callback(self._front.doubt_owners)
+        return connection
 
     async def _begin(self, ask: Any) -> None:
         """Do nothing: the batcher to the cluster does, where the numbers are."""
-
-    def _lost(self, lost: asyncio.Future[None]) -> None:
-        if self._is_wanted and not lost.cancelled():
-            self._front.look_soon()
-        super()._lost(lost)
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the requests that never went to the nodes that have their slots by now."""
@@ -107,8 +101,6 @@ class NodeBatcher(ServerBatcher):
 
     def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._deliver(connection, requests, sent_s, answer)
-        if connection.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
-            self._front.tell_change()
 
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
         moved = _REDIRECTED.search(error)
@@ -124,7 +116,7 @@ class NodeBatcher(ServerBatcher):
         else:
             super()._refused(connection, requests, error)
             if error.startswith("CLUSTERDOWN"):
-                self._front.look_soon()
+                self._front.doubt_owners()
 
 
 class ClusterBatcher(Batcher):
@@ -137,10 +129,9 @@ class ClusterBatcher(Batcher):
         self._serving: set[NodeAddress] = set()
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
-        self._news: asyncio.Task[Any] | None = None
+        self._owners_in_doubt = False
         self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
-        self._owes_change = False
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
         """See `Batcher.ask_about`."""
@@ -185,12 +176,12 @@ class ClusterBatcher(Batcher):
         self._scheduled = False
         if not self._line or self._closed:
             return
-        self._asked_s = monotonic()
         if not self._knows_slots:
             self._open()
             return
-        if self._shared.refusals.age_s() >= TRUST_S / 2:
-            self._hear()
+        if self._owners_in_doubt:
+            self.look_soon()
+        self._hear()
         self.send(self._taken())
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -255,12 +246,13 @@ class ClusterBatcher(Batcher):
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def wants(self, address: NodeAddress) -> bool:
-        """Tell whether somebody is likely to ask a node."""
-        return self._is_wanted and address in self._serving
+    def doubt_owners(self, lost: object = None) -> None:
+        """Look for the owners of slots at the next request, because a connection to one of them was lost."""
+        self._owners_in_doubt = True
 
     def look_soon(self) -> asyncio.Task[Any]:
         """Have nodes asked which of them has which slot."""
+        self._owners_in_doubt = False
         if self._looking is None:
             self._looking = self._start(self._learn_owners())
         return self._looking
@@ -288,27 +280,14 @@ class ClusterBatcher(Batcher):
         await self._settled(self.look_soon())
 
     async def _learn_owners(self) -> None:
-        """Ask nodes, until one answers, which node has which slots."""
         try:
-            known = [address for address, node in self._nodes.items() if not node.is_free]
-            known += [(node.host, node.port) for node in self._shared.client.nodes_manager.startup_nodes.values()]
-            tries = [partial(self._slots_of, address) for address in dict.fromkeys([*known, *self._serving])]
-            apart_s = self._shared.timeout_s / NODES_AT_ONCE
-            self._owners = await first_of(tries, apart_s, "redis: no node of the cluster is known")
+            self._owners = await owners_of(self._shared.client, self._serving, self._shared.timeout_s)
             self._serving = {*self._owners.values()}
             for address in self._nodes.keys() - self._serving:
                 if self._nodes[address].is_free:
                     del self._nodes[address]
         finally:
             self._looking = None
-
-    async def _slots_of(self, address: NodeAddress) -> dict[int, NodeAddress]:
-        """Return the node of each slot, as one node knows it."""
-        connection = await self._node(address).reached()
-        owners = dict(read_slots(await connection.ask(b"CLUSTER", b"SLOTS"), address))
-        if not owners:
-            raise StoreUnavailable(f"redis: {_shown(address)} knows nobody who has a slot")
-        return owners
 
     def _follow(self, moved: re.Match[str], connection: Connection) -> NodeAddress | None:
         """Record the node of a slot; if the slot is still on its way, return the node to ask this once."""
@@ -360,51 +339,55 @@ class ClusterBatcher(Batcher):
                     raise
             await asyncio.sleep(TRY_AGAIN_S)
 
-    def tell_change(self) -> None:
-        """Let all workers know that something was handed back."""
-        self.attend(self._tell_change())
-
-    async def _tell_change(self) -> None:
-        self._owes_change = True
-        await self.ask(b"HINCRBY", self._shared.meta, b"number", 1)
-        self._owes_change = False
-
     def _hear(self) -> None:
-        """Have it learnt what has changed: numbers, and bans of networks."""
-        if self._news is None and monotonic() >= self._news_from_s:
-            self._news = self._start(self._learn_news())
+        """Have it learnt now and then what has changed: bans of networks, and the life of the data."""
+        now_s = monotonic()
+        if now_s >= self._news_from_s:
+            self._news_from_s = now_s + NEWS_S
+            self._start(self._learn_news())
 
     async def _learn_news(self) -> None:
         try:
-            if self._owes_change:
-                await self._tell_change()
             await self._shared.bans.hear(self)
         except StoreError as error:
-            now_s = monotonic()
-            self._news_from_s = now_s + NEWS_AGAIN_S
-            if self._throttle.left_out("bans_unread", now_s) is not None:
+            if self._throttle.left_out("bans_unread", monotonic()) is not None:
                 message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
                 self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
-        finally:
-            self._news = None
 
 
-def read_slots(rows: Any, asked: NodeAddress) -> Iterator[tuple[int, NodeAddress]]:
-    """Yield each slot and its node, from an answer of ``CLUSTER SLOTS``.
+@sensible
+async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float) -> dict[int, NodeAddress]:
+    """Return the node of each slot, as the first node that answers knows it.
+
+    redis-py asks, with nodes that are made for this: its connections belong to one event loop, and wait as long as its
+    user says.
 
     Args:
-        rows: The answer.
-        asked: The node that gave it: a node that does not know its own name leaves it out.
+        client: The client of redis-py.
+        known: Nodes that may be asked besides those that the client was made with.
+        timeout_s: How long that may take.
 
     Raises:
-        StoreUnavailable: It cannot be read.
+        StoreError: No node answers.
     """
+    share_s = timeout_s / NODES_IN_TURN
+    bounds = {"socket_timeout": share_s, "socket_connect_timeout": share_s, "retry": Retry(NoBackoff(), 0)}
+    settings, first = {**client.connection_kwargs, **bounds}, client.nodes_manager
+    addresses = dict.fromkeys([*known, *((node.host, node.port) for node in first.startup_nodes.values())])
+    asked = [ClusterNode(host, port, **settings) for host, port in addresses]
+    manager = NodesManager(asked, False, settings, address_remap=first.address_remap)
     try:
-        for first, last, (host, port, *_), *_ in rows:
-            name = host.decode() if host and host != b"?" else asked[0]
-            yield from ((slot, (name, int(port))) for slot in range(first, last + 1))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise StoreUnavailable(f"redis: {_shown(asked)} does not say who has which slot: {error!r}") from error
+        async with asyncio.timeout(timeout_s):
+            await manager.initialize()
+    except TimeoutError as error:
+        raise StoreTimeout(
+            f"redis: no node of the cluster has said within {timeout_s:g} s who has which slot"
+        ) from error
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(f"redis: {error}") from error
+    finally:
+        await asyncio.gather(*(node.disconnect() for node in asked), return_exceptions=True)
+    return {slot: (nodes[0].host, int(nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
 
 
 def _shown(address: NodeAddress | None) -> str:

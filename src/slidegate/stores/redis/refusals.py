@@ -1,12 +1,9 @@
 """Refusals that are given here, without asking Redis.
 
 A question that was refused is refused again until something leaves its windows, or is handed back; a client that was
-banned, until the ban ends. Both moments are known to the microsecond. Hand-backs, resets and changes of bans are
-numbered in Redis, and answers carry the number: where it has changed, everything here is forgotten. So a refusal is
-given from here as long as Redis was heard less than `TRUST_S` ago, and a refund or an unban by one worker is known to
-all after that time at the latest. Charges and refunds of this process are known at once: a refusal whose request was
-sent before a hand-back of this process is not remembered, though its answer may come while the hand-back is still on
-its way.
+banned, until the ban ends. A refusal is given from here until then, and for `TRUST_US` after Redis was asked at most: a
+refund or an unban by another worker is known after that time. What this process hands back, resets or charges is known
+at once: it forgets the refusals that name its keys, and remembers none that was asked for before Redis had answered.
 
 A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
 of one client costs ten commands a second for each key.
@@ -16,69 +13,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import monotonic, monotonic_ns
+from time import monotonic_ns
 from typing import Final
 
-from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from ...core.store import Clock
 from .strikes import PAUSE_S
 
-TRUST_S: Final = 1.0
+TRUST_US: Final = 1_000_000
 """How long what Redis has said holds here."""
+_PAUSE_US: Final = int(PAUSE_S * 1_000_000)
 
 
 class CachedRefusal:
-    """A remembered refusal: its readings, until when nothing leaves by itself, and how often it was given from here.
+    """A remembered refusal, until when it is given, and how often it was given from here.
 
     Args:
         decision: The refusal. Its time is that of the server, somewhere between the sending and the receipt here.
-        clock: Tells how much time has passed.
-        between_us: When it was asked for, and when it came, by that clock.
+        between_us: When it was asked for, and when it came, by the clock of the cache.
+        lasts_us: How long it lasts by itself.
         counts: Whether refusals are charged.
     """
 
-    __slots__ = ("_clock", "_received_us", "_sent_us", "counts", "decision", "given", "next_s", "reset", "until_us")
+    __slots__ = ("_received_us", "_sent_us", "counts", "decision", "ends_us", "given", "reset")
 
-    def __init__(self, decision: Decision, clock: Clock, between_us: tuple[int, int], *, counts: bool) -> None:
+    def __init__(self, decision: Decision, between_us: tuple[int, int], lasts_us: int, *, counts: bool = False) -> None:
         self.decision = decision
-        self._clock = clock
         self._sent_us, self._received_us = between_us
-        self.until_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no places
         self.counts = counts
+        self.ends_us = self._sent_us + min(lasts_us, TRUST_US)
+        if counts:
+            self.ends_us = min(self.ends_us, self._received_us + _PAUSE_US)
         self.given = 0
         self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
-        self.next_s = monotonic() + PAUSE_S if counts else float("inf")
 
-    def lasts(self) -> bool:
-        """Return whether Redis would give it again now."""
-        elapsed_us = self._clock() - self._sent_us
-        return elapsed_us >= 0 and self.decision.now_us + elapsed_us < self.until_us and monotonic() < self.next_s
+    def lasts(self, at_us: int) -> bool:
+        """Return whether Redis would give it again, as far as is known here."""
+        return self._sent_us <= at_us < self.ends_us
 
-    def again(self, checks: Sequence[Check]) -> Decision:
-        """Return it as it is now."""
-        before_us = self.decision.now_us
-        now_us = before_us + max(self._clock() - self._received_us, 0)
-        return refused_later(self.decision.readings, before_us, now_us, checks)
-
-
-class CachedBan:
-    """A remembered ban: the moment when it was found in force, in its own time and in that of a clock here."""
-
-    __slots__ = ("_at_us", "_ban", "_clock", "_now_us")
-
-    def __init__(self, ban: Ban, now_us: int, clock: Clock) -> None:
-        self._ban = ban
-        self._now_us = now_us
-        self._clock = clock
-        self._at_us = clock()
-
-    def again(self, checks: Sequence[Check]) -> BanRefusal | None:
-        """Return the refusal as it is now; None where the ban is over, or the clock was set back."""
-        elapsed_us = self._clock() - self._at_us
-        ban, now_us = self._ban, self._now_us + elapsed_us
-        return None if elapsed_us < 0 or ban.is_over(now_us) else BanRefusal(ban.by, ban, now_us, checks)
+    def now_us(self, at_us: int) -> int:
+        """Return the server's time at a moment of the clock of the cache, or somewhat less."""
+        return self.decision.now_us + max(at_us - self._received_us, 0)
 
 
 class RefusalCache:
@@ -89,8 +66,9 @@ class RefusalCache:
         clock: The clock of a test; refusals that count are then not given from here.
 
     Attributes:
-        bans: The bans by which requests were refused, by the keys and addresses of these.
-        outdated: How many refunds, resets and charges this process has sent.
+        bans: The refusals by bans, by the keys and addresses that were banned.
+        known: The refusals by limits, by their questions.
+        changes: How many refunds, resets and charges this process has sent, and had answered.
         latest_us: The latest time of a server that this process has seen, or worked out.
     """
 
@@ -98,24 +76,21 @@ class RefusalCache:
         self._charge = charge
         self._is_real = clock is None
         self._clock = clock or monotonic_us
-        self.bans: dict[str, CachedBan] = {}
+        self.bans: dict[str, CachedRefusal] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
-        self.outdated = 0
+        self.changes = 0
         self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the questions that name a key
-        self._state = b""
-        self._heard_s = float("-inf")
-        self._passed_s: dict[str, float] = {}
+        self._changed: dict[str, int] = {}  # the number of the last change of a key
+        self._all_changed = 0  # the number of the last change of a key that is not among them
 
-    def learn(self, decision: Decision, sent_us: int, outdated: int, *, lasts: bool) -> None:
-        """Remember the answer to a hit where it is a refusal that `lasts`.
-
-        One for want of a place may not, nor one because units are kept for those who wait.
+    def learn(self, decision: Decision, sent_us: int, changes: int, *, lasts: bool) -> None:
+        """Remember the answer to a hit where it is a refusal that `lasts`; one for want of a permit does not.
 
         Args:
             decision: The answer.
             sent_us: When it was asked for (monotonic).
-            outdated: How many refunds, resets and charges had been sent when the hit was asked for.
+            changes: What `changes` was when the hit was asked for.
             lasts: Whether it lasts until something leaves the windows.
         """
         checks = tuple(decision.checks)
@@ -126,32 +101,30 @@ class RefusalCache:
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
             self.forget(checks)  # the charge has changed what other questions see
-        if outdated != self.outdated:
-            return
-        if not lasts or (counts and not self._is_real):
+        if not lasts or (counts and not self._is_real) or self._have_changed(checks, changes):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
-            self._clear_windows()
-        # The time in an answer is that of a test's clock, or of one that goes on like the one here.
-        between_us = (sent_us, self._clock()) if self._is_real else (decision.now_us, decision.now_us)
-        self.known[checks] = CachedRefusal(decision, self._clock, between_us, counts=counts)
+            self.known.clear()
+            self._about.clear()
+        leaves_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no permits
+        lasts_us = leaves_us - decision.now_us
+        self.known[checks] = CachedRefusal(decision, self._between(decision, sent_us), lasts_us, counts=counts)
         for _, key, _ in checks:
             self._about.setdefault(key, set()).add(checks)
 
     def answer(self, checks: Sequence[Check]) -> Decision | None:
         """Return the refusal of a question that is known to last."""
         checks = tuple(checks)
-        known = self.known.get(checks)
-        if known is None:
-            return None
-        if self.age_s() >= TRUST_S or not known.lasts():
+        known, at_us = self.known.get(checks), self._clock()
+        if known is None or not known.lasts(at_us):
             return None
         known.given += 1
         if known.counts and known.given == 1:
-            asyncio.get_running_loop().call_later(known.next_s - monotonic(), self._count, checks, known)
-        again = known.again(checks)
-        self.saw(again.now_us)
-        return again
+            left_s = (known.ends_us - at_us) / 1_000_000
+            asyncio.get_running_loop().call_later(left_s, self._count, checks, known)
+        before, now_us = known.decision, known.now_us(at_us)
+        self.saw(now_us)
+        return refused_later(before.readings, before.now_us, now_us, checks)
 
     def saw(self, now_us: int) -> None:
         """Note the time of a server."""
@@ -161,31 +134,24 @@ class RefusalCache:
     def forget(self, checks: Sequence[Check]) -> None:
         """Forget the refusals that name a key of a question."""
         for _, key, _ in checks if self.known else ():
-            self.forget_key(key)
+            self._forget_key(key)
 
-    def forget_key(self, key: str) -> None:
-        """Forget the refusals that name a key."""
-        for checks in self._about.pop(key, ()):
-            self.known.pop(checks, None)
+    def change(self, checks: Sequence[Check]) -> None:
+        """Forget the refusals that name a key whose units are handed back or charged, also those on their way."""
+        for _, key, _ in checks:
+            self._note(key)
+            self._forget_key(key)
 
-    def outdate(self, checks: Sequence[Check]) -> None:
-        """Forget the refusals that name a key whose units are handed back or charged, also those whose answers are to
-        come."""
-        if checks:
-            self.outdated += 1
-            self.forget(checks)
-
-    def forget_windows(self, key: str) -> None:
+    def change_key(self, key: str) -> None:
         """Forget the refusals of a key whose windows are reset, and their charges that were not sent yet."""
-        self.outdated += 1
+        self._note(key)
         for checks in self._about.get(key, ()):
             if checks in self.known:
                 self.known[checks].reset.add(key)
-        self.forget_key(key)
+        self._forget_key(key)
 
-    def forget_all_windows(self) -> None:
+    def change_all(self) -> None:
         """Forget all refusals, because the windows of all keys are reset, and their charges that were not sent yet."""
-        self.outdated += 1
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()
@@ -194,43 +160,43 @@ class RefusalCache:
         """Forget everything."""
         self._clear_windows()
         self.bans.clear()
-        self._passed_s.clear()
 
-    def heard(self, state: bytes, sent_s: float) -> None:
-        """Record the number of the last change in an answer; `sent_s` is when its call was sent (monotonic)."""
-        self._heard_s = max(self._heard_s, sent_s)
-        if state != self._state:
-            self._state = state
-            self.clear()
+    def learn_ban(self, subjects: Sequence[BanSubject], refusal: BanRefusal, sent_us: int, changes: int) -> None:
+        """Remember a refusal of keys and addresses by a ban, unless this process has lifted one since; see `learn`."""
+        if self._all_changed > changes:
+            return
+        lasts_us = TRUST_US if refusal.retry_after_us is None else refusal.retry_after_us
+        remember(self.bans, repr(subjects), CachedRefusal(refusal, self._between(refusal, sent_us), lasts_us))
 
-    def age_s(self) -> float:
-        """Return how long ago Redis was asked for what was heard last."""
-        return monotonic() - self._heard_s
-
-    # -- bans --------------------------------------------------------------------------------------------------------
-
-    def learn_ban(self, subjects: Sequence[BanSubject], ban: Ban, now_us: int) -> None:
-        """Remember a ban that refuses keys and addresses at a moment of its time."""
-        remember(self.bans, repr(subjects), CachedBan(ban, now_us, self._clock))
-
-    def banned(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, stale: bool = False
-    ) -> BanRefusal | None:
-        """Return the refusal by a ban that is known; with `stale` also where Redis was not heard lately."""
-        known = self.bans.get(repr(subjects))
-        if known is None or (not stale and self.age_s() >= TRUST_S):
+    def banned(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+        """Return the refusal by a ban that is known to last."""
+        known, at_us = self.bans.get(repr(subjects)), self._clock()
+        if known is None or not known.lasts(at_us):
             return None
-        return known.again(checks)
+        return BanRefusal(known.decision.by, known.decision.ban, known.now_us(at_us), checks)
 
-    def let_pass(self, subjects: Sequence[BanSubject], sent_s: float) -> None:
-        """Remember that Redis, asked at a moment (monotonic), has found no ban of keys and addresses."""
-        remember(self._passed_s, repr(subjects), sent_s)
+    def _between(self, decision: Decision, sent_us: int) -> tuple[int, int]:
+        """Return when a question was asked that is answered now, by the clock of this cache."""
+        return (sent_us, self._clock()) if self._is_real else (decision.now_us, decision.now_us)
 
-    def passes(self, subjects: Sequence[BanSubject]) -> bool:
-        """Tell whether no ban of keys and addresses was found lately."""
-        return monotonic() - self._passed_s.get(repr(subjects), float("-inf")) < TRUST_S
+    def _note(self, key: str) -> None:
+        if len(self._changed) >= MEMO_SIZE:
+            self._changed.clear()
+            self._all_changed = self.changes
+        self.changes += 1
+        self._changed[key] = self.changes
+
+    def _have_changed(self, checks: Sequence[Check], changes: int) -> bool:
+        """Return whether units of a question were handed back, reset or charged after so many changes."""
+        return max(self._all_changed, *(self._changed.get(key, 0) for _, key, _ in checks)) > changes
+
+    def _forget_key(self, key: str) -> None:
+        for checks in self._about.pop(key, ()):
+            self.known.pop(checks, None)
 
     def _clear_windows(self) -> None:
+        self.changes += 1
+        self._all_changed = self.changes
         self.known.clear()
         self._about.clear()
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
-from .ban_rows import BAN_FIELD, unpack_ban
+from ...core.errors import StoreUnavailable
+from .ban_rows import BAN_FIELD, NO_BAN, unpack_bans, unpack_stored
 from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Command(Request):
 class Question(Request):
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_outdated", "_shared", "_subjects", "banned", "checks", "what")
+    __slots__ = ("_changes", "_holds", "_shared", "_subjects", "banned", "checks", "what")
 
     def __init__(
         self,
@@ -113,8 +114,8 @@ class Question(Request):
         self._subjects = subjects
         # The keys whose bans the script looks for.
         self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
-        self._outdated = shared.refusals.outdated
-        self._asked_us = shared.renewals.now_us() if any(bucket.held for bucket, _, _ in checks) else None
+        self._changes = shared.refusals.changes
+        self._holds = any(bucket.held for bucket, _, _ in checks)
 
     @property
     def name(self) -> bytes | None:
@@ -129,20 +130,31 @@ class Question(Request):
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
         """See `Request`."""
         if answer[0] == BANNED:
-            return self._shared.bans.refused(answer[1:], self.checks, subjects_of(self.checks, self._subjects), now_us)
+            return self._refused(answer[1:], now_us, sent_us)
         decision = decision_of(answer, self.what, self.checks, now_us)
-        if self._asked_us is not None and decision.reservations:
-            self._shared.renewals.hold(decision, self._asked_us)
+        if self._holds and decision.reservations:
+            self._shared.renewals.hold(decision)
         refusals = self._shared.refusals
         if self.what in (HIT, CHARGE):  # a look changes nothing
             refusals.saw(now_us)
-        if decision.allowed and not refusals.known:
-            return decision
-        if self.what == HIT:
-            refusals.learn(decision, sent_us, self._outdated, lasts=answer[0] != UNSETTLED)
+        if self.what == HIT and (refusals.known or not decision.allowed):
+            refusals.learn(decision, sent_us, self._changes, lasts=answer[0] != UNSETTLED)
         elif self.what == CHARGE:
-            refusals.forget(self.checks)
+            refusals.change(self.checks)
         return decision
+
+    def _refused(self, packed: bytes, now_us: int, sent_us: int) -> BanRefusal:
+        """Return the refusal by the bans that Redis has found; see `answered`."""
+        try:
+            ban = longest(unpack_bans(packed))
+        except NO_BAN:
+            ban = None
+        if ban is None:
+            raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
+        refusal = BanRefusal(ban.by, ban, now_us, self.checks)
+        subjects = subjects_of(self.checks, self._subjects)
+        self._shared.refusals.learn_ban(subjects, refusal, sent_us, self._changes)
+        return refusal
 
     async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:
         """Look for its bans by themselves, and not with its windows any more; answer it and return True if it has one.
@@ -155,7 +167,7 @@ class Question(Request):
         self.banned = ()
         rows = [await ask_about(name, b"HGET", name, BAN_FIELD) for name in names]
         now_us = bans.now_us()
-        found = [ban for row in rows if (ban := unpack_ban(row or b"")) is not None and not ban.is_over(now_us)]
+        found = [ban for row in rows if (ban := unpack_stored(row)) is not None and not ban.is_over(now_us)]
         ban = longest(found)
         if ban is not None and not self.future.done():
             self.future.set_result(BanRefusal(ban.by, ban, now_us, self.checks))
@@ -163,11 +175,11 @@ class Question(Request):
 
     def missed(self, answer: bytes, now_us: int) -> None:
         """Hand back the permits that were taken for a request that was given up; units of windows stay charged."""
-        if self._asked_us is None or answer[0] != OK:
+        if not self._holds or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.reservations:
-            self._shared.renewals.hold(decision, self._asked_us)
+            self._shared.renewals.hold(decision)
             self._shared.hand_back(decision.take_back(held=True))
 
 

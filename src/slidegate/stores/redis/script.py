@@ -15,22 +15,23 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ...core.decision import Check, Decision, LimitSet, Reason
+from ...core.errors import StoreUnavailable
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
-from ...core.reservation import Permit, Reservation, reserved
+from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
-from .link import refusal, unexpected
+from .errors import refusal, unexpected
 
-LAYOUT: Final = 6
+LAYOUT: Final = 7
 """The version of everything that is stored: that of another one lies under other names."""
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
+HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
+OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""
 PERMITS: Final = 4
@@ -42,11 +43,11 @@ _ASK: Final = Struct("<HI")
 _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
-_RENEWAL: Final = Struct("<H")
 _STATE: Final = Struct("<Qqqq")
 _MOMENT: Final = Struct("<q")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
+_DAMAGED: Final = "data string too short"
 _PERMITS_FIELD: Final = b"permits "
 MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
 """The name of a permit: its worker, and its number among those of this worker."""
@@ -72,10 +73,10 @@ def _script(*parts: str) -> Script:
 
 
 # They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
-WINDOWS_SCRIPT: Final = _script("locals", "ring", "banned", "permits", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans and strikes."""
+"""The script that reads and writes bans and strikes, and renews permits."""
 STATS_SCRIPT: Final = _script("stats")
 """The script that writes stats."""
 
@@ -173,12 +174,6 @@ class Packing:
         """Pack a reset of the windows of a key; `latest_us` and `names` as for `refund`."""
         return REQUEST.pack(RESET, self._place_of(key, names), 0) + _MOMENT.pack(latest_us)
 
-    def renewal(self, permit: Permit, members: Sequence[bytes], names: dict[bytes, int]) -> bytes:
-        """Pack a renewal of permits of one row, `permit` among them; `names` as for `question`."""
-        worker, _ = MEMBER.unpack(permit.member)
-        head = REQUEST.pack(RENEW, len(members), 0) + _RENEWAL.pack(names.setdefault(permit.row, len(names)))
-        return head + self._permits_plan(permit.amount, worker) + b"".join(name[WORKER_BYTES:] for name in members)
-
     def permits_row(self, bucket: LimitSet, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""
         field = self._fields.get(bucket.rule)
@@ -274,4 +269,7 @@ def raise_failure(answer: bytes) -> None:
         StoreUnavailable: It is a failure.
     """
     if answer[0] == FAILED:
-        raise refusal("", answer[1:].decode(errors="replace"))
+        said = answer[1:].decode(errors="replace")
+        if _DAMAGED in said:
+            raise StoreUnavailable(f"redis: what is stored at a key cannot be read: {said}", concerns="key")
+        raise refusal("", said)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.store import Clock, SharedStats, StatsRow
 from .bans import in_steps
-from .link import sensible
+from .errors import sensible
 from .script import STATS_SCRIPT
 
 if TYPE_CHECKING:

@@ -29,17 +29,18 @@ from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..memory.bans import DEFAULT_MAX_BANS
+from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans import RedisBans
-from .batch import CLOSED, Batcher, ServerBatcher, Shared
+from .batch import Batcher, ServerBatcher, Shared
 from .cluster import ClusterBatcher
-from .link import Eviction, sensible
+from .errors import CLOSED, sensible
+from .eviction import Eviction
 from .multi_slot import MultiSlot
 from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
 from .requests import Command, Question, keys_of, subjects_of
-from .script import CHANGED, CHARGE, HIT, INSPECT, LET_GO, PEEK, Packing, windows_of
+from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
 
@@ -113,7 +114,7 @@ class RedisStore(Store):
             packing=packing,
             bans=self.bans,
             refusals=refusals,
-            renewals=Renewals(held, clock or monotonic_us, packing, tell, self._batcher),
+            renewals=Renewals(held, clock, packing, tell, self._batcher, by_row=self._is_cluster),
             hand_back=self._hand_back_unheard,
         )
         self.shared_stats = RedisSharedStats(self._batcher, meta, clock)
@@ -187,7 +188,8 @@ class RedisStore(Store):
             return decision
         if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
             return decision
-        self._shared.refusals.learn_ban(subjects_of(checks, subjects), refusal.ban, refusal.now_us)
+        refusals = self._shared.refusals
+        refusals.learn_ban(subjects_of(checks, subjects), refusal, monotonic_us(), refusals.changes)
         return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
@@ -211,11 +213,11 @@ class RedisStore(Store):
         packing, refusals = self._shared.packing, self._shared.refusals
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.forget_key(key)
+            refusals.change_key(key)
             return answer[0] == CHANGED
 
         sent = self._command(key, lambda names: packing.reset(key, refusals.latest_us, names), read)
-        refusals.forget_windows(key)
+        refusals.change_key(key)
         return sent
 
     @sensible
@@ -225,11 +227,11 @@ class RedisStore(Store):
         Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
         handed back.
         """
-        self._shared.refusals.forget_all_windows()
+        self._shared.refusals.change_all()
         await self.bans.reset_windows()
         forgotten = await self._batcher().forget_windows(self._shared.packing.windows)
         await self.bans.reset_windows()
-        self._shared.refusals.forget_all_windows()
+        self._shared.refusals.change_all()
         return forgotten > 0
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
@@ -257,7 +259,7 @@ class RedisStore(Store):
         return request.future
 
     def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
-        packing, refusals, renewals = self._shared.packing, self._shared.refusals, self._shared.renewals
+        packing, refusals = self._shared.packing, self._shared.refusals
         checks = [reservation.check for reservation in reservations]
         windows = [check for check in checks if not check[0].held]
 
@@ -266,12 +268,10 @@ class RedisStore(Store):
 
         def read(answer: bytes, now_us: int) -> bool:
             refusals.saw(now_us)
-            refusals.forget(windows)
-            return answer[0] in (CHANGED, LET_GO)
+            refusals.change(windows)
+            return answer[0] == CHANGED
 
-        if len(windows) < len(checks):
-            renewals.catch_up(checks)
-        refusals.outdate(windows)
+        refusals.change(windows)
         return self._command(checks[0][1], pack, read)
 
     async def _hand_back_all(self, reservations: Sequence[Reservation]) -> bool:
@@ -303,10 +303,8 @@ class RedisStore(Store):
 
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher, shared = self._batcher(), self._shared
-        if any(bucket.held for bucket, _, _ in checks):
-            self._shared.renewals.catch_up(checks)
         if what == CHARGE:
-            shared.refusals.outdate(checks)  # a refusal that is on its way knows nothing of these units
+            shared.refusals.change(checks)  # a refusal that is on its way knows nothing of these units
         elif what == HIT and shared.refusals.known:
             shared.refusals.forget(checks)  # they may be other ones when this has been answered
         request = Question(batcher.loop.create_future(), shared, what, checks, subjects)

@@ -17,7 +17,7 @@ from ...core.bans.ban import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.errors import StoreError
 from ...core.memo import MEMO_SIZE
-from .link import store_error
+from .errors import store_error
 
 PAUSE_S: Final = 0.1
 AGAIN_S: Final = 0.5

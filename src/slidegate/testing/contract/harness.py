@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import pytest
 
 from ...core.addresses import canonical_key, parse_address
 from ...core.bans.ban import Ban, BanSubject
@@ -23,6 +25,12 @@ T = TypeVar("T")
 
 HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/minute", "10m", factor=2, forgive="1h")
+ABILITIES: Final[Mapping[str, Callable[[Store], bool]]] = {
+    "permits_held": lambda store: store.permits_held() is not None,
+    "shared_stats": lambda store: store.shared_stats is not None,
+    "answers_threads": lambda store: store.answers_threads(),
+}
+"""What a store may lack, by the name in `Store` whose default says so."""
 
 
 class StoreHarness:
@@ -116,19 +124,20 @@ async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], A
 
 
 def with_store(
-    *, ability: Callable[[Store], object] = lambda store: True
+    *, ability: str | None = None
 ) -> Callable[[Callable[[Any, StoreHarness], Awaitable[None]]], Callable[[Any], None]]:
     """Turn an asynchronous test of a store into one that pytest can call.
 
     Args:
-        ability: Asks the store for what the test is about; where it is None, the test has nothing to see.
+        ability: What the test is about, one of `ABILITIES`; it is skipped where the store lacks that.
     """
 
     def of(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable[[Any], None]:
         def run(self: Any) -> None:
             async def if_able(store: StoreHarness) -> None:
-                if ability(store.raw) is not None:
-                    await test(self, store)
+                if ability is not None and not ABILITIES[ability](store.raw):
+                    pytest.skip(f"the store lacks the ability: {ability}")
+                await test(self, store)
 
             asyncio.run(play_to(self, YEAR_2100_US, if_able))
 

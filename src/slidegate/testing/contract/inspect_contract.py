@@ -110,22 +110,24 @@ class InspectContract:
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, [])
 
     @with_store()
-    async def test_quotas_and_permits_are_shown_too(self, store: StoreHarness) -> None:
+    async def test_quotas_are_shown_too(self, store: StoreHarness) -> None:
         plan = LimitSet("plan", parse_limits(Quota("100/day")))
         await store.hit((plan, "ann", 30))
         (view,) = await as_peek_says(store.raw, "ann", plan)
         ((start_us, end_us, leaves_us, count),) = view.slices
         assert (count, leaves_us, end_us - start_us) == (30, end_us, 86_400 * SECOND_US)
         assert start_us <= store.clock.now_us < end_us
-        if store.raw.permits_held() is not None:
-            held = LimitSet("held", (Concurrency(2),))
-            first = await store.hit((held, "ann", 1))
-            assert (await views_of(store.raw, "ann", held))[0][4:7] == (1, 1, 0)
-            second = await store.hit((held, "ann", 1))
-            (view,) = await views_of(store.raw, "ann", held)
-            assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
-            await store.refund(first)
-            await store.refund(second)
+
+    @with_store(ability="permits_held")
+    async def test_permits_are_shown_too(self, store: StoreHarness) -> None:
+        held = LimitSet("held", (Concurrency(2),))
+        first = await store.hit((held, "ann", 1))
+        assert (await views_of(store.raw, "ann", held))[0][4:7] == (1, 1, 0)
+        second = await store.hit((held, "ann", 1))
+        (view,) = await views_of(store.raw, "ann", held)
+        assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
+        await store.refund(first)
+        await store.refund(second)
 
     @with_store()
     async def test_reset_all_forgets_every_window_and_hands_no_earlier_charge_back(self, store: StoreHarness) -> None:
@@ -142,17 +144,21 @@ class InspectContract:
         assert (await store.peek((rules[0], "ann", 0))).remaining == 1
 
     @with_store()
-    async def test_reset_all_lets_bans_and_permits_stay(self, store: StoreHarness) -> None:
+    async def test_reset_all_lets_bans_stay(self, store: StoreHarness) -> None:
         await settle(store.raw.bans.ban("eve", None, "manual", "test"))
-        held = LimitSet("held", (Concurrency(1),))
-        permit = await store.hit((held, "ann", 1)) if store.raw.permits_held() is not None else None
         await store.hit((bucket("5/minute"), "ann", 5))
         assert await store.reset_all() is True
         assert (await store.hit((bucket("5/minute"), "eve", 1))).ban is not None
-        if permit is not None:
-            assert not await store.hit((held, "ann", 1))
-            assert await store.refund(permit) is True
-            assert await store.hit((held, "ann", 1))
+
+    @with_store(ability="permits_held")
+    async def test_reset_all_lets_permits_stay(self, store: StoreHarness) -> None:
+        held = LimitSet("held", (Concurrency(1),))
+        permit = await store.hit((held, "ann", 1))
+        await store.hit((bucket("5/minute"), "ann", 5))
+        assert await store.reset_all() is True
+        assert not await store.hit((held, "ann", 1))
+        assert await store.refund(permit) is True
+        assert await store.hit((held, "ann", 1))
 
     @with_store()
     async def test_reset_all_forgets_quotas(self, store: StoreHarness) -> None:

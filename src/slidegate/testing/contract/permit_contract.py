@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from operator import methodcaller
 
 from ...core.concurrency import Concurrency
 from ...core.decision import Check, Decision, LimitSet, Reason
 from .harness import StoreHarness, bucket, with_store
 from .programs import SECOND_US
-
-HOLDS_PERMITS = methodcaller("permits_held")
 
 
 def permits(amount: int, rule: str = "rule") -> LimitSet:
@@ -19,9 +16,9 @@ def permits(amount: int, rule: str = "rule") -> LimitSet:
 
 
 class PermitsContract:
-    """The tests; see `StoreContract`. A store that holds no permits passes them by."""
+    """The tests; see `StoreContract`. A store that holds no permits skips them."""
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
         asked = (permits(2), "ann", 1)
         first, second = await store.hit(asked), await store.hit(asked)
@@ -39,7 +36,7 @@ class PermitsContract:
         assert (await store.hit(asked)).remaining == 0
         assert not await store.hit(asked)
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_a_permit_is_handed_back_once(self, store: StoreHarness) -> None:
         asked = (permits(2), "ann", 1)
         first, _ = await store.hit(asked), await store.hit(asked)
@@ -51,7 +48,7 @@ class PermitsContract:
         assert not await store.hit(asked)
         assert store.raw.permits_held() == 2, "a permit is held as long as its decision is there"
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_permits_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
         window, held = (bucket("3/minute", "both"), "ann", 1), (permits(1, "both"), "ann", 1)
         first = await store.hit(window, held)
@@ -67,7 +64,7 @@ class PermitsContract:
         assert (spent.retry_after_us, spent.reason) == (60 * SECOND_US, Reason.LIMITED)
         assert store.raw.permits_held() == 0, "a refusal by a window takes no permit"
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_looking_takes_no_permit_and_a_reset_frees_none(self, store: StoreHarness) -> None:
         asked = (permits(1), "ann", 1)
         assert (await store.peek(asked)).allowed
@@ -78,7 +75,7 @@ class PermitsContract:
         assert await store.refund(first) is True
         assert (await store.peek(asked)).allowed
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_an_amount_that_changes_keeps_what_is_taken(self, store: StoreHarness) -> None:
         taken = [await store.hit((permits(3), "ann", 1)) for _ in range(3)]
         assert not await store.hit((permits(2), "ann", 1))
@@ -86,7 +83,7 @@ class PermitsContract:
         assert [await store.refund(decision) for decision in taken] == [True] * 3
         assert (await store.hit((permits(2), "ann", 1))).remaining == 0
 
-    @with_store(ability=HOLDS_PERMITS)
+    @with_store(ability="permits_held")
     async def test_never_more_permits_than_there_are_in_any_order_of_events(self, store: StoreHarness) -> None:
         for seed in range(5):
             try:

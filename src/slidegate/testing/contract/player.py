@@ -46,6 +46,7 @@ class Player:
         self.plain = [LimitSet(f"rule-{number}", limits) for number, limits in enumerate(rules)]
         self.buckets = [_counting(*pair) for pair in zip(self.plain, self.count_denied, strict=True)]
         self.named: set[tuple[int, str]] = set()
+        self.prepared: dict[tuple[Check, ...], Sequence[Check]] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
 
     async def play(self, moves: Sequence[Move]) -> None:
@@ -65,7 +66,7 @@ class Player:
             case Look(question):
                 checks = self._checks(question)
                 expected = self.model.peek(checks, self.clock.now_us)
-                same(verdict_of(await settle(self.store.peek(checks))), expected)
+                same(verdict_of(await settle(self.store.peek(self._put(checks)))), expected)
             case Debt(question):
                 await self._charge(question)
             case Refund(which):
@@ -95,7 +96,7 @@ class Player:
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question, plain)
         expected, charged = self.model.hit(checks, self.clock.now_us)
-        decision = await settle(self.store.hit(checks))
+        decision = await settle(self.store.hit(self._put(checks)))
         same(verdict_of(decision), expected)
         self.charged.append((decision, charged))
         return expected.retry_after_us
@@ -104,7 +105,7 @@ class Player:
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question)
         expected, charged = self.model.charge(checks, self.clock.now_us)
-        decision = await settle(self.store.charge(checks))
+        decision = await settle(self.store.charge(self._put(checks)))
         same(verdict_of(decision), expected)
         self.charged.append((decision, charged))
 
@@ -146,6 +147,13 @@ class Player:
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
         buckets = self.plain if plain else self.buckets
         return [(buckets[rule], key, cost) for rule, key, cost in question]
+
+    def _put(self, checks: Sequence[Check]) -> Sequence[Check]:
+        """Return checks as they are when they are asked first, and from then on as they were prepared at that time."""
+        known = self.prepared.get(tuple(checks))
+        if known is None:
+            self.prepared[tuple(checks)] = self.store.prepare(checks)
+        return known or checks
 
 
 def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from ...core.store import StatsRow
 from .harness import StoreHarness, with_store
 from .player import settle
 from .programs import SECOND_US
 
-KEEPS_STATS = attrgetter("shared_stats")
 ANN, BOB = b"ann00000", b"bob00000"
 
 
@@ -19,9 +16,9 @@ def row(rollup: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
 
 
 class StatsContract:
-    """The tests; see `StoreContract`. A store that keeps no stats passes them by."""
+    """The tests; see `StoreContract`. A store that keeps no stats skips them."""
 
-    @with_store(ability=KEEPS_STATS)
+    @with_store(ability="shared_stats")
     async def test_rows_of_all_workers_are_read_by_rollup_and_number(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None
@@ -38,7 +35,7 @@ class StatsContract:
         assert list(await settle(stats.read("workers", 0, 0))) == [(0, ANN, b"\0\xff")]
         assert list(await settle(stats.read("5sx", 0, 7))) == [(7, ANN, b"x")]
 
-    @with_store(ability=KEEPS_STATS)
+    @with_store(ability="shared_stats")
     async def test_a_row_is_replaced_and_taken_back_by_the_worker_that_wrote_it(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None
@@ -48,7 +45,7 @@ class StatsContract:
         await settle(stats.write(ANN, [row("5s", 1, b"", 0), row("5s", 2, b"", -5)]))
         assert list(await settle(stats.read("5s", 0, 2))) == [(1, BOB, b"other")]
 
-    @with_store(ability=KEEPS_STATS)
+    @with_store(ability="shared_stats")
     async def test_a_row_goes_when_its_time_is_over_and_not_before(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None
@@ -63,10 +60,10 @@ class StatsContract:
         store.clock.advance("10s")
         assert await settle(stats.read("5s", 1, 1)) == []
 
-    @with_store()
+    @with_store(ability="shared_stats")
     async def test_the_time_of_figures_is_that_of_the_store(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
-        if stats is not None:
-            before_us = await settle(stats.time())
-            store.clock.advance("3s")
-            assert await settle(stats.time()) == before_us + 3 * SECOND_US
+        assert stats is not None
+        before_us = await settle(stats.time())
+        store.clock.advance("3s")
+        assert await settle(stats.time()) == before_us + 3 * SECOND_US

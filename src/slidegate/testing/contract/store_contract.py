@@ -5,19 +5,21 @@
             return MyStore(clock=clock)
 
 `clock` is a `FakeClock`: the store must tell the time by it and by nothing else. Each example gets a new store, and
-closes it. A method may answer at once or return an awaitable.
+closes it. A method may answer at once or return an awaitable. Tests of what the store lacks are skipped, by the name of
+that: see `harness.ABILITIES` and `opener`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
 
-from ...core.decision import Check, Reason
+from ...core.decision import Check, Decision, Reason
 from ...core.errors import StoreUnavailable
 from ...core.store import Store
 from ..clock import FakeClock
@@ -26,12 +28,22 @@ from .harness import StoreHarness, bucket, in_threads, with_store
 from .inspect_contract import InspectContract
 from .permit_contract import PermitsContract
 from .player import settle
+from .process_contract import ProcessesContract
 from .programs import SECOND_US, Program, programs
+from .question_contract import QuestionsContract
 from .quota_contract import QuotasContract
 from .stats_contract import StatsContract
 
 
-class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContract, BansContract):
+class StoreContract(
+    PermitsContract,
+    QuotasContract,
+    StatsContract,
+    InspectContract,
+    BansContract,
+    QuestionsContract,
+    ProcessesContract,
+):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
@@ -161,6 +173,19 @@ class StoreContract(PermitsContract, QuotasContract, StatsContract, InspectContr
             asked = (bucket(rule, rule), "ann", 1)
             counts = await in_threads(partial(_admitted, store, asked))
             assert sum(counts) == asked[0].limits[0].amount
+
+    @with_store(ability="answers_threads")
+    async def test_threads_without_event_loops_admit_exactly_the_amount(self, store: StoreHarness) -> None:
+        for rule in ("50/hour", "500/hour"):
+            asked = ((bucket(rule, rule), "ann", 1),)
+
+            def admitted(_: int, asked: Sequence[Check] = asked) -> int:
+                decisions = [store.raw.hit(asked) for _ in range(250)]
+                assert all(isinstance(decision, Decision) for decision in decisions), "it must not have to wait"
+                return sum(map(bool, decisions))
+
+            with ThreadPoolExecutor(8) as pool:
+                assert sum(pool.map(admitted, range(8))) == asked[0][0].limits[0].amount
 
     @with_store()
     async def test_tasks_admit_exactly_the_amount(self, store: StoreHarness) -> None:

@@ -1,54 +1,37 @@
 -- The ban of a key is the field "b" of the hash with its windows, so that one key of Redis says all about a request, also
--- while its slot is on the way to another node. It begins with its end, -1 for never, and its beginning. What else it says,
--- and the strike records in a hash of their own, one for each policy, is decided in core/bans and is nothing to the scripts.
+-- while its slot is on the way to another node. A stored ban begins with the latest moment at which somebody looked at it;
+-- behind that stands its row: its end, -1 for never, its beginning, and what is decided in core/bans and is nothing to the
+-- scripts, as are the strike records, which lie in a hash of their own, one for each policy.
 
 local BAN = "b"
-local LIFE_BYTES = 16
+local MOMENT_BYTES, LOOK_EVERY_US = 8, 100000
 
--- Which life of the data this is, and the number of the last change that workers have to forget answers for; "" where the
--- data has no life yet, or was lost.
-local function state_of(life, number)
-  return life and life ~= "" and life .. (number or 0) or ""
-end
-
--- The ban of a key that is in force, as it is stored; "" where there is none. A server whose clock was set back begins the
--- ban anew: it lasts no longer than it was meant to. One that is over goes, so that no such step brings it back.
-local function ban_in_force(name, now)
-  local row = redis.call("HGET", name, BAN)
-  if not row then
-    return ""
-  end
-  local ends, made = unpack_from("<i8i8", row)
-  if made > now then
-    ends = ends < 0 and ends or ends - made + now
-    row = pack("<i8i8", ends, now) .. sub(row, 17)
-    redis.pcall("HSET", name, BAN, row)
+-- The row of a stored ban, a field of a hash; "" where it is over. Where the server's clock was set back, its moments go
+-- back with it, so that it lasts as long as it would have. One that is over goes, so that no such step brings it back.
+local function row_in_force(name, field, stored, now)
+  local seen, ends, made = unpack_from("<i8i8i8", stored)
+  local row = sub(stored, MOMENT_BYTES + 1)
+  if now < seen then
+    ends = ends < 0 and ends or ends - seen + now
+    row = pack("<i8i8", ends, made - seen + now) .. sub(row, 2 * MOMENT_BYTES + 1)
   end
   if ends >= 0 and now >= ends then
-    redis.pcall("HDEL", name, BAN)
+    redis.pcall("HDEL", name, field)
     return ""
+  end
+  if now < seen or now >= seen + LOOK_EVERY_US then
+    redis.pcall("HSET", name, field, pack("<i8", now) .. row)
   end
   return row
 end
 
--- Let a key live for so long at least.
-local function live_for(name, left_ms)
-  if redis.call("PTTL", name) < left_ms then
-    redis.call("PEXPIRE", name, left_ms)
-  end
-end
-
--- The server's time, or that of a test.
-local function time_of(given)
-  local now = tonumber(given)
-  if now < 0 then
-    local clock = redis.call("TIME")
-    now = clock[1] * 1000000 + clock[2]
-  end
-  return now
+-- The row of the ban of a key that is in force; "" where there is none.
+local function ban_in_force(name, now)
+  local stored = redis.call("HGET", name, BAN)
+  return stored and row_in_force(name, BAN, stored, now) or ""
 end
 
 -- How many bans have not ended, by the list of their keys.
 local function count_bans(index, now)
-  return redis.call("ZCOUNT", index, string.format("(%.0f", now), "+inf")
+  return try("ZCOUNT", index, "(" .. text_of(now), "+inf") or 0
 end

@@ -1,5 +1,5 @@
--- What is asked about bans besides the questions of requests, one command a call: ARGV[1] is its name, and ARGV[2] the time,
--- -1 for the server's. Each answers with the time first.
+-- What is asked besides the questions of requests, one command a call: ARGV[1] is its name, and ARGV[2] the time, -1 for the
+-- server's. Each answers with the time first.
 
 local LONGEST_MS = 400 * 86400000
 local now = time_of(ARGV[2])
@@ -19,8 +19,12 @@ local function put(name, field, value, left_ms)
     redis.call("HDEL", name, field)
   else
     redis.call("HSET", name, field, value)
-    live_for(name, tonumber(left_ms))
+    live_for(name, tonumber(left_ms), 0)
   end
+end
+
+local function put_ban(name, field, row, left_ms)
+  put(name, field, row ~= "" and pack("<i8", now) .. row or "", left_ms)
 end
 
 -- Write the ban ARGV[6] and the record ARGV[8] of a key in the place of ARGV[4] and ARGV[5], where these are what is there,
@@ -30,14 +34,14 @@ function commands.write()
   if ban ~= ARGV[4] or record ~= ARGV[5] then
     return answer(ban, record, 0)
   end
-  put(KEYS[1], BAN, ARGV[6], ARGV[7])
+  put_ban(KEYS[1], BAN, ARGV[6], ARGV[7])
   put(KEYS[2], ARGV[3], ARGV[8], ARGV[9])
   return answer(ARGV[6], ARGV[8], 1)
 end
 
 -- Put the ban ARGV[3], which lives for ARGV[4] ms, in the place of the one that a key has; "" for none.
 function commands.put()
-  put(KEYS[1], BAN, ARGV[3], ARGV[4])
+  put_ban(KEYS[1], BAN, ARGV[3], ARGV[4])
   return answer()
 end
 
@@ -59,8 +63,9 @@ end
 function commands.forget_windows()
   local forgotten = 0
   for _, name in ipairs(KEYS) do
-    local ban = redis.call("HGET", name, BAN)
-    if redis.call("HLEN", name) > (ban and 1 or 0) then
+    local many = try("HLEN", name) or 0 -- none where it is somebody else's
+    local ban = many > 0 and redis.call("HGET", name, BAN)
+    if many > (ban and 1 or 0) then
       forgotten = forgotten + 1
     end
     if ban then
@@ -70,41 +75,67 @@ function commands.forget_windows()
           redis.call("HDEL", name, fields[at])
         end
       end
-    else
+    elseif many > 0 then
       redis.call("UNLINK", name)
     end
   end
   return answer(forgotten)
 end
 
+local MEMBER_BYTES = 12
+local LOST, RENEWED, FAILED = 0, 1, 2
+
+local function renew(name, member, ends)
+  local held_until = tonumber((redis.call("ZSCORE", name, member)))
+  if not held_until or held_until <= now then
+    return LOST
+  end
+  redis.call("ZADD", name, text_of(ends), member)
+  return RENEWED
+end
+
+-- Let permits that have not run out be held for ARGV[3] us from now: ARGV[4 + n] are those in the set KEYS[n], one behind
+-- the other, which lives for ARGV[4] ms at least. Answer how each has fared.
+function commands.renew()
+  local ends, fates = now + tonumber(ARGV[3]), {}
+  for place, name in ipairs(KEYS) do
+    local members = ARGV[4 + place]
+    for at = 1, #members, MEMBER_BYTES do
+      local fine, fate = pcall(renew, name, sub(members, at, at + MEMBER_BYTES - 1), ends)
+      fates[#fates + 1] = pack("<B", fine and fate or FAILED)
+    end
+    live_for(name, tonumber(ARGV[4]), 0)
+  end
+  return answer(table.concat(fates))
+end
+
 -- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.
 local META, INDEX, NETWORKS = 1, 2, 3
 
 local function networks_in_force()
-  local rows, fields = {}, redis.call("HGETALL", KEYS[NETWORKS])
+  local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
   for at = 1, #fields, 2 do
-    local ends = unpack_from("<i8", fields[at + 1])
-    if ends < 0 or ends > now then
+    local fine, row = pcall(row_in_force, KEYS[NETWORKS], fields[at], fields[at + 1], now)
+    if fine and row ~= "" then -- what is no ban refuses nobody
       rows[#rows + 1] = fields[at]
-      rows[#rows + 1] = fields[at + 1]
-    else
-      redis.pcall("HDEL", KEYS[NETWORKS], fields[at])
+      rows[#rows + 1] = row
     end
   end
   return rows
 end
 
-local function note_change(field, value)
-  redis.call("HSET", KEYS[META], field, value)
-  redis.call("HINCRBY", KEYS[META], "number", 1)
-  redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+local function note(field, value)
+  if try("HSET", KEYS[META], field, value) then
+    redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+  end
 end
 
 -- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never; answer with how many there are.
 function commands.note()
-  redis.call("ZADD", KEYS[INDEX], ARGV[4], ARGV[3])
-  live_for(KEYS[INDEX], LONGEST_MS)
-  redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", string.format("%.0f", now))
+  if try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
+    live_for(KEYS[INDEX], LONGEST_MS, 0)
+    redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
+  end
   return answer(count_bans(KEYS[INDEX], now))
 end
 
@@ -120,37 +151,36 @@ function commands.ban_network()
   if #rows / 2 >= tonumber(ARGV[6]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
     return answer(0)
   end
-  redis.call("HSET", KEYS[NETWORKS], ARGV[3], ARGV[4])
-  live_for(KEYS[NETWORKS], tonumber(ARGV[5]))
-  note_change("networks", ARGV[7])
+  put_ban(KEYS[NETWORKS], ARGV[3], ARGV[4], ARGV[5])
+  note("networks", ARGV[7])
   return answer(1)
 end
 
 -- Lift the ban of the key ARGV[3]; ARGV[4] is the name of this version. Answer with the row, where it was a network's.
 function commands.lift()
-  local row = redis.call("HGET", KEYS[NETWORKS], ARGV[3])
-  redis.call("ZREM", KEYS[INDEX], ARGV[3])
-  redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
-  note_change("networks", ARGV[4])
-  return answer(row or "")
+  local stored = try("HGET", KEYS[NETWORKS], ARGV[3])
+  try("ZREM", KEYS[INDEX], ARGV[3])
+  try("HDEL", KEYS[NETWORKS], ARGV[3])
+  note("networks", ARGV[4])
+  return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
 -- What the script of windows says about bans, and when all windows were reset.
 function commands.news()
-  local stored = redis.call("HMGET", KEYS[META], "life", "number", "reset", "networks")
-  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[4] or "")
-  return answer(told, state_of(stored[1], stored[2]), stored[3] or "-1")
+  local stored = try("HMGET", KEYS[META], "life", "reset", "networks") or {}
+  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[3] or "")
+  return answer(told, stored[1] or "", stored[2] or "-1")
 end
 
 -- The version of the bans of networks, and their keys and rows.
 function commands.networks()
-  return answer(redis.call("HGET", KEYS[META], "networks") or "", networks_in_force())
+  return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
 end
 
 -- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
 function commands.reset_all()
   local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note_change("reset", string.format("%.0f", reset))
+  note("reset", text_of(reset))
   return answer(pack("<i8", reset))
 end
 

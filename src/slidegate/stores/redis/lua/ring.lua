@@ -12,11 +12,11 @@ local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8", "<i8I4", 12
 local ring = {}
 
 function ring.new()
-  return { spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, older = "" }
+  return { kind = ring, spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, older = "" }
 end
 
 function ring.unpack(packed)
-  local w, rest = {}, nil
+  local w, rest = { kind = ring }, nil
   w.spent, w.units, w.newest, w.oldest, w.floor, rest = unpack_from(HEAD, packed)
   w.older = sub(packed, rest)
   return w
@@ -113,9 +113,11 @@ local function merge_oldest(w)
   w.older, w.oldest = pack(ENTRY, moment, first + second) .. sub(w.older, 1 + 2 * ENTRY_BYTES), moment
 end
 
-function ring.add(w, limit, now, units)
+-- Spend units, whatever the limit; return how many could be counted.
+function ring.charge(w, limit, now, units)
+  units = min(units, MAX_UNITS - w.spent)
   if units == 0 then
-    return
+    return 0
   end
   if w.spent > 0 and now <= w.newest then
     w.units = w.units + units
@@ -132,13 +134,7 @@ function ring.add(w, limit, now, units)
     end
   end
   w.spent, w.dirty = w.spent + units, true
-end
-
--- Spend units whatever the limit; return how many could be counted.
-function ring.charge(w, limit, now, units)
-  local kept = min(units, MAX_UNITS - w.spent)
-  ring.add(w, limit, now, kept)
-  return kept
+  return units
 end
 
 -- Hand back units of the entry `mark`, which were spent at `spent_at`; false where they cannot be told from others.
@@ -196,94 +192,4 @@ end
 -- When nothing is left; 0 if that is so already.
 function ring.expires(w, limit)
   return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span or 0
-end
-
--- The count of a quota, as core/quotas.py. A quota has `ends`, the ends of three periods that follow each other as the
--- caller's clock sees them; the server's chooses. The server's time is Unix time, so none is ahead of the other.
-
-local PERIOD_KEPT_US = 3600000000
-local MAX_COUNT = 2 ^ 52
-local PERIOD = "<i8i8i8i8x"
-
-local function make_periods()
-  local periods = {}
-
-  function periods.new()
-    return { dated = true, spent = 0, newest = 0, floor = -1 }
-  end
-
-  function periods.unpack(packed)
-    local w, _ = periods.new(), nil
-    w.newest, _, w.floor, w.spent = unpack_from(PERIOD, packed)
-    return w
-  end
-
-  function periods.pack(w)
-    return pack(PERIOD, w.newest, 0, w.floor, w.spent)
-  end
-
-  -- Enter the period of now, unless the count is in a later one.
-  function periods.settle(w, limit, now)
-    local place = 1
-    while limit.ends[place] and limit.ends[place] <= now do
-      place = place + 1
-    end
-    local at = limit.ends[place]
-    if not at then
-      error("the clock of a worker is behind the server's by more than a period of a quota; set it", 0)
-    end
-    if at > w.newest then
-      w.dirty = w.dirty or w.newest > 0 -- what is new need not be stored until something is spent
-      w.spent, w.newest = 0, at
-    end
-  end
-
-  function periods.wait(w, limit, now, cost, ahead)
-    local wanted = max(cost, 1)
-    if ahead + wanted > limit.amount then
-      return NEVER
-    end
-    return w.spent + ahead + wanted > limit.amount and w.newest - now or 0
-  end
-
-  function periods.add(w, _, _, units)
-    w.spent, w.dirty = w.spent + units, w.dirty or units > 0
-  end
-
-  function periods.charge(w, limit, now, units)
-    local kept = min(units, MAX_COUNT - w.spent)
-    periods.add(w, limit, now, kept)
-    return kept
-  end
-
-  function periods.remove(w, _, spent_at, mark, units)
-    if mark ~= w.newest or units == 0 or units > w.spent or spent_at <= w.floor then
-      return false
-    end
-    w.spent, w.dirty = w.spent - units, true
-    return true
-  end
-
-  function periods.state(w)
-    return w.spent, w.newest, w.newest
-  end
-
-  function periods.reset(w, now, latest)
-    if w.spent > 0 then
-      w.spent, w.floor, w.dirty = 0, max(now, w.floor, latest), true
-    end
-  end
-
-  function periods.expires(w)
-    return w.newest > 0 and w.newest + PERIOD_KEPT_US or 0 -- also without units: the period before must not come again
-  end
-
-  return periods
-end
-
-local made_periods
-
-local function periods_of_quotas()
-  made_periods = made_periods or make_periods()
-  return made_periods
 end

@@ -1,0 +1,93 @@
+"""The master of a service, as sentinels know it.
+
+redis-py asks a sentinel and judges its answer. Every sentinel is asked with a client that is made for it, because
+connections of redis-py belong to one event loop, and wait as long as its user says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
+from .errors import sensible
+from .link import Connection
+
+Open: TypeAlias = Callable[[Any, str, tuple[str, int]], Awaitable[Connection]]
+"""Opens a connection, given its settings, a name for the server, and its address."""
+
+
+async def open_master(pool: Any, timeout_s: float, open_server: Open) -> Connection:
+    """Connect to the master of the service of a pool of redis-py.
+
+    Sentinels are asked one after the other: one that hangs may use up its share of the timeout, and one that is out of
+    date may name a server that is no master any more.
+
+    Args:
+        pool: The pool.
+        timeout_s: How long all sentinels together may take.
+        open_server: Opens the connection to the server.
+
+    Raises:
+        StoreError: No sentinel leads to a master.
+    """
+    name, manager = pool.service_name, pool.sentinel_manager
+    failed: StoreError = StoreUnavailable("there are no sentinels")
+    for sentinel in manager.sentinels:
+        try:
+            address = await _ask(sentinel, manager, name, timeout_s / len(manager.sentinels))
+            connection = await open_server(pool.make_connection(), f"{name} ({address[0]}:{address[1]})", address)
+            with connection.closed_on_error():
+                await _check_role(connection)
+        except StoreError as error:
+            failed = error
+        else:
+            return connection
+    told = str(failed).removeprefix("redis: ")
+    raise type(failed)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from failed
+
+
+@sensible
+async def _ask(sentinel: Any, manager: Any, service: str, timeout_s: float) -> tuple[str, int]:
+    """Return where a sentinel says that the master is.
+
+    Raises:
+        StoreError: It does not, or it sees the master down, or too few other sentinels.
+    """
+    known = sentinel.connection_pool
+    bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
+    client: Any = Redis(connection_pool=ConnectionPool(known.connection_class, **{**known.connection_kwargs, **bounds}))
+    try:
+        async with asyncio.timeout(timeout_s):
+            state = await client.sentinel_master(service)
+    except TimeoutError as error:
+        raise StoreTimeout(f"redis: a sentinel of {service!r} has not answered for {timeout_s:g} s") from error
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(f"redis: a sentinel of {service!r}: {error}") from error
+    finally:
+        await client.aclose(close_connection_pool=True)
+    if not manager.check_master_state(state, service):
+        raise StoreUnavailable(f"redis: a sentinel of {service!r} does not trust {state['ip']}:{state['port']}")
+    return str(state["ip"]), int(state["port"])
+
+
+async def _check_role(connection: Connection) -> None:
+    """See that a server is a master, unless it does not let us ask.
+
+    Raises:
+        StoreUnavailable: It is not.
+    """
+    try:
+        role = await connection.ask(b"ROLE")
+    except StoreUnavailable as error:
+        if "NOPERM" in str(error):
+            return
+        raise
+    if not isinstance(role, list) or role[:1] != [b"master"]:
+        raise StoreUnavailable(f"redis: {connection.name} is no master by now")

@@ -1,0 +1,31 @@
+"""What several stores say alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..core.errors import ConfigurationError, quoted
+from ..core.store import Clock, Event
+
+# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each, these are 20 to 90 MB.
+DEFAULT_MAX_KEYS: Final = 100_000
+DEFAULT_MAX_BANS: Final = 100_000
+SHARED_CELLS: Final = 4_096
+SHARED_PAUSE_US: Final = 1_000_000
+"""How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
+
+
+def keys_shared(max_keys: int) -> Event:
+    """Return the event for keys that are counted in shared cells."""
+    message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
+    return Event("keys_shared", message, {"max_keys": max_keys})
+
+
+def check_clock(name: str, given: Clock | None) -> None:
+    """Check a clock of the user's.
+
+    Raises:
+        ConfigurationError: It cannot be called.
+    """
+    if given is not None and not callable(given):
+        raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")

@@ -1,0 +1,92 @@
+"""The part of the store contract about prepared questions: they are answered as the checks that they are."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+from ...core.decision import Check, Decision, Reason
+from ...core.store import Store
+from ...stores.memory.store import MemoryStore
+from .harness import StoreHarness, bucket, in_threads, with_store
+from .player import settle
+
+
+async def hits(store: Store, asked: Sequence[Check], count: int) -> list[bool]:
+    """Ask a question several times, and return what passed."""
+    return [bool(await settle(store.hit(asked))) for _ in range(count)]
+
+
+class QuestionsContract:
+    """The tests; see `StoreContract`. By default a store prepares nothing, and passes them."""
+
+    @with_store()
+    async def test_a_prepared_question_is_the_sequence_of_its_checks(self, store: StoreHarness) -> None:
+        checks = ((bucket("5/minute"), "ann", 1), (bucket("9/hour", "other"), "bob", 2))
+        asked = store.raw.prepare(list(checks))
+        assert (tuple(asked), len(asked), asked[1]) == (checks, 2, checks[1])
+        assert tuple(store.raw.prepare(asked)) == checks
+        decisions: list[Decision] = [await settle(ask(asked)) for ask in (store.raw.hit, store.raw.charge)]
+        for decision in decisions:
+            assert (tuple(decision.checks), [state.cost for state in decision.states]) == (checks, [1, 2])
+            copied = pickle.loads(pickle.dumps(decision))
+            assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
+
+    @with_store()
+    async def test_a_prepared_question_is_asked_as_its_checks_are(self, store: StoreHarness) -> None:
+        checks = ((bucket("2/minute; 9/hour"), "ann", 1), (bucket("100/day", "other"), "everyone", 1))
+        asked = store.raw.prepare(checks)
+        first = await settle(store.raw.hit(asked))
+        assert [state.remaining for state in (await store.peek(*checks)).states] == [0, 7, 98]
+        await store.hit(*checks)
+        assert not await settle(store.raw.peek(asked))
+        assert not await settle(store.raw.hit(asked))
+        assert await store.refund(first) is True
+        assert (await settle(store.raw.peek(asked))).allowed
+        charged = await settle(store.raw.charge(asked))
+        assert [state.remaining for state in charged.states] == [0, 7, 98]
+
+    @with_store()
+    async def test_a_prepared_question_outlives_resets_bans_and_its_windows(self, store: StoreHarness) -> None:
+        checks = ((bucket("2/minute"), "ann", 1),)
+        asked = store.raw.prepare(checks)
+        assert await hits(store.raw, asked, 3) == [True, True, False]
+        await store.reset("ann")
+        assert await hits(store.raw, asked, 3) == [True, True, False]
+        await store.reset_all()
+        assert await hits(store.raw, asked, 1) == [True]
+        await store.ban("ann")
+        assert (await settle(store.raw.hit(asked))).reason is Reason.BANNED
+        await store.unban("ann")
+        assert await hits(store.raw, asked, 2) == [True, False]
+        for _ in range(5):  # windows that are over are let go of meanwhile
+            store.clock.advance("1h")
+            await store.hit((bucket("2/minute", "another"), "bob", 1))
+        assert await hits(store.raw, checks, 1) == [True]
+        assert await hits(store.raw, asked, 2) == [True, False]
+
+    @with_store()
+    async def test_a_question_that_another_store_prepared_charges_this_one_alone(self, store: StoreHarness) -> None:
+        checks = ((bucket("2/minute"), "ann", 1), (bucket("9/minute", "other"), "everyone", 1))
+        other = MemoryStore(clock=store.clock)
+        for maker in (store.raw, other):
+            asked = maker.prepare(checks)
+            for _ in range(2):  # in turns, so that each has answered it before
+                assert (await settle(store.raw.hit(asked))).allowed
+                assert other.hit(asked).allowed
+            assert not await settle(store.raw.hit(asked))
+            assert not other.hit(asked)
+            assert await store.reset("ann") is True
+            assert not other.hit(asked)
+            assert other.reset("ann") is True
+
+    @with_store()
+    async def test_threads_that_share_a_prepared_question_admit_exactly_the_amount(self, store: StoreHarness) -> None:
+        for key, others in (("ann", 1), ("bob", 3)):
+            together = [(bucket("500/hour", f"rule-{number}"), f"{key}-{number}", 1) for number in range(others)]
+            asked = store.raw.prepare(together)
+
+            async def admitted(asked: Sequence[Check] = asked) -> int:
+                return sum(await hits(store.raw, asked, 100))
+
+            assert sum(await in_threads(admitted)) == 500
