@@ -38,7 +38,7 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
@@ -128,9 +128,8 @@ class LmdbStore(Store):
         check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
         if durability not in ("fast", "safe"):
             raise ConfigurationError(f'durability: expected "fast" or "safe", not {quoted(durability)}')
-        for name, given in (("clock", clock), ("wall_clock", wall_clock)):
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
+        check_clock("clock", clock)
+        check_clock("wall_clock", wall_clock)
         super().__init__()
         self._permits = OwnPermits(permit_lease_us(permit_lease))
         self.max_keys = max_keys
