@@ -120,7 +120,7 @@ async def test_a_websocket_waits_for_its_turn_too() -> None:
     assert await asyncio.gather(connect(), connect()) == [["websocket.accept", "websocket.close"]] * 2
 
 
-async def test_places_are_waited_for_at_an_endpoint() -> None:
+async def test_permits_are_waited_for_at_an_endpoint() -> None:
     app = FastAPI()
     under_way, most = 0, 0
 

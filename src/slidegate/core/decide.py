@@ -28,41 +28,41 @@ A question has one for each limit of each check, in turn.
 """
 
 
-def decide(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> Decision:
+def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question if all of them have room, else none.
 
     Args:
         checks: The question.
-        places: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
+        refs: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
         now_us: The moment.
     """
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
-    for counter, cost, windows, key in places:
+    for counter, cost, windows, key in refs:
         window = windows[key]
         before.append(window)
         windows[key], state = counter.spend(window, now_us, cost)
         states.append(state)
         if state[3]:
             refused = True
-    if refused and len(places) > 1:
-        _take_back(places, before, states, now_us)
-        if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in places}) < len(places):
-            waits = _waits(checks, places, now_us)
+    if refused and len(refs) > 1:
+        _take_back(refs, before, states, now_us)
+        if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
+            waits = _waits(checks, refs, now_us)
             if not any(waits):
-                return charge_all(checks, places, now_us)
-            states = _states(places, waits)
+                return charge_all(checks, refs, now_us)
+            states = _states(refs, waits)
     if refused:
-        return _refuse(checks, places, states, now_us)
+        return _refuse(checks, refs, states, now_us)
     for bucket, _, _ in checks:
         if not bucket.plain:
-            units = [cost for _, cost, _, _ in places]
-            return Decision(True, OK, now_us, checks, states, _reserved(places, checks, now_us, units))
+            units = [cost for _, cost, _, _ in refs]
+            return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
     return Decision(True, OK, now_us, checks, states, None)
 
 
-def _refuse(checks: Sequence[Check], places: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
+def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
     """Refuse a question for which some window has no room."""
     reason, counts = LIMITED, False
     for state in states:
@@ -72,50 +72,50 @@ def _refuse(checks: Sequence[Check], places: Sequence[WindowRef], states: list[W
         if bucket.count_denied:
             counts = True
     if reason is LIMITED and counts:
-        _charge_refusal(checks, places, now_us)
-        states = _states(places, _waits(checks, places, now_us))
+        _charge_refusal(checks, refs, now_us)
+        states = _states(refs, _waits(checks, refs, now_us))
     return Decision(False, reason, now_us, checks, states)
 
 
-def _take_back(places: Sequence[WindowRef], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
+def _take_back(refs: Sequence[WindowRef], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
     """Take back what the limits with room were charged."""
-    for at in range(len(places) - 1, -1, -1):  # backwards, because places may have a window in common
+    for at in range(len(refs) - 1, -1, -1):  # backwards, because two may have a window in common
         if not states[at][3]:
-            counter, _, windows, key = places[at]
+            counter, _, windows, key = refs[at]
             windows[key] = window = counter.settle(before[at], now_us)
             states[at] = counter.state(window)
 
 
-def _charge_refusal(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> None:
+def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> None:
     """Charge a refusal to the limits that count such."""
     counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
-    for (counter, cost, windows, key), counted in zip(places, counts, strict=True):
+    for (counter, cost, windows, key), counted in zip(refs, counts, strict=True):
         if counted:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
 
 
-def charge_all(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> Decision:
+def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question, whatever their limits."""
     states: list[WindowState] = []
     units: list[int] = []
-    for counter, cost, windows, key in places:
+    for counter, cost, windows, key in refs:
         windows[key], kept = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key]))
         units.append(kept)
-    return Decision(True, OK, now_us, checks, states, _reserved(places, checks, now_us, units))
+    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
 
 
 def _reserved(
-    places: Sequence[WindowRef], checks: Sequence[Check], now_us: int, units: Sequence[int]
+    refs: Sequence[WindowRef], checks: Sequence[Check], now_us: int, units: Sequence[int]
 ) -> list[Reservation]:
     """Return what a question has charged."""
-    marks = [counter.mark(windows[key]) for counter, _, windows, key in places]
+    marks = [counter.mark(windows[key]) for counter, _, windows, key in refs]
     return reserved(checks, now_us, marks, units)
 
 
 def refund_all(
     reservations: Sequence[Reservation],
-    places: Sequence[WindowRef],
+    refs: Sequence[WindowRef],
     now_us: int,
     *,
     latest_us: int,
@@ -125,7 +125,7 @@ def refund_all(
 
     Args:
         reservations: What was charged.
-        places: Where its windows lie, those of each check in turn.
+        refs: Where its windows lie, those of each check in turn.
         now_us: The moment.
         latest_us: The latest moment that the store has seen. What has left by then is not handed back, also where the
             clock has stepped back since and its moment comes again.
@@ -135,7 +135,7 @@ def refund_all(
     noted = [
         (one.decided_us, mark, units) for one in reservations for mark, units in zip(one.marks, one.units, strict=True)
     ]
-    for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, places, strict=True):
+    for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, refs, strict=True):
         kept = isinstance(counter, Concurrency)  # a permit is held, whatever time it is
         if kept or (decided_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
             left = counter.remove(windows[key], now_us, decided_us, mark, units)
@@ -144,26 +144,26 @@ def refund_all(
     return changed
 
 
-def enter_periods(places: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
+def enter_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
     """Let the counts of quotas enter the periods of now, before anything is asked of them.
 
     Args:
-        places: Where the windows of a question lie.
+        refs: Where the windows of a question lie.
         now_us: The time of the store.
         unix_us: Unix time at the same moment.
     """
-    for counter, _, windows, key in places:
+    for counter, _, windows, key in refs:
         if isinstance(counter, Quota):
             windows[key] = counter.enter(windows[key], now_us, unix_us)
 
 
-def _states(places: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowState]:
+def _states(refs: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowState]:
     return [
-        counter.state(windows[key], wait_us) for (counter, _, windows, key), wait_us in zip(places, waits, strict=True)
+        counter.state(windows[key], wait_us) for (counter, _, windows, key), wait_us in zip(refs, waits, strict=True)
     ]
 
 
-def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) -> list[int]:
+def _waits(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[int]:
     """Return how long each limit holds a question up, and charge nothing.
 
     What a question asks of one window for one key has to fit together. Keys that share a window have to fit each by
@@ -173,7 +173,7 @@ def _waits(checks: Sequence[Check], places: Sequence[WindowRef], now_us: int) ->
     waits = []
     imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}
     clients = [client for bucket, client, _ in checks for _ in bucket.limits]
-    for (counter, cost, windows, key), client in zip(places, clients, strict=True):
+    for (counter, cost, windows, key), client in zip(refs, clients, strict=True):
         window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
         window, state = counter.spend(window, now_us, cost, ahead)
         if state[3]:

@@ -170,7 +170,7 @@ class MemoryStore(Store):
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
-            decision = decide(checks, self._places(checks, now_us), now_us)
+            decision = decide(checks, self._refs(checks, now_us), now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us or self._pending:
@@ -183,23 +183,23 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, places = self._imagined(checks)
-        decision = decide(checks, places, now_us)
+        now_us, refs = self._imagined(checks)
+        decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         self.expect_open()
-        now_us, places = self._imagined([(bucket, key, 0) for bucket in buckets])
-        return Snapshot(now_us, [windows[name] for _, _, windows, name in places])
+        now_us, refs = self._imagined([(bucket, key, 0) for bucket in buckets])
+        return Snapshot(now_us, [windows[name] for _, _, windows, name in refs])
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost in one step, whatever the limits, and say what is left."""
         self.expect_open()
         with self._lock_of(checks):
             now_us = self._now_us()
-            decision = charge_all(checks, self._places(checks, now_us), now_us)
+            decision = charge_all(checks, self._refs(checks, now_us), now_us)
         self._tidy(now_us)
         return decision
 
@@ -209,18 +209,18 @@ class MemoryStore(Store):
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
             now_us = self._now_us()
-            places = [
+            refs = [
                 (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
                 for bucket, key, cost in checks
                 for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
-            enter_periods(places, now_us, self.unix_us())
-            return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            enter_periods(refs, now_us, self.unix_us())
+            return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; False where there were none.
 
-        What the key spent in a shared cell stays: it cannot be told from what others spent there. Places stay taken:
+        What the key spent in a shared cell stays: it cannot be told from what others spent there. Permits stay taken:
         the requests that hold them are still under way.
         """
         self.expect_open()
@@ -233,7 +233,7 @@ class MemoryStore(Store):
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and what is in shared cells; False where there were none.
 
-        Places stay taken: the requests that hold them are still under way.
+        Permits stay taken: the requests that hold them are still under way.
         """
         self.expect_open()
         forgotten: list[dict[str, bytes]] = []
@@ -292,14 +292,14 @@ class MemoryStore(Store):
             question.version = self._version
         return question.asked
 
-    def _places(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
+    def _refs(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
         """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
-        places: list[WindowRef] = []
+        refs: list[WindowRef] = []
         dated = False
         if isinstance(checks, Question) and checks.store is self:
             for counter, cost, table, key in self._asked(checks):
                 windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
-                places.append((counter, cost, windows, name))
+                refs.append((counter, cost, windows, name))
                 if table.dated:
                     dated = True
         else:  # those who ask once are not slowed down by a list that nobody needs again
@@ -308,12 +308,12 @@ class MemoryStore(Store):
                 for counter, tables in self._bound.get(bucket) or self._bind(bucket):
                     table = tables[at]
                     windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
-                    places.append((counter, cost, windows, name))
+                    refs.append((counter, cost, windows, name))
                     if table.dated:
                         dated = True
         if dated:
-            enter_periods(places, now_us, self.unix_us())
-        return places
+            enter_periods(refs, now_us, self.unix_us())
+        return refs
 
     def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
         """Return where a key is counted that was not asked for lately."""
@@ -325,7 +325,7 @@ class MemoryStore(Store):
     def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
         windows: dict[Any, bytes] = {}
-        places: list[WindowRef] = []
+        refs: list[WindowRef] = []
         room = self._room.max_keys - self._room.keys
         for bucket, key, cost in checks:
             at = self._shard_of(key)
@@ -340,10 +340,10 @@ class MemoryStore(Store):
                         if room < 0:
                             name = (identity, cell_of(key, self._secret))
                     windows.setdefault(name, window)
-                    places.append((limit.counter, cost, windows, name))
+                    refs.append((limit.counter, cost, windows, name))
         now_us = self._time_us()
-        enter_periods(places, now_us, self.unix_us())
-        return now_us, places
+        enter_periods(refs, now_us, self.unix_us())
+        return now_us, refs
 
     def _bind(self, bucket: LimitSet) -> list[tuple[Counter, Tables]]:
         """Return the counters of a bucket with their tables; missing ones are made. A shard's lock is held."""

@@ -37,7 +37,7 @@ class RedisSharedStats(SharedStats):
 
     def __init__(self, batcher: Callable[[], Batcher], meta: bytes, clock: Clock | None) -> None:
         self._batcher = batcher
-        self._prefix = meta + b":figures:"
+        self._prefix = meta + b":stats:"
         self._clock = clock
 
     @sensible

@@ -62,7 +62,7 @@ class RedisStore(Store):
         timeout: How long Redis may take to answer or to be connected to, before the connection is given up. How long a
             request may take is the limiter's `deadline`.
         permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
-            places three times as often.
+            permits three times as often.
         max_bans: How many bans in force. Beyond, automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
         read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
@@ -209,7 +209,7 @@ class RedisStore(Store):
         return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none. Places stay taken."""
+        """Forget the windows of `key` under every rule; False where there were none. Permits stay taken."""
         packing, refusals = self._shared.packing, self._shared.refusals
 
         def read(answer: bytes, now_us: int) -> bool:
@@ -222,7 +222,7 @@ class RedisStore(Store):
 
     @sensible
     async def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
+        """Forget the windows of all keys under every rule; False where there were none. Permits stay taken.
 
         Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
         handed back.

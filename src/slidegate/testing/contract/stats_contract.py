@@ -61,7 +61,7 @@ class StatsContract:
         assert await settle(stats.read("5s", 1, 1)) == []
 
     @with_store(ability="shared_stats")
-    async def test_the_time_of_figures_is_that_of_the_store(self, store: StoreHarness) -> None:
+    async def test_the_time_of_statistics_is_that_of_the_store(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None
         before_us = await settle(stats.time())

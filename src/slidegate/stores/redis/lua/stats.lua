@@ -1,4 +1,4 @@
--- Write rows of figures: KEYS are their hashes, ARGV[1] the time in microseconds (empty: the server's), ARGV[2] the
+-- Write rows of statistics: KEYS are their hashes, ARGV[1] the time in microseconds (empty: the server's), ARGV[2] the
 -- worker, and behind that for each row its value and for how many microseconds it is kept.
 --
 -- A hash holds the rows of all workers under one rollup and number. It goes by its TTL; a row in it begins with the

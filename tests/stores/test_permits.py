@@ -62,7 +62,7 @@ class Workers:
         return store
 
     def events(self, worker: int) -> list[Any]:
-        """Return what a worker told about places that it lost."""
+        """Return what a worker told about permits that it lost."""
         return [event.details for event in self.seen[worker].events if event.kind == "permits_lost"]
 
     @property
@@ -146,7 +146,7 @@ async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -
     assert [store.permits_held() for store in crew.stores] == [0, 1, 2]
 
 
-async def test_places_of_a_worker_that_is_gone_come_back_after_the_lease(crew: Workers) -> None:
+async def test_permits_of_a_worker_that_is_gone_come_back_after_the_lease(crew: Workers) -> None:
     gone, here = crew.hire(), crew.hire()
     held = [await take(gone), await take(gone)]
     crew.clock.advance(us=LEASE_US - 1)
@@ -190,7 +190,7 @@ async def test_permits_of_a_worker_that_was_stopped_for_too_long_are_lost(crew: 
     assert crew.events(1) == []
 
 
-async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
+async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     kept = await take(holds)
     await take(holds)  # its decision is gone at once
@@ -213,7 +213,7 @@ class Deaf(RemoteStore):
         raise StoreUnavailable("deaf")
 
 
-async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
+async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     kept = await take(holds)
     assert await Limiter(Deaf(inner=holds)).refund(kept) is False
@@ -287,7 +287,7 @@ def test_a_lease_that_cannot_work_is_refused(kind: str, lease: Any, tmp_path: Pa
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
-    """Take a place where no event loop runs."""
+    """Take a permit where no event loop runs."""
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision
@@ -303,7 +303,7 @@ def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) 
     assert store.permits_held() == 0
 
 
-def test_places_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
+def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
     gone, here = in_file.hire(), in_file.hire()
     held = [take_now(gone, f"user:{number}") for number in range(1_000)]
     full = here.stats().bytes_used
@@ -482,7 +482,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert at_server.seen[0].events == []
 
 
-async def test_a_place_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
+async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
     store, other = at_server.hire(), at_server.hire()
     await settle(store.peek(((TWO, "ann", 1),)))  # connects
     task = asyncio.ensure_future(take(store))
@@ -497,7 +497,7 @@ async def test_a_place_for_a_request_that_was_given_up_is_handed_back(at_server:
 
 
 @needs_redis
-async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
+async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
     crew = Workers(cluster)
     holds, other = crew.hire(readable=True), crew.hire(readable=True)
     held = [await take(holds), await take(holds)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, until
-from .places_worker import Worker
+from .permits_worker import Worker
 
 pytestmark = pytest.mark.all
 LEASE_S = 2.0
@@ -110,7 +110,7 @@ def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(crew: 
             assert under_way <= AMOUNT
         victim = alive.pop(chance.randrange(len(alive)))
         victim.kill()
-        crew.forget(victim)  # its places come back later
+        crew.forget(victim)  # its permits come back later
         newcomer = crew.hire()
         alive.append(newcomer)
         newcomer.ask(f"busy {chance.randrange(10**6)}")
@@ -120,4 +120,4 @@ def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(crew: 
         assert worker.ask("held") == "0"
     assert crew.under_way() == 0
     last = crew.hire()
-    until(lambda: last.ask("take") == "yes" and last.ask("held") == str(AMOUNT), "the places of those who were killed")
+    until(lambda: last.ask("take") == "yes" and last.ask("held") == str(AMOUNT), "the permits of those who were killed")

@@ -1,11 +1,11 @@
-"""A process that holds places on a shared store: ``python -m tests.stores.places_worker URL AMOUNT BOARD PLACE``.
+"""A process that holds permits on a shared store: ``python -m tests.stores.permits_worker URL AMOUNT BOARD PLACE``.
 
 It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
-place back and says whether the store took it, and ``held`` counts its places. ``lost`` says how many places were told
+permit back and says whether the store took it, and ``held`` counts its permits. ``lost`` says how many permits were told
 as lost. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
 
 It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
-is handed back. So the sum of the bytes of all workers is never more than the places that are taken.
+is handed back. So the sum of the bytes of all workers is never more than the permits that are taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Worker:
     """A running worker, as its parent sees it."""
 
     def __init__(self, url: str, amount: int, board: Path, place: int) -> None:
-        command = [sys.executable, "-m", "tests.stores.places_worker", url, str(amount), str(board), str(place)]
+        command = [sys.executable, "-m", "tests.stores.permits_worker", url, str(amount), str(board), str(place)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

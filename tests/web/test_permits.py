@@ -19,7 +19,7 @@ from ..asgi import PEER, call, hello
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
-from .places_traffic import AMOUNTS, play
+from .permits_traffic import AMOUNTS, play
 
 BOUND_S = 60
 
@@ -125,7 +125,7 @@ async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
     assert store.permits_held() == 0
 
 
-def test_places_come_back_under_trio_too() -> None:
+def test_permits_come_back_under_trio_too() -> None:
     trio = pytest.importorskip("trio")
     store = MemoryStore()
     middleware = RateLimitMiddleware(
