@@ -1,7 +1,7 @@
 """A process that holds permits on a shared store: ``python -m tests.stores.permits_worker URL AMOUNT BOARD PLACE``.
 
 It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
-permit back and says whether the store took it, and ``held`` counts its permits. ``lost`` says how many permits were told
+permit back and says whether the store took it, and ``held`` counts its permits. ``lost`` says how many were told
 as lost. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
 
 It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
