@@ -354,8 +354,9 @@ class Environment:
         failed, self._check_failed = self._check_failed, None
         if failed is not None:
             raise failed
-        self._checking = threading.Thread(target=self._open_checked, name="slidegate-lmdb-check", daemon=True)
-        self._checking.start()
+        checking = threading.Thread(target=self._open_checked, name="slidegate-lmdb-check", daemon=True)
+        checking.start()  # it waits for the lock, which is held here
+        self._checking = checking
 
     def _open_checked(self) -> None:
         with self._lock:
