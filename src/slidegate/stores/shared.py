@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Final
 
+from ..core.bans.rules import NonDecreasingClock
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import Clock, Event
+from .forks import hold_over_fork
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each, these are 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -29,3 +32,15 @@ def check_clock(name: str, given: Clock | None) -> None:
     """
     if given is not None and not callable(given):
         raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
+
+
+def non_decreasing(clock: Clock) -> Clock:
+    """Return a clock that goes on from where it was where the given one steps back; threads may share it."""
+    time, lock = NonDecreasingClock(), Lock()
+    hold_over_fork(lock)
+
+    def now_us() -> int:
+        with lock:
+            return time.at(clock())
+
+    return now_us

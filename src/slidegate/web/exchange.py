@@ -107,19 +107,19 @@ class Decided:
         parts: Those of the middleware nearest above: limits at endpoints count there.
         entries: The decisions, each with the middleware that asked for it or stands above the endpoint that did, the
             outermost first.
+        exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a
+            browser sends it by itself.
 
     Attributes:
         parts: The same.
         entries: The same.
+        exempt: The same.
     """
 
-    exempt: Sequence[Parts] = ()
-    """The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a browser
-    sends it by itself."""
-
-    def __init__(self, parts: Parts, entries: list[Entry]) -> None:
+    def __init__(self, parts: Parts, entries: list[Entry], exempt: Sequence[Parts]) -> None:
         self.parts = parts
         self.entries = entries
+        self.exempt = exempt
 
     @property
     def decisions(self) -> list[Decision]:
@@ -177,6 +177,7 @@ class Exchange(Decided):
     def __init__(self, parts: Parts, scope: Scope, send: Send) -> None:
         self.parts = parts
         self.entries: list[Entry] = []
+        self.exempt: Sequence[Parts] = ()
         self.scope = scope
         self._send = send
         self._headers = parts.headers
@@ -364,13 +365,6 @@ class Exchange(Decided):
         finally:
             if self.stats is not None:
                 self.stats.leave(self, error)
-
-    def ended(self) -> Decided:
-        """Return what is left of a request that has ended: the scope may hold that, which does not hold the scope."""
-        decided = Decided(self.parts, self.entries)
-        if self.exempt:
-            decided.exempt = self.exempt
-        return decided
 
 
 def hand_back_uncounted(

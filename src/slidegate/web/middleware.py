@@ -37,6 +37,7 @@ from .exchange import (
     DISABLED_KEY,
     ENDED_KEY,
     SCOPE_KEY,
+    Decided,
     Exchange,
     Parts,
     allowlisted,
@@ -268,7 +269,8 @@ class RateLimitMiddleware(FailsAtStartup):
             if outer is None:
                 # Whoever gets the same scope again, from a retry for example, makes another request of it.
                 scope.pop(SCOPE_KEY, None)
-                scope[ENDED_KEY] = exchange.ended()
+                # This holds no scope, so nothing is left to the garbage collector.
+                scope[ENDED_KEY] = Decided(exchange.parts, exchange.entries, exchange.exempt)
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.

@@ -70,7 +70,7 @@ class LmdbBans(BanStore):
         note of the error says how far this came, and the same rows again bring the rest.
         """
         # The deadline is this call's: while it waits, others on the same loop ask with theirs.
-        stored = from_rows(rows, self._now_us(), self._settings.unix_us())
+        stored = from_rows(rows, self._settings.ban_now_us(), self._settings.unix_us())
         return _answer(self._load(stored, self._batcher.patience_s))
 
     def count(self) -> int:
@@ -86,11 +86,11 @@ class LmdbBans(BanStore):
         return _answer(self._dump())
 
     async def _active(self) -> list[Ban]:
-        now_us = self._now_us()
+        now_us = self._settings.ban_now_us()
         return [ban async for ban in self._read_bans() if not ban.is_over(now_us)]
 
     async def _dump(self) -> list[Row]:
-        now_us = self._now_us()
+        now_us = self._settings.ban_now_us()
         records = [
             (*struck_of(row), record)
             async for row, packed in self._rows("strikes")
@@ -136,9 +136,6 @@ class LmdbBans(BanStore):
         answer = self._batcher.run_job((do, args), patience_s)
         if isawaitable(answer):
             await answer
-
-    def _now_us(self) -> int:
-        return self._transactions.ban_now_us(self._settings.now_us())
 
 
 def rows_from(transaction: Transaction, database: str, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import lmdb
@@ -16,7 +15,7 @@ import lmdb
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans
-from ...core.bans.rules import LOG_EVERY_US, BanRules, NonDecreasingClock
+from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
 from ...core.decide import WindowRef, charge_all, decide, refund_all
 from ...core.decision import BanRefusal, Check, Decision, LimitSet
@@ -26,7 +25,6 @@ from ...core.memo import remember
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
-from ..forks import hold_over_fork
 from ..leases import permits_lost
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanStorage, ban_of
@@ -51,12 +49,14 @@ class Settings(NamedTuple):
 
     Attributes:
         now_us: The store's clock.
+        ban_now_us: The same for bans: it never runs back.
         unix_us: Returns Unix time in microseconds, which quotas go by, and people read in bans.
         max_keys: How many windows to hold.
         max_bans: How many bans, and how many strike records, to hold.
     """
 
     now_us: Clock
+    ban_now_us: Clock
     unix_us: Clock
     max_keys: int
     max_bans: int
@@ -92,9 +92,6 @@ class Transactions:
         self.networks = KnownNetworks()
         self.refused: dict[Sequence[Check], None] = {}
         self.ban_throttle = Throttle(LOG_EVERY_US)
-        self._ban_clock = NonDecreasingClock()
-        self._ban_clock_lock = Lock()
-        hold_over_fork(self._ban_clock_lock)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.tells = self.closed = False
@@ -200,11 +197,6 @@ class Transactions:
         if self.tells and self.env.untold:
             events, self.env.untold = self.env.untold, []
             self._observers.tell_all(events)
-
-    def ban_now_us(self, clock_us: int) -> int:
-        """Return the bans' time, which never runs back, at a moment of the store's clock."""
-        with self._ban_clock_lock:
-            return self._ban_clock.at(clock_us)
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
         """Make the map larger; if it cannot grow, delete some rows that are empty.
@@ -345,21 +337,23 @@ class Transaction:
                 found.append(ban)
         if not found:
             return None  # most requests end here
-        now_us = self._process.ban_now_us(self.now_us)
+        now_us = self._process.settings.ban_now_us()
         ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        return self._ban_rules().strike(policy, key, weight, reason, self._ban_now_us(), self._unix_us())
+        settings = self._process.settings
+        return self._ban_rules().strike(policy, key, weight, reason, settings.ban_now_us(), settings.unix_us())
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        return self._ban_rules().ban(key, length_us, reason, by, self._ban_now_us(), self._unix_us())
+        settings = self._process.settings
+        return self._ban_rules().ban(key, length_us, reason, by, settings.ban_now_us(), settings.unix_us())
 
     def unban(self, key: str, by: str) -> bool:
         """Take the ban of a key back, and forget its strikes and levels; False if there was neither."""
-        return self._ban_rules().unban(key, by, self._ban_now_us())
+        return self._ban_rules().unban(key, by, self._process.settings.ban_now_us())
 
     def check_room(self, stored: Bans) -> None:
         """See that bans and strike records can be taken over; see `BanRules.check_room`."""
@@ -386,12 +380,6 @@ class Transaction:
         if self._rules is None:
             self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
         return self._rules
-
-    def _ban_now_us(self) -> int:
-        return self._process.ban_now_us(self.now_us)
-
-    def _unix_us(self) -> int:
-        return self._process.settings.unix_us()
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 

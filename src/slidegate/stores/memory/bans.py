@@ -18,13 +18,13 @@ from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
-from ...core.bans.rules import LOG_EVERY_US, BanRules, NonDecreasingClock
+from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
-from ..shared import DEFAULT_MAX_BANS
+from ..shared import DEFAULT_MAX_BANS, non_decreasing
 from ..system_clock import system_us
 
 T = TypeVar("T")
@@ -165,10 +165,9 @@ class MemoryBans(BanStore):
     ) -> None:
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._clock = clock or _monotonic_us
+        self._now_us = _monotonic_us if clock is None else non_decreasing(clock)
         self._wall = wall_clock or system_us
         self._emit = emit
-        self._non_decreasing = NonDecreasingClock()
         self._storage = MemoryBanStorage()
         self._rules = BanRules(self._storage, max_bans, Throttle(LOG_EVERY_US))
         self.by_key = self._storage.bans
@@ -201,8 +200,7 @@ class MemoryBans(BanStore):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        with self._lock:
-            now_us = self._non_decreasing.at(self._clock())
+        now_us = self._now_us()
         ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
@@ -233,26 +231,26 @@ class MemoryBans(BanStore):
         """Forget some bans and strikes that are over."""
         if self._storage.bans or self._storage.record_count():
             with self._lock:
-                self._storage.remove_expired(self._non_decreasing.at(self._clock()), SWEEP_STEP)
+                self._storage.remove_expired(self._now_us(), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
         """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
         self._expect_open()
         with self._lock:
-            rows, now_us = list(self._storage.bans.values()), self._non_decreasing.at(self._clock())
+            rows, now_us = list(self._storage.bans.values()), self._now_us()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
         with self._lock:
-            self._storage.remove_expired(self._non_decreasing.at(self._clock()), _COUNTED)
+            self._storage.remove_expired(self._now_us(), _COUNTED)
             return self._storage.ban_count()
 
     def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         self._expect_open()
         with self._lock:
-            now_us = self._non_decreasing.at(self._clock())
+            now_us = self._now_us()
             records = [entry for entry in self._storage.records() if entry[2].over_us > now_us]
             bans = [ban for ban in map(Ban._make, self._storage.bans.values()) if not ban.is_over(now_us)]
             return list(to_rows(Bans(bans, records), now_us, self._wall()))
@@ -270,10 +268,6 @@ class MemoryBans(BanStore):
 
         return self._change(take_over)
 
-    def _now_us(self) -> int:
-        with self._lock:
-            return self._non_decreasing.at(self._clock())
-
     def _expect_open(self) -> None:
         if self._closed:
             raise closed("the store of these bans")
@@ -282,7 +276,7 @@ class MemoryBans(BanStore):
         """Let the rules change something, and tell the events of it."""
         self._expect_open()
         with self._lock:
-            answer = do(self._rules, self._non_decreasing.at(self._clock()), self._wall())
+            answer = do(self._rules, self._now_us(), self._wall())
             events, self._rules.events = self._rules.events, []
         self._emit(events)
         return answer
