@@ -127,7 +127,9 @@ class MemoryStore(Store):
         self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under a lock, told after it
-        self.bans = MemoryBans(clock, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans)
+        self.bans = MemoryBans(
+            self._time_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
+        )
         self._banned = self.bans.by_key
 
     def __repr__(self) -> str:
