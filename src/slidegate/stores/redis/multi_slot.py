@@ -1,24 +1,21 @@
 """Questions with several keys on a cluster. They lie in different slots, which no script can see together.
 
-All keys are looked at first, at the same time; a question that one of them refuses changes nothing. Otherwise all are
-charged, again at the same time. Where one refuses after all, because somebody came between, the others are handed
-back, also when the request was given up meanwhile: never more than the limits, though somebody else may be refused by
-units that are handed back a moment later. Where a process dies in between, units stay charged for a window.
+Units are charged in order, key after key. Where one refuses, fails or is given up, those before it are handed back:
+never do more pass than the limits allow, though somebody else may be refused by units that are handed back a moment
+later. Where a process dies in between, units stay charged for a window.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Check, Decision, Reason
 from ...core.reservation import Reservation
 from ...core.ring import NEVER, WindowState
-from .script import CHARGE, GLANCE, HIT, LOOK
-
-TRIES: Final = 3
+from .script import CHARGE, LOOK, PEEK
 
 Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[BanSubject]], "asyncio.Future[Decision]"]
 HandBack: TypeAlias = Callable[[Sequence[Reservation]], object]
@@ -38,8 +35,9 @@ class MultiSlot:
         self._checks = checks
         self._ask = ask
         self._hand_back = hand_back
-        # The places of the checks of each key; none for a key that is only looked up among the bans.
-        self._groups = {key: [at for at, check in enumerate(checks) if check[1] == key] for key in keys}
+        # The places of the checks of each key; none for a key that is only looked up among the bans, which comes first.
+        groups = {key: [at for at, check in enumerate(checks) if check[1] == key] for key in keys}
+        self._groups = dict(sorted(groups.items(), key=lambda group: bool(group[1])))
 
     async def decide(self, what: int) -> Decision:
         """Return the answer to the whole question.
@@ -47,51 +45,61 @@ class MultiSlot:
         Raises:
             StoreError: A part got none; nothing stays charged, as far as Redis can be reached.
         """
-        if what == CHARGE:
-            return self._whole(await self._ask_all(CHARGE), True)
-        parts: list[Decision] = []
-        for _ in range(TRIES):
-            parts = await self._ask_all(LOOK if what == HIT else GLANCE)
-            if any(part.reason is not Reason.OK for part in parts):
-                break
-            parts = await self._ask_all(what)
-            if all(part.allowed for part in parts):
-                return self._whole(parts, what == HIT)
-            for part in parts:
-                self._hand_back(part.take_back())
-        else:
-            return self._whole(parts, False)
-        if what == HIT and all(part.reason is not Reason.TOO_LARGE for part in parts):
-            parts = await self._count_denied(parts)
-        return self._whole(parts, False)
-
-    async def _count_denied(self, parts: list[Decision]) -> list[Decision]:
-        """Charge a refusal where that counts, and look again."""
+        if what == PEEK:
+            parts = await self._ask_all(LOOK)
+            return self._whole(parts if _refused(parts) else await self._ask_all(PEEK))
+        charged, refused = await self._charge(what)
+        if refused is None:
+            return self._whole(charged, charged=True)
+        for part in charged:
+            self._hand_back(part.take_back())
+        if isinstance(refused, BanRefusal):
+            return self._whole([refused])
+        parts = await self._ask_all(LOOK)
+        parts[len(charged)] = refused
         denied = [(bucket.uncounted, key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
-        if not denied or any(isinstance(part, BanRefusal) for part in parts):
-            return parts
-        await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
-        return await self._ask_all(LOOK)
+        if denied and not any(part.reason in (Reason.TOO_LARGE, Reason.BANNED) for part in parts):
+            await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
+            parts = await self._ask_all(LOOK)
+        return self._whole(parts, Reason.LIMITED)
 
-    async def _ask_all(self, what: int) -> list[Decision]:
-        futures = []
-        for key, group in self._groups.items():
-            checks = [(self._checks[at][0].uncounted, *self._checks[at][1:]) for at in group]
-            if checks or what != CHARGE:
-                futures.append(self._ask(what, checks, () if checks else (key,)))
-        try:
-            await asyncio.wait(futures)  # and not `gather`: a request that is given up on its way may be charged
-            return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
+    async def _charge(self, what: int) -> tuple[list[Decision], Decision | None]:
+        """Charge part after part; return those that were charged, and the one that was refused."""
+        charged: list[Decision] = []
+        for key in self._groups:
+            future = self._part(what, key)
+            try:
+                await asyncio.wait((future,))  # giving up here does not cancel it: it may be charged on its way
+                part = future.result()
+            except BaseException:
                 future.add_done_callback(self._undo)
-            raise
+                for before in charged:
+                    self._hand_back(before.take_back())
+                raise
+            if not part.allowed:
+                return charged, part
+            charged.append(part)
+        return charged, None
 
     def _undo(self, future: asyncio.Future[Decision]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._hand_back(future.result().take_back())
 
-    def _whole(self, parts: Sequence[Decision], charged: bool) -> Decision:
+    async def _ask_all(self, what: int) -> list[Decision]:
+        return await asyncio.gather(*(self._part(what, key) for key in self._groups))
+
+    def _part(self, what: int, key: str) -> asyncio.Future[Decision]:
+        checks = [(self._checks[at][0].uncounted, *self._checks[at][1:]) for at in self._groups[key]]
+        return self._ask(what, checks, () if checks else (key,))
+
+    def _whole(self, parts: Sequence[Decision], least: Reason = Reason.OK, *, charged: bool = False) -> Decision:
+        """Put parts together.
+
+        Args:
+            parts: Their answers, in the order of the keys.
+            least: The reason where no part refuses by now.
+            charged: Whether the parts stay charged.
+        """
         for part in parts:
             if isinstance(part, BanRefusal):
                 return BanRefusal(part.by, part.ban, part.now_us, self._checks)
@@ -112,9 +120,13 @@ class MultiSlot:
                 reservation.check = self._checks[at]
                 reservations.append(reservation)
         whole = [reading for at in range(len(self._checks)) for reading in readings[at]]
-        reason = _reason([part.reason for part in parts], whole)
+        reason = _reason([least, *(part.reason for part in parts)], whole)
         reservations.sort(key=lambda reservation: reservation.index)
         return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, reservations)
+
+
+def _refused(parts: Sequence[Decision]) -> bool:
+    return any(part.reason is not Reason.OK for part in parts)
 
 
 def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reason:

@@ -30,7 +30,7 @@ LAYOUT: Final = 7
 DIGEST_BYTES: Final = 16
 """Nobody can look for two keys that have one digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
+HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a limit that is a quota; that of counting refusals may be added to it."""

@@ -100,7 +100,7 @@ end
 -- The operations on all windows of a question at once, as core/decide.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -217,13 +217,13 @@ local function judge(what, arg, at, many, now)
   elseif what == RESET then
     return pack("<B", forget(many + 1, now, unpack_from("<i8", arg, at)) and CHANGED or NOTHING)
   end
-  local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
+  local asks = asks_of(arg, at, many, now, what == PEEK or what == LOOK or what == INSPECT)
   if what == INSPECT then
     return inspect(asks)
   elseif what == CHARGE then
     local told, counted = charge(asks, now)
     return told .. counted
-  elseif what == LOOK or what == GLANCE then
+  elseif what == LOOK then
     return answer(look(asks, now), asks) -- of a part of a question whose other keys lie elsewhere
   end
   return hit(asks, now)
