@@ -386,7 +386,8 @@ async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float)
     except (RedisError, OSError) as error:
         raise StoreUnavailable(f"redis: {error}") from error
     finally:
-        await asyncio.gather(*(node.disconnect() for node in asked), return_exceptions=True)
+        # Shielded, because the store may be closed while this waits, and a connection that is never closed warns.
+        await asyncio.shield(asyncio.gather(*(node.disconnect() for node in asked), return_exceptions=True))
     return {slot: (nodes[0].host, int(nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
 
 
