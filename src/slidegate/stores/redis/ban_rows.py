@@ -110,6 +110,14 @@ def unpack_record(packed: bytes) -> StruckRecord | None:
     return StruckRecord(key, StrikeRecord(*fields), [(name, at_us) for name, at_us in heard])
 
 
+def read_record(packed: bytes) -> StruckRecord | None:
+    """Read what `pack_record` packed; None for what it did not."""
+    try:
+        return unpack_record(packed)
+    except NO_BAN:
+        return None
+
+
 def left_ms(end_us: int | None, now_us: int, slack_ms: int) -> int:
     """Return how long what ends at a moment has to be kept; a hundred years for what never ends."""
     return FOR_EVER_MS if end_us is None else min(max(end_us - now_us, 0) // 1_000 + slack_ms, FOR_EVER_MS)

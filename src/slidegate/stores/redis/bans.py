@@ -40,6 +40,7 @@ from .ban_rows import (
     pack_ban,
     pack_record,
     read_ban,
+    read_record,
     unpack_ban,
     unpack_record,
     unpack_stored,
@@ -249,12 +250,7 @@ class RedisBans(BanStore):
         return list(found.values())
 
     async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
-        try:
-            return unpack_stored(await batcher.ask_about(name, b"HGET", name, BAN_FIELD))
-        except StoreUnavailable as error:
-            if error.concerns != "key":
-                raise
-            return None  # somebody else's value
+        return unpack_stored(await self._asked(batcher, name, b"HGET", name, BAN_FIELD))
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -447,16 +443,26 @@ class RedisBans(BanStore):
 
         await self._update(key, policy, decide)
 
+    async def _asked(self, batcher: Batcher, name: bytes, *command: bytes) -> Any:
+        """Return the answer to a command about a name; None where a value of somebody else stands there."""
+        try:
+            return await batcher.ask_about(name, *command)
+        except StoreUnavailable as error:
+            if error.concerns != "key":
+                raise
+            return None
+
     async def _records(self) -> list[tuple[str, str, StrikeRecord]]:
         """Return (policy, key, record) of all keys that have one, which are searched for among all names."""
         batcher, found = self._batcher(), list[tuple[str, str, StrikeRecord]]()
         now_us = await self._now_us()
         async for names in in_steps(await batcher.names(self._packing.strikes)):
-            for fields in await asyncio.gather(*(batcher.ask_about(name, b"HGETALL", name) for name in names)):
+            asked = await asyncio.gather(*(self._asked(batcher, name, b"HGETALL", name) for name in names))
+            for fields in filter(None, asked):
                 for policy, row in zip(fields[::2], fields[1::2], strict=True):
-                    struck = unpack_record(row)
+                    struck = read_record(row)
                     if struck is not None and struck.record.over_us > now_us:
-                        found.append((policy.decode(), struck.key, struck.record))
+                        found.append((policy.decode(errors="replace"), struck.key, struck.record))
         return found
 
     async def _has_room(self, ban: Ban) -> bool:

@@ -27,7 +27,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from hiredis import HiredisError
-from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
@@ -35,12 +34,11 @@ from ...core.store import Clock, Event
 from .bans import COUNT_BYTES, RedisBans
 from .clock import ServerClock
 from .errors import CLOSED, SICK, refusal, store_error, unexpected
-from .eviction import Eviction
-from .link import Connection, Settings, open_connection
+from .link import Connection
 from .refusals import RefusalCache
 from .requests import Question, Request
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
-from .sentinels import open_master
+from .server import Server
 
 if TYPE_CHECKING:
     from .permits import Renewals
@@ -66,14 +64,11 @@ class Shared:
     """The parts of a store that its batchers and requests share.
 
     Attributes:
-        client: The client, which says where to connect.
-        timeout_s: How long the server may take.
-        meta: The name of the hash with the numbers.
+        server: Connects.
         max_waiting: How many requests may wait in a line.
         clock: The clock of a test.
         tell: Passes events on.
         read_only: Whether nothing is made where nothing of slidegate stands.
-        eviction: Finds out whether a server evicts keys.
         packing: Packs requests.
         bans: The bans of the store.
         refusals: The refusals that are known here.
@@ -81,43 +76,16 @@ class Shared:
         hand_back: Hands back, without waiting for it.
     """
 
-    client: Any
-    timeout_s: float
-    meta: bytes
+    server: Server
     max_waiting: int
     clock: Clock | None
     tell: Callable[[Sequence[Event]], None]
     read_only: bool
-    eviction: Eviction
     packing: Packing
     bans: RedisBans
     refusals: RefusalCache
     renewals: Renewals
     hand_back: Callable[[Sequence[Reservation]], object]
-
-    async def open_server(self) -> Connection:
-        """Connect to the one server, or to the master that sentinels name.
-
-        Raises:
-            StoreError: That failed.
-        """
-        pool = self.client.connection_pool
-        if isinstance(pool, SentinelConnectionPool):
-            return await open_master(pool, self.timeout_s, self.open)
-        return await self.open(pool.make_connection())
-
-    async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        """Connect to a server; see `open_connection`."""
-        return await open_connection(settings, self.timeout_s, name, address)
-
-    async def prepare(self, connection: Connection) -> None:
-        """Have a server learn the scripts, and look whether it evicts keys.
-
-        Raises:
-            StoreError: That failed.
-        """
-        loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
-        await asyncio.gather(*loads, self.eviction.look(connection))
 
 
 def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
@@ -202,7 +170,7 @@ class Batcher(ABC):
 
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command about what lies beside the numbers, as `ask_about` does."""
-        return await self.ask_about(self._shared.meta, *command)
+        return await self.ask_about(self._shared.packing.meta, *command)
 
     @abstractmethod
     async def forget_windows(self, pattern: bytes) -> int:
@@ -289,8 +257,8 @@ class Batcher(ABC):
         Raises:
             StoreUnavailable: Nothing does.
         """
-        if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
-            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
+        if self._shared.read_only and not await ask(b"EXISTS", self._shared.packing.meta):
+            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.packing.meta.decode()}")
 
     def _fail_line(self, error: StoreError) -> None:
         """Deal with the requests that have not gone, where it cannot get ready."""
@@ -430,7 +398,7 @@ class ServerBatcher(Batcher):
 
     def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         """Return the names and the arguments of a call."""
-        names = {self._shared.meta: 0, self._shared.bans.index_name: 1}
+        names = {self._shared.packing.meta: 0, self._shared.bans.index_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
         return names, (head(self._shared.clock, sees_numbers=True), packed)
 
@@ -506,11 +474,11 @@ class ServerBatcher(Batcher):
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
             # At once, because the request that began this waits for it within its deadline.
-            await asyncio.gather(self._shared.prepare(connection), self._begin(connection.ask))
+            await asyncio.gather(self._shared.server.prepare(connection), self._begin(connection.ask))
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
-        return await self._shared.open_server()
+        return await self._shared.server.open_server()
 
     def _doubt(self, error: StoreError) -> None:
         if self._connection is not None:

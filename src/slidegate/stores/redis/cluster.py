@@ -74,8 +74,8 @@ class NodeBatcher(ServerBatcher):
         self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
 
     async def _connect(self) -> Connection:
-        there: Any = ClusterNode(*self.address, **self._shared.client.connection_kwargs)
-        connection = await self._shared.open(there.connection_class(**there.connection_kwargs))
+        there: Any = ClusterNode(*self.address, **self._shared.server.client.connection_kwargs)
+        connection = await self._shared.server.open(there.connection_class(**there.connection_kwargs))
         connection.lost.add_done_callback(self._front.doubt_owners)
         return connection
 
@@ -167,7 +167,7 @@ class ClusterBatcher(Batcher):
         """Return which nodes hold keys, or the bans where there are none; None while that is not known."""
         if not self._knows_slots:
             return None
-        names = [self._shared.packing.name_of(key) for key in keys] or [self._shared.meta]
+        names = [self._shared.packing.name_of(key) for key in keys] or [self._shared.packing.meta]
         return ", ".join(sorted({_shown(self._owners.get(key_slot(name))) for name in names}))
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class ClusterBatcher(Batcher):
             fail(requests, StoreUnavailable(CLOSED))
             return
         for request in requests:
-            slot = key_slot(request.name or self._shared.meta)
+            slot = key_slot(request.name or self._shared.packing.meta)
             request.group = slot if request.group is None else request.group
             address = self._owners.get(slot)
             if request.future.done():
@@ -233,7 +233,7 @@ class ClusterBatcher(Batcher):
         with suppress(StoreError):  # the known owners hold, and the requests fail with the first error
             await self._look()
         for request in requests:
-            owner = self._owners.get(key_slot(request.name or self._shared.meta))
+            owner = self._owners.get(key_slot(request.name or self._shared.packing.meta))
             if owner in (None, address) or request.redirections >= MAX_REDIRECTIONS:
                 fail([request], error)
             else:
@@ -263,7 +263,7 @@ class ClusterBatcher(Batcher):
 
     async def _get_ready(self) -> None:
         await self._look()
-        await self._begin(partial(self._ask, self._shared.meta))
+        await self._begin(partial(self._ask, self._shared.packing.meta))
         self._knows_slots = True
 
     def _doubt(self, error: StoreError) -> None:
@@ -281,7 +281,7 @@ class ClusterBatcher(Batcher):
 
     async def _learn_owners(self) -> None:
         try:
-            self._owners = await owners_of(self._shared.client, self._serving, self._shared.timeout_s)
+            self._owners = await owners_of(self._shared.server.client, self._serving, self._shared.server.timeout_s)
             self._serving = {*self._owners.values()}
             for address in self._nodes.keys() - self._serving:
                 if self._nodes[address].is_free:
@@ -303,7 +303,7 @@ class ClusterBatcher(Batcher):
     async def _ask(self, name: bytes, *command: bytes | int) -> Any:
         """Send a command to the node with the slot of a name, wherever that is; waits for connections alone."""
         slot, asking, error = key_slot(name), None, StoreError()
-        until_s = monotonic() + self._shared.timeout_s
+        until_s = monotonic() + self._shared.server.timeout_s
         for _ in range(MAX_REDIRECTIONS):
             address = asking or self._owners.get(slot)
             try:

@@ -41,6 +41,7 @@ from .permits import Renewals
 from .refusals import RefusalCache, monotonic_us
 from .requests import Command, Question, keys_of, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
+from .server import Server
 from .stats import RedisSharedStats
 from .urls import Client, close_client, open_client
 
@@ -100,24 +101,22 @@ class RedisStore(Store):
         hold_over_fork(self._lock)
         held = HeldPermits(permit_lease_us(permit_lease))
         packing = Packing(prefix, held, clock or system_us, readable=readable)
-        refusals, tell, meta = RefusalCache(self._count_denied, clock), self.observers.tell_all, packing.meta
+        refusals, tell = RefusalCache(self._count_denied, clock), self.observers.tell_all
         self.bans = RedisBans(self._batcher, packing, clock, refusals, tell, max_bans, read_only=read_only)
+        self._eviction = Eviction(tell)
         self._shared = Shared(
-            client=self._client,
-            timeout_s=parse_duration_us(timeout, "timeout") / 1_000_000,
-            meta=meta,
+            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, self._eviction),
             max_waiting=max_waiting,
             clock=clock,
             tell=tell,
             read_only=read_only,
-            eviction=Eviction(tell),
             packing=packing,
             bans=self.bans,
             refusals=refusals,
             renewals=Renewals(held, clock, packing, tell, self._batcher, by_row=self._is_cluster),
             hand_back=self._hand_back_unheard,
         )
-        self.shared_stats = RedisSharedStats(self._batcher, meta, clock)
+        self.shared_stats = RedisSharedStats(self._batcher, packing.meta, clock)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
@@ -125,7 +124,7 @@ class RedisStore(Store):
     @property
     def evicts(self) -> str:
         """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
-        return self._shared.eviction.found
+        return self._eviction.found
 
     async def close(self) -> None:
         """Close the connections of all event loops."""
