@@ -298,7 +298,10 @@ def test_stats_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
         shadow = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="tighter", exact=True))
         expect(shadow.get_by_role("cell").nth(1)).to_have_text("20 in shadow")
         route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="GET /", exact=True))
-        assert route.get_by_role("cell").all_inner_texts()[:3] == ["30", "10", "7"]
+        assert route.get_by_role("cell").all_inner_texts()[:3] == ["30", "0", "0"]
+        # A middleware refuses before a router has looked, so its refusals are those of a rule.
+        route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="(no route)", exact=True))
+        assert route.get_by_role("cell").all_inner_texts()[:3] == ["0", "10", "7"]
         page.close()
 
 
