@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import BanStore, BanSubject, Check, LimitSet, Observer, Store
+from slidegate.core import BanStore, BanSubject, Check, EventListener, LimitSet, Store
 from slidegate.core.reservation import Reservation
 from slidegate.testing import FakeClock
 
@@ -76,7 +76,7 @@ class RemoteStore(Store):
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Any:
         return self.answer(self.inner.inspect, key, buckets)
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: EventListener) -> None:
         self.inner.observe(observer)
 
     def close(self) -> Any:

@@ -13,7 +13,7 @@ from slidegate import Limiter, MemoryStore
 from slidegate.core import CounterWindow, Decision, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
 from slidegate.limiter.decisions import NotAsked, StoreDown
-from slidegate.limiter.stats import Stats, Traffic
+from slidegate.stats.report import Stats, Traffic
 
 LIMIT = Limit(5, "1m")
 BUCKET = LimitSet("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")

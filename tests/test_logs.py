@@ -157,7 +157,7 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
     heard: list[Event] = []
     name = f"user:{EVIL}".replace("\udcff", "")  # with half of a character, it would be refused or digested
     limiter = Limiter()
-    limiter.observe(heard.append, inline=True)
+    limiter.observe(heard.append)
 
     async def page(request: Any) -> Any:
         await strike(request, "ban", EVIL)
@@ -178,8 +178,9 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
 
 def test_events_of_any_kind(log: StringIO) -> None:
     store = MemoryStore(clock=FakeClock())
+    limiter = Limiter(store, observers=[failing(Evil)])
     store.observe(failing(Evil))
-    store.observers.tell_all([Event("store_reset", EVIL)])
+    limiter.store.observers.tell_all([Event("store_reset", EVIL)])
     check(log, "store_reset: x\\r\\nERROR root")
     check(log, "failed")
 
@@ -194,7 +195,7 @@ class Sick(RemoteStore):
 async def test_a_store_that_fails(log: StringIO) -> None:
     heard: list[Event] = []
     limiter = Limiter(Sick())
-    limiter.observe(heard.append, inline=True)
+    limiter.observe(heard.append)
     middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=limiter)
     for _ in range(4):
         await call(middleware)

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.logs import AccessLogs, AccessRecord
+from slidegate.stats import Statistics
 
 from .app import DASHBOARD, make_app
 from .figures import Figures, ReplayClock
@@ -250,7 +251,7 @@ def serve(listener: socket.socket, console: Console) -> int:
 
 def counts(limiter: Limiter) -> Text:
     """Return what the middleware has counted so far, in one line."""
-    seen = limiter.stats("24h").total
+    seen = Statistics(limiter).stats("24h").total
     refused = seen.refused - seen.blocked - seen.banned
     return Text(f"{seen.passed:,} admitted, {refused:,} refused, {seen.blocked:,} blocked, {seen.banned:,} banned")
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from slidegate import Limiter
-from slidegate.core.statistics.histogram import ResponseTimes
-from slidegate.core.statistics.series import SLICE_US
-from slidegate.limiter.stats import Statistics
+from slidegate.core.windows.histogram import ResponseTimes
 from slidegate.logs import AccessRecord
-from slidegate.stats import Traffic
+from slidegate.stats import Statistics, Traffic
+from slidegate.stats.series import SLICE_US
 from slidegate.testing import FakeClock
 
 MINUTE_US = 60_000_000
@@ -85,10 +84,10 @@ class Figures:
 
     def __init__(self, limiter: Limiter, clock: ReplayClock) -> None:
         self.routes: dict[str, RouteFigures] = {}
-        self._limiter = limiter
         self._clock = clock
         # In the time of the log every request would take none.
-        limiter.engine.statistics = Statistics(clock.running_us, limiter.engine.emit)
+        limiter.engine.now_us = clock.running_us
+        self._statistics = Statistics(limiter)
 
     def following(self, records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
         """Hand on records, which come in the order of their times, and read the figures after each minute."""
@@ -103,5 +102,5 @@ class Figures:
 
     def _read(self, minute: int) -> None:
         self._clock.set((minute + 1) * MINUTE_US - 1)
-        for route, traffic in self._limiter.stats("1m").routes.items():
+        for route, traffic in self._statistics.stats("1m").routes.items():
             self.routes.setdefault(route, RouteFigures()).add(traffic)

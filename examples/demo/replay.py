@@ -115,7 +115,7 @@ def bans_of(limiter: Limiter, clock: FakeClock) -> list[MadeBan]:
         told: Any = event.details
         bans.append(MadeBan(told["key"], told["by"], told["reason"], clock.now_us, told["until"]))
 
-    limiter.observe(add, kinds=["banned"], inline=True)
+    limiter.observe(add, kinds=["banned"])
     return bans
 
 

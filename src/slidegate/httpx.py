@@ -224,6 +224,7 @@ class _Limited:
             wait_us: int | None = ceil(max(self._paused_here.get(key, 0.0) - anyio.current_time(), 0.0) * 1_000_000)
             if wait_us == 0:
                 decision = await engine.queues.ask(((self._bucket, known, 1),), subjects)
+                engine.tell_outcome(decision)
                 if decision:
                     return _Unit(self._limiter, key, self._limits, decision)
                 wait_us = decision.retry_after_us

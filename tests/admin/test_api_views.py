@@ -29,13 +29,14 @@ from slidegate import (
 from slidegate.admin import AdminRoutes
 from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND
 from slidegate.core.store import Event
+from slidegate.stats.statistics import recording_of
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..asgi import call
-from ..limiter.shared_store import Board, Staff
 from ..redis_servers import needs_redis
+from ..stats.shared_store import Board, Staff
 from ..web.middlewares import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
@@ -122,7 +123,6 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
         now_s += 1
         await admin.visit()
         end_of_looks()
-    admin.hear()
     after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}
     assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
     assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
@@ -135,14 +135,12 @@ async def test_events_are_told_once_each_to_one_who_asks_again_and_again(
     admin: AdminClient, operator: Operator
 ) -> None:
     await admin.limiter.ban("user:1", "1h", reason="<b>")
-    admin.hear()
     first = await operator.get("events")
     assert names(first["events"], "kind") == ["banned"]
     assert first["events"][0]["details"]["reason"] == "<b>"
     assert (await operator.get("events", after=first["next"])) == {"events": [], "next": first["next"]}
     await admin.limiter.unban("user:1")
     await admin.limiter.ban("user:2", "1h")
-    admin.hear()
     second = await operator.get("events", after=first["next"])
     assert names(second["events"], "kind") == ["banned", "unbanned"]
     assert names((await operator.get("events", kind="unbanned"))["events"], "kind") == ["unbanned"]
@@ -160,7 +158,6 @@ async def test_whoever_asks_for_events_in_small_parts_gets_each_of_them_once(
         for number in range(first, first + 25):
             await admin.limiter.ban(f"user:{number}", "1h")
             await admin.limiter.unban(f"user:{number}")
-        admin.hear()
         while (answer := await operator.get("events", after=after, limit=10, **asked))["events"]:
             assert len(answer["events"]) <= 10
             told += [event["details"]["key"] for event in reversed(answer["events"])]
@@ -173,7 +170,6 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first(admin: Admi
     assert (await admin.visit("/x", times=22)).count(429) == 2
     await admin.limiter.ban("203.0.113.9", "1h")
     assert await admin.visit("/x") == [403]
-    admin.hear()
     last, *others = (await operator.get("refusals"))["refusals"]
     assert (last["reason"], last["status"], last["client"]) == ("banned", 403, "203.0.113.9")
     assert [(one["rule"], one["reason"], one["limit"], one["status"]) for one in others] == [
@@ -187,11 +183,11 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first(admin: Admi
 async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
     admin: AdminClient, operator: Operator
 ) -> None:
-    hub = admin.limiter.engine.events
+    hub = admin.limiter.engine.observers
     for second in range(3):
-        assert hub.hears("refused")
+        assert hub.wants_refusals()
         await admin.visit(times=MAX_REFUSALS_PER_SECOND + 130)
-        assert not hub.hears("refused")
+        assert not hub.wants_refusals()
         refusals = (await operator.get("refusals", limit=500))["refusals"]
         assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
         admin.clock.advance("1s")
@@ -291,24 +287,20 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
         if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
             board.clock.advance("1s")
             await operator.get("refusals", limit=1)  # whoever looks has further ones taken
-        admin.limiter.engine.events.emit(Event("refused", "refused", {**details, "reason": "limited"}))
-        admin.limiter.engine.events.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
+        admin.limiter.engine.observers.emit(Event("refused", "refused", {**details, "reason": "limited"}))
+        admin.limiter.engine.observers.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
         if number % 20 == 0:
-            admin.limiter.engine.events.emit(
+            admin.limiter.engine.observers.emit(
                 Event("banned", long, {f"{long[:100]}{place}": long for place in range(40)})
             )
-            admin.hear()
-    await admin.limiter.engine.publisher.publish()
+    await recording_of(admin.limiter).publisher.publish()
     (published,) = [value for (rollup, _, _), (value, _) in board.rows.items() if rollup == "s-activity"]
     assert len(published) < 32 * 1024
     section = json.loads(published)
     assert all(section[part] for part in ("refusals", "events", "shadowed"))
     assert len((await operator.get("refusals", limit=500))["refusals"]) == KEPT_REFUSALS
-    for number in range(KEPT_EVENTS + 5):
-        admin.limiter.engine.events.emit(Event("unbanned", "", {"key": "k"}))
-        if number % 50 == 0:
-            admin.hear()
-    admin.hear()
+    for _ in range(KEPT_EVENTS + 5):
+        admin.limiter.engine.observers.emit(Event("unbanned", "", {"key": "k"}))
     assert len((await operator.get("events", limit=500))["events"]) == KEPT_EVENTS
 
 
@@ -316,8 +308,8 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
 async def test_what_another_worker_has_published_in_another_form_is_passed_over(part: Any) -> None:
     board = Board()
     admin, other = AdminClient(Staff(board)), Staff(board)
-    other.engine.publisher.add_section("activity", lambda: part)
-    await other.engine.publisher.publish()
+    other.publisher.add_section("activity", lambda: part)
+    await other.publisher.publish()
     await admin.visit(times=3)
     operator = admin.operator()
     assert names((await operator.get("clients"))["clients"], "requests") == [3]
@@ -342,7 +334,6 @@ async def test_shadow_rules_are_shown_beside_what_was_admitted(admin: AdminClien
     ]
     assert await admin.visit("/shadow", times=8) == [200] * 8
     await admin.visit("/shadow", times=2, client="203.0.113.10")
-    admin.hear()
     (rule,) = (await operator.get("shadow"))["rules"]
     assert (rule["passed"], rule["would_refuse"], rule["share"]) == (10, 6, 0.6)
     assert rule["clients"] == [{"key": "203.0.113.9", "count": 6}]
@@ -406,8 +397,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
         await one.ban("user:1", "1h")
         await other.ban("user:2", "1h")
         for admin in admins:
-            admin.hear()
-            await admin.limiter.engine.publisher.publish()
+            await recording_of(admin.limiter).publisher.publish()
         for admin in admins:
             operator = admin.operator()
             stats = await operator.get("stats")

@@ -17,7 +17,7 @@ from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import hello, statuses
-from ..limiter.shared_store import Board
+from ..stats.shared_store import Board
 from .dashboard_client import TOKEN, Browser, Site, logged_in, said, with_token
 
 MAX_BYTES = 80 * 1_024

@@ -12,6 +12,8 @@ import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.admin import AdminRoutes
+from slidegate.stats import Statistics
+from slidegate.stats.statistics import recording_of
 
 from ..asgi import hello, statuses
 from .stores_at_hand import fill, run
@@ -90,7 +92,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
         middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(middleware, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
-            await limiter.engine.publisher.publish()
+            await recording_of(limiter).publisher.publish()
             await asyncio.to_thread(while_it_serves)
 
     def while_it_serves() -> None:
@@ -115,6 +117,7 @@ def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: 
     for requests in (12, 4):
 
         async def serve(limiter: Limiter, requests: int = requests) -> None:
+            Statistics(limiter)
             middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[*shadows, Rule("*", "50/hour", name="all")])
             assert await statuses(middleware, requests, "/items") == [200] * requests
 

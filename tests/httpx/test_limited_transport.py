@@ -40,7 +40,7 @@ class Scene:
     ) -> None:
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.store: Any = MemoryStore(clock=self.clock)
         if delay_s is not None:
             self.store = DistantStore(self.clock, lambda: delay_s)

@@ -209,7 +209,7 @@ def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
         calls = [asyncio.create_task(asyncio.to_thread(thread)) for _ in range(4)]
         calls += [asyncio.create_task(task()) for _ in range(4)]
         while not all(call.done() for call in calls):
-            most = max(most, real.engine.waits.waiting)
+            most = max(most, real.engine.queues.waiting)
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls)
 
@@ -254,7 +254,7 @@ def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
     waiting()
     thread = threading.Thread(target=waiting)
     thread.start()
-    while not limiter.engine.waits.waiting:
+    while not limiter.engine.queues.waiting:
         time.sleep(0.001)
     child = os.fork()
     if not child:

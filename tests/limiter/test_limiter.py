@@ -308,7 +308,7 @@ async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limit
         ({"store": "redis://:s3cret@h"}, 'not its address; write Limiter.from_url("redis://localhost:6379/0")'),
         ({"store": 5}, "expected a store such as MemoryStore(), not 5"),
         ({"store": MemoryStore}, "expected a store"),
-        ({"observers": [5]}, "expected functions that take an Event, not 5"),
+        ({"observers": [5]}, "expected functions of an event, or objects"),
         ({"observers": 5}, "observers"),
         ({"observers": print}, "observers"),
     ],

@@ -209,7 +209,7 @@ async def test_a_decision_of_a_loop_can_be_refunded_by_a_thread(tmp_path: Path) 
     ("on_error", "allowed"), [("deny", [False] * 3), ("allow", [True] * 3), ("local", [True, True, False])]
 )
 def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) -> None:
-    store, heard = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused", "near_limit"])
+    store, heard = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
     store.hangs = True
     with Limiter(store, deadline="1ms", on_error=on_error, observers=[heard]).sync as limiter:
         assert [limiter.hit("user:1", "2/hour").allowed for _ in range(3)] == allowed
@@ -217,7 +217,7 @@ def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) 
 
 
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
     with limiter.sync as middleware, open(tmp_path / "data.mdb", "rb") as file:
         assert middleware.hit("user:1", "2/hour").remaining == 1
@@ -235,7 +235,7 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
 
 @needs_redis
 def test_a_server_that_is_gone_hangs_no_thread() -> None:
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     with Limiter.from_url("redis://127.0.0.1:1", deadline="100ms", on_error="deny", observers=[heard]).sync as limiter:
         assert limiter.hit("user:1", "2/hour").reason is Reason.UNAVAILABLE
         with pytest.raises(StoreUnavailable):

@@ -11,6 +11,7 @@ import pytest
 
 from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Concurrency, LimitSet
+from slidegate.stats import Statistics
 
 from ..hurry import at_once, hurried
 from ..redis_servers import RedisServer, needs_redis
@@ -49,7 +50,7 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         await limiter.ban(key, "1h")
         await limiter.unban(key)
     else:
-        limiter.stats("1m")
+        Statistics(limiter).stats("1m")
         limiter.store.permits_held()  # type: ignore[attr-defined]
 
 

@@ -34,9 +34,10 @@ from slidegate import (
     strike,
 )
 from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
-from slidegate.events import Event, Observer
+from slidegate.events import Event, Observer, Outcome
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
-from slidegate.stats import MemoryStats, Stats, Traffic
+from slidegate.stats import Statistics, Stats, Traffic
+from slidegate.stores import MemoryStats
 
 
 def tell(event: Event) -> None:
@@ -213,14 +214,14 @@ async def functions() -> None:
 
 # -- statistics ----------------------------------------------------------------------------------------------------
 
-stats = limiter.stats("5m")
+stats = Statistics(limiter).stats("5m")
 assert_type(stats, Stats)
 assert_type(stats.routes, dict[str, Traffic])
 assert_type(stats.rules["api"], Traffic)
 assert_type(stats.total.passed, int)
 assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
-RateLimitMiddleware(app, limits="100/minute", statistics=False)
+RateLimitMiddleware(app, limits="100/minute")
 Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
@@ -239,7 +240,15 @@ assert_type("192.0.2.7" in networks, bool)
 store = MemoryStore(max_keys=50_000, clock=lambda: 0)
 assert_type(store.stats(), MemoryStats)
 any_store: Store = store
-observer: Observer = tell
+
+
+class Pager(Observer):
+    def request(self, outcome: Outcome, /) -> None:
+        assert_type(outcome.duration_us, int)
+
+
+limiter.observe(Pager())
+limiter.observe(tell, kinds=["banned"], thread=True)
 
 # -- the core ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware
+from slidegate.stats import Statistics
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, scope_of, send_scope, statuses
@@ -30,8 +31,9 @@ async def _status(middleware: ASGIApp) -> int:
 @everywhere
 async def test_a_request_waits_for_its_turn(at: str) -> None:
     middleware = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
+    statistics = Statistics(middleware.limiter)
     assert await asyncio.gather(*(_status(middleware) for _ in range(4))) == [200] * 4
-    figures = middleware.limiter.stats()
+    figures = statistics.stats()
     assert sum(series.seen.count("occupied_pass") for series in figures.rules.values()) == 2
 
 
@@ -67,11 +69,12 @@ class Leaving:
 @everywhere
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, cancelled: bool) -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
+    statistics = Statistics(limiter)
     middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
     assert await statuses(middleware, 1) == [200]
     client = Leaving()
     waiting = asyncio.ensure_future(middleware(scope_of(), client.receive, client.send))
-    while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
+    while not limiter.engine.queues.waiting:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
     if cancelled:
         waiting.cancel()
@@ -81,11 +84,10 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert waiting.done()
     assert waiting.cancelled() == cancelled
     assert cancelled or waiting.exception() is None
-    assert limiter.engine.waits.waiting == 0
-    assert [outcome for outcome, times in limiter.engine.waits.ever().items() if times.count] == ["left"]
+    assert limiter.engine.queues.waiting == 0
     assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
     assert client.sent == []
-    figures = limiter.stats()
+    figures = statistics.stats()
     assert sum(series.seen.count("cancelled") for series in figures.routes.values()) == 1
     assert sum(series.refused for series in figures.routes.values()) == 0
 

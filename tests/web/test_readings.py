@@ -269,7 +269,7 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
         """Stands for a path that no server sends."""
 
     odd: Any = Odd()
-    middleware = RateLimitMiddleware(hello, **options, bans=BanPolicy(), statistics=False)
+    middleware = RateLimitMiddleware(hello, **options, bans=BanPolicy())
     assert (await call(middleware, "/b")).status == 200
     for status in (200, 429):
         assert (await send_scope(middleware, {**scope_of("/a"), "path": odd})).status == status

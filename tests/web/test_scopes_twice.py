@@ -118,7 +118,7 @@ async def test_the_second_use_gives_its_permit_back_where_it_fails_too() -> None
 
 @NAMED
 async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -> None:
-    heard = RecordingObserver(without=["near_limit"])
+    heard = RecordingObserver()
     app = retrying(Failing("answers 503"), Rule("*", "1/minute", name=name), limiter=limiter(heard))
     answer = await call(app)
     assert answer.status == 429
@@ -128,7 +128,7 @@ async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -
 
 
 async def test_what_refuses_first_says_nothing_of_what_serves_then() -> None:
-    heard = RecordingObserver(without=["near_limit"])
+    heard = RecordingObserver()
     shared = limiter(heard)
     first = RateLimitMiddleware(hello, limits="1/hour", limiter=shared)
     second = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="second")], limiter=shared)

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from ..core.errors import StoreError
 from ..core.logs import logger
 from ..limiter import Limiter
-from ..limiter.stats import RecentStats, Traffic
+from ..stats.report import RecentStats, Traffic
+from ..stats.statistics import recording_of
 from ..web.paths import route_path
 from . import parameters, views
 from .api import AdminRoutes
@@ -86,8 +87,8 @@ class SnapshotCache:
     """
 
     def __init__(self, limiter: Limiter, service: AdminService) -> None:
-        self._all_workers = limiter.engine.all_workers
-        self._clock = limiter.engine.statistics.now_us
+        self._all_workers = recording_of(limiter).all_workers
+        self._clock = limiter.engine.now_us
         self._service = service
         self._snapshots: dict[str, tuple[int, str]] = {}
         self._making: dict[str, anyio.Lock] = {}

@@ -278,7 +278,7 @@ def _leave_out_of_stats(exchange: Exchange | None) -> None:
     What a rule counts is in the stats of that rule, so it stays in those of all requests.
     """
     if exchange is not None and not any(decision.checks for decision in exchange.decisions):
-        exchange.stats = None
+        exchange.outcomes = None
 
 
 def _refusal(request: Request, error: AdminError) -> Response:

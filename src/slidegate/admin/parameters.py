@@ -10,7 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ..core.errors import closest, quoted
 from ..core.limits import MAX_AMOUNT
-from ..limiter.events import KINDS
+from ..limiter.observers import KINDS
 from .messages import AdminError
 
 MAX_TEXT: Final = 1_024

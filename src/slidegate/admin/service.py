@@ -25,7 +25,8 @@ from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
 from ..limiter import Limiter
-from ..limiter.stats import Stats
+from ..stats import Statistics, Stats
+from ..stats.statistics import recording_of
 from ..web.keys import SENT_BY_NAME
 from . import parameters, views
 from .activity import (
@@ -99,20 +100,21 @@ class AdminService:
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._activity = ActivityRecorder.of(limiter)
+        self._statistics = Statistics(limiter)
 
     # -- to see --------------------------------------------------------------------------------------------------------
 
     @operation("GET", "/stats")
     async def get_stats(self, params: parameters.StatsQuery, by: Identity) -> views.Stats:
         """Stats of all workers, by rule and by route."""
-        return views.Stats.model_validate(await self._limiter.stats_all(params.window))
+        return views.Stats.model_validate(await self._statistics.stats_all(params.window))
 
     @operation("GET", "/history")
     async def get_history(self, params: parameters.HistoryQuery, by: Identity) -> views.History:
         """Stats step by step, for charts."""
         if params.rule is not None and params.route is not None:
             raise InvalidParameters(("route", "give a rule or a route, not both"))
-        return views.History.of(await self._limiter.chart_all(params.window, rule=params.rule, route=params.route))
+        return views.History.of(await self._statistics.chart_all(params.window, rule=params.rule, route=params.route))
 
     @operation("GET", "/rules")
     async def get_rules(self, params: parameters.NoParameters, by: Identity) -> views.Rules:
@@ -159,7 +161,7 @@ class AdminService:
     @operation("GET", "/shadow")
     async def get_shadow(self, params: parameters.ShadowQuery, by: Identity) -> views.Shadow:
         """How many requests shadow rules would have refused."""
-        stats = await self._limiter.stats_all(params.window)
+        stats = await self._statistics.stats_all(params.window)
         shadowed = (await self._activity.all_workers()).shadowed
         shadows = [rule for rule, _ in views.buckets_of(self._limiter) if rule.action == "shadow"]
         limits = {rule.label: [str(limit) for limit in rule.all_limits] for rule in shadows}
@@ -290,7 +292,10 @@ class AdminService:
                 for name, middleware in middlewares.items()
                 for finding in [*middleware.findings]
             ],
-            workers=[views.Worker.model_validate(worker) for worker in await engine.all_workers.workers()],
+            workers=[
+                views.Worker.model_validate(worker)
+                for worker in await recording_of(self._limiter).all_workers.workers()
+            ],
         )
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from ..core.bans.ban import MAX_REASON
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, LimitSet, LimitState
 from ..core.logs import escaped
-from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
+from ..core.windows.histogram import ResponseTimes
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
-from ..limiter.stats import Chart
+from ..stats.report import Chart
 from ..web import keys, rules
 from ..web.lists import ListState, files_of
 from ..web.middleware import RateLimitMiddleware

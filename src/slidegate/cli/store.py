@@ -103,7 +103,6 @@ async def open_limiter(url: str | None, *, writes: bool = False, makes: bool = F
     store = _open(url, writes, makes)
     logger.addHandler(logging.NullHandler())  # the observer tells instead
     limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
-    limiter.engine.publisher.keep_quiet()
     try:
         yield limiter
     finally:

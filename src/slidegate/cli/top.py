@@ -13,6 +13,7 @@ from rich.text import Text
 from ..admin import views
 from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter import Limiter
+from ..stats.statistics import onlooker
 from .report import Report, Reporter, Result, Table, with_report
 from .store import open_limiter, with_store
 
@@ -50,12 +51,12 @@ async def top(out: Reporter, store: str | None, window: str, every: float, once:
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     """Return the stats of all workers that publish in a store, and their busiest clients."""
-    stats = await limiter.stats_all(window)
-    sections = await limiter.engine.all_workers.sections(SECTION)
+    workers = onlooker(limiter)
+    stats = (await workers.recent(window)).stats(await workers.workers())
+    sections = await workers.sections(SECTION)
     view = views.Stats.model_validate(stats).model_dump()
     return {
         **view,
-        "workers": [worker for worker, one in zip(view["workers"], stats.workers, strict=True) if not one.here],
         "clients": [
             {"client": one.key, "requests": one.requests, "refused": one.refused}
             for one in ClusterActivity(parts_of_others(sections)).clients[:MAX_CLIENTS]

@@ -95,10 +95,9 @@ class Replay:
         self._heard: list[Event] = []
         store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
-        limiter.observe(self._hear, kinds=HEARD, inline=True)
+        limiter.observe(self._hear, kinds=HEARD)
         options: dict[str, Any] = {
             "limiter": limiter,
-            "statistics": False,
             "headers": None,
             "ignore_checks": tuple(CODES),
         }

@@ -893,7 +893,7 @@ async def test_the_event_loop_goes_on_while_a_running_file_is_looked_at_page_by_
 
 
 async def test_on_a_full_disk_keys_that_are_known_keep_their_limits_where_every_commit_is_synced() -> None:
-    heard = RecordingObserver(without=["near_limit"])
+    heard = RecordingObserver()
     with TemporaryDirectory(prefix="slidegate-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as root:
         store = LmdbStore(Path(root) / "lmdb", map_size=1 << 20, durability="safe")
         limiter = Limiter(store, on_error="allow", observers=[heard], deadline="60s")

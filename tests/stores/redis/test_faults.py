@@ -55,7 +55,7 @@ class Site:
     """A limiter on a store of its own, and the events that it told."""
 
     def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
-        self.heard, self.deadline_s = RecordingObserver(without=["refused", "near_limit"]), deadline_s
+        self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
         self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)
         self.limiter = Limiter(
             self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
@@ -186,7 +186,7 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
 
 async def test_the_password_is_in_no_message_event_or_log_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     password = "s3cret"
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     url = place.url.replace("//", f"//user:{password}@")
     async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE_S) as limiter:
         await limiter.hit("key", LIMIT)
@@ -384,7 +384,7 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
     assert DEFAULT_MAX_KEYS == 100_000
     if most < DEFAULT_MAX_KEYS:
         monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=most))
-    clock, heard = FakeClock(), RecordingObserver(without=["refused", "near_limit"])
+    clock, heard = FakeClock(), RecordingObserver(without=["refused"])
     store = RedisStore(place.url)
     safe = failover.Failover(store, DEADLINE_S, "local", heard, clock)
     await place.proxy.refuse()

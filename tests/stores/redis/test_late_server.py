@@ -49,7 +49,7 @@ class Worker:
     """A process of its own, as far as Redis can tell: a limiter, and a middleware on it."""
 
     def __init__(self, url: str, *, on_error: Any = "local") -> None:
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.limiter = Limiter.from_url(
             f"{url}?timeout={DEADLINE_S * 1000:.0f}ms", deadline=DEADLINE_S, on_error=on_error, observers=[self.heard]
         )

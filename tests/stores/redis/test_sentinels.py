@@ -110,7 +110,7 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
 
 async def test_a_message_names_the_service(sentinels: list[Sentinel]) -> None:
     url = url_of(sentinels)
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     for sentinel in sentinels:
         sentinel.kill()
     async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:

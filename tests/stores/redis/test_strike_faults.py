@@ -56,7 +56,7 @@ async def honeypot(server: RedisServer, on_error: failover.OnError, prefix: str,
         def when_banned(event: Event) -> None:
             cut(proxy)
 
-        limiter.observe(when_banned, kinds=["banned"], inline=True)
+        limiter.observe(when_banned, kinds=["banned"])
         return (await call(app, "/trap", client=client)).status
 
 

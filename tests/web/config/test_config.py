@@ -206,7 +206,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ),
     (RULE + "count_if = 401", "rules[0].count_if: Input should be a valid list, not 401"),
     (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
-    ('limits = "1/s"\nstatistics = "no"', "statistics: Input should be a valid boolean, not 'no'"),
+    ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (
         RULE + "exempt = true",

@@ -149,7 +149,7 @@ async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk)
 
 
 async def test_another_store_needs_a_restart(desk: Desk) -> None:
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     app = desk.middleware('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, header
+from slidegate.stats import Statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
@@ -85,7 +86,7 @@ async def test_a_condition_that_no_request_of_a_path_meets_is_not_asked() -> Non
 
 async def test_rules_that_only_look_on_take_conditions() -> None:
     seen: list[str] = []
-    observer = RecordingObserver(without=["refused", "near_limit"])
+    observer = RecordingObserver(without=["refused"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     app = RateLimitMiddleware(
         hello,
@@ -167,11 +168,12 @@ async def test_a_block_tells_the_decision_and_the_stats_which_rule_it_was() -> N
         return PlainTextResponse("no", 418)
 
     limiter = Limiter(MemoryStore(clock=FakeClock()))
+    statistics = Statistics(limiter)
     rules = [Rule("*", block=True, when=is_curl, name="agents")]
     app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, on_refused=on_refused)
     assert await statuses(app, 2, headers=CURL) == [418, 418]
     assert told == [("blocked", "agents", None)] * 2
-    figures = limiter.stats().rules["agents"]
+    figures = statistics.stats().rules["agents"]
     assert figures.refused == 2
     assert figures.seen.count("blocked") == 2
 

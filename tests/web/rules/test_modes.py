@@ -269,7 +269,7 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
 
 @everywhere
 async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
-    observer = RecordingObserver(without=["refused", "near_limit"])
+    observer = RecordingObserver(without=["refused"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     middleware = limited(at, "2/hour", limiter=limiter, shadow=True, name="next")
     answers = [await call(middleware) for _ in range(5)]
@@ -280,7 +280,7 @@ async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
 
 
 async def test_a_shadow_does_not_count_what_was_refused() -> None:
-    observer = RecordingObserver(without=["refused", "near_limit"])
+    observer = RecordingObserver(without=["refused"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     rules = [Rule("*", "2/hour", shadow=True, name="next"), Rule("*", "4/hour", name="now")]
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
@@ -291,7 +291,7 @@ async def test_a_shadow_does_not_count_what_was_refused() -> None:
 
 
 async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_name() -> None:
-    observer = RecordingObserver(without=["refused", "near_limit"])
+    observer = RecordingObserver(without=["refused"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     shadow = RateLimit("2/hour", shadow=True, name="one")
     app = FastAPI(dependencies=[Depends(shadow)])

@@ -131,7 +131,7 @@ class Asked:
     """A middleware that is asked which rules it charges for a request, and under which keys."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter, rules: list[Rule]) -> None:
-        self.middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter, statistics=False, headers=None)
+        self.middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter, headers=None)
 
     async def charges(self, scope: Scope) -> list[tuple[str, str]]:
         scope = dict(scope)

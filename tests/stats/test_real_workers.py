@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @contextmanager
 def serving(store: str) -> Iterator[str]:
     """Run the application; end its workers in order."""
-    command = [sys.executable, "-m", "tests.limiter.served", store, str(WORKERS)]
+    command = [sys.executable, "-m", "tests.stats.served", store, str(WORKERS)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from slidegate import Limiter, MemoryStore
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.store import SharedStats, StatsRow
+from slidegate.stats import Statistics
+from slidegate.stats.statistics import recording_of
 from slidegate.testing import FakeClock
 
 START_US = 1_700_000_000_000_000
@@ -45,7 +47,7 @@ class Board(SharedStats):
 
 
 class Staff(Limiter):
-    """The limiter of a worker, by a clock that may be set differently from that of the board."""
+    """The limiter of a worker with statistics, by a clock that may be set differently from that of the board."""
 
     def __init__(self, board: Board, ahead_us: int = 0) -> None:
         self.ahead_us = ahead_us
@@ -53,5 +55,6 @@ class Staff(Limiter):
         store = MemoryStore(clock=self.clock)
         store.shared_stats = board
         super().__init__(store)
-        self.statistics, self.publisher = self.engine.statistics, self.engine.publisher
-        self.sections = self.engine.all_workers.sections
+        self.recording = recording_of(self)
+        self.statistics, self.publisher = Statistics(self), self.recording.publisher
+        self.sections = self.recording.all_workers.sections

@@ -18,15 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
-from slidegate.core.statistics.series import Outcome
-from slidegate.limiter.stats import MAX_SERIES, Statistics, Stats, Traffic
+from slidegate.core import Reason
+from slidegate.limiter.observers import Outcome
+from slidegate.stats import Statistics, Stats, Traffic
+from slidegate.stats.recorder import MAX_SERIES
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import scope_of, send_scope
-from ...racing import THREADS, race
+from ..asgi import scope_of, send_scope
+from ..racing import THREADS, race
 
 MS = 1_000
-PASS = Outcome("pass")
 
 
 class Site:
@@ -34,8 +35,9 @@ class Site:
 
     def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.statistics = Statistics(self.limiter)
         routes = [
             Route("/items/{id}", self.item),
             Route("/stream", self.stream),
@@ -77,7 +79,7 @@ class Site:
         return (await send_scope(self.app, scope_of(path, **more))).status
 
     def stats(self) -> Stats:
-        return self.limiter.stats("5m")
+        return self.statistics.stats("5m")
 
 
 def seen(traffic: Traffic) -> dict[str, int]:
@@ -138,10 +140,11 @@ async def by_hand(*messages: Message, error: BaseException | None = None, **scop
             raise error
 
     limiter = Limiter(MemoryStore(clock=clock))
+    statistics = Statistics(limiter)
     middleware = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
     with nullcontext() if error is None else suppress(type(error)):
         await send_scope(middleware, scope_of(**scope))
-    total = limiter.stats().total
+    total = statistics.stats().total
     assert (total.passed, total.refused, total.seen.rt.count) == (1, 0, 1)
     return seen(total)
 
@@ -176,10 +179,11 @@ async def test_a_limit_that_is_met_after_the_answer_began_is_an_exception() -> N
         await send(LAST)
 
     middleware = RateLimitMiddleware(late, limits="9/day", limiter=(limiter := Limiter()))
+    statistics = Statistics(limiter)
     await send_scope(middleware, scope_of())
     with pytest.raises(RateLimitExceeded):
         await send_scope(middleware, scope_of())
-    assert seen(limiter.stats().total) == {"pass": 2, "2xx": 2, "success": 1, "exception": 1}
+    assert seen(statistics.stats().total) == {"pass": 2, "2xx": 2, "success": 1, "exception": 1}
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -253,10 +257,16 @@ async def test_a_method_that_a_route_has_not_is_of_that_route() -> None:
 
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
-    clock, rounds = FakeClock(1_000_000_000), 400  # more than there is room for
-    recorder = Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
-    race(lambda number, thread: recorder.series(("rule",), f"GET /{number}").note(PASS, 0, clock()), rounds)
-    stats = recorder.recent("5m").stats()
+    limiter = Limiter()
+    statistics, rounds = Statistics(limiter), 400  # more than there is room for
+    began_us = limiter.engine.now_us()
+
+    def ask(number: int, thread: int) -> None:
+        outcome = Outcome(True, Reason.OK, ("rule",), (), f"GET /{number}", 200, "success", began_us, 1, None, ())
+        limiter.engine.observers.request(outcome)
+
+    race(ask, rounds)
+    stats = statistics.stats("5m")
     assert len(stats.routes) == MAX_SERIES + 1
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (THREADS * rounds, THREADS)
 
@@ -275,6 +285,7 @@ async def test_bans_and_lists_are_blocks_of_no_rule() -> None:
 
 async def test_a_middleware_further_in_records_nothing_twice() -> None:
     limiter = Limiter()
+    statistics = Statistics(limiter)
     inner = RateLimitMiddleware(
         Starlette(routes=[Route("/{name}", lambda _: PlainTextResponse("x"), methods=["POST"])]),
         rules=[Rule("*", "1/day", name="in")],
@@ -282,7 +293,7 @@ async def test_a_middleware_further_in_records_nothing_twice() -> None:
     )
     site = Site(inner=inner)
     assert [await site.ask("/sub/x", method="POST") for _ in range(3)] == [200, 429, 429]
-    assert seen(limiter.stats().total) == {}
+    assert seen(statistics.stats().total) == {}
     assert seen(site.stats().total) == {"pass": 1, "block": 2, "2xx": 1, "4xx": 2, "success": 1}
     assert seen(site.stats().rules["in"]) == seen(site.stats().total)
 

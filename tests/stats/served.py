@@ -1,4 +1,4 @@
-"""An application for several workers: ``python -m tests.limiter.served STORE WORKERS`` prints its port.
+"""An application for several workers: ``python -m tests.stats.served STORE WORKERS`` prints its port.
 
 ``/item`` is limited, ``/stats/{window}`` says what all workers have seen of it. Nobody closes the limiter: the
 middleware publishes the last stats when the server ends.
@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
-from slidegate.limiter.stats import Traffic
+from slidegate.stats import Statistics, Traffic
+from slidegate.stats.statistics import recording_of
 
 AMOUNT = 60
 NAME = "items"
@@ -30,9 +31,9 @@ async def item(request: Request) -> JSONResponse:
 
 
 async def figures(request: Request) -> JSONResponse:
-    limiter: Limiter = request.app.state.limiter
+    statistics: Statistics = request.app.state.statistics
     window = request.path_params["window"]
-    found, chart = await limiter.stats_all(window), await limiter.chart_all(window, rule=NAME)
+    found, chart = await statistics.stats_all(window), await statistics.chart_all(window, rule=NAME)
     seen = found.rules.get(NAME)
     workers = [(worker.pid, worker.age_s) for worker in found.workers]
     counted = [0, 0] if seen is None else counts(seen)
@@ -46,12 +47,12 @@ def counts(seen: Traffic) -> list[int]:
 
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
-    limiter.engine.publisher.interval_s = INTERVAL_S
+    recording_of(limiter).publisher.interval_s = INTERVAL_S
     middleware = Middleware(
         RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
     )
     app = Starlette(routes=[Route("/item", item), Route("/stats/{window}", figures)], middleware=[middleware])
-    app.state.limiter = limiter
+    app.state.statistics = Statistics(limiter)
     return app
 
 

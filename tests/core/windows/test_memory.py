@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from slidegate.core import HotKeys, MetricWindow, RollingTotals
-from slidegate.core.statistics.histogram import BOUNDS_US
-from slidegate.core.statistics.series import KEPT, SLICE_US, Outcome, Series
 
 Count = Callable[[Any, int], object]
 KINDS: dict[str, tuple[Callable[[], Any], Count]] = {
@@ -39,19 +37,3 @@ def test_memory_does_not_grow(kind: str) -> None:
     peak_bytes(10)
     # Threads of other tests may take some memory meanwhile. Eight bytes a call would be twice as much.
     assert peak_bytes(20_000) < peak_bytes(4_000) + 64_000
-
-
-def test_a_series_is_small_though_every_bucket_of_every_slice_is_in_use() -> None:
-    if sys.gettrace() is not None:
-        pytest.skip("what measures coverage takes memory as well")
-    tracemalloc.start()
-    series, now_us, outcome = Series(), 10**15, Outcome("pass", "2xx", "success", rt=True)
-    for step_us, steps in ((300_000_000, KEPT[300_000_000]), (60_000_000, 60), (SLICE_US, 60)):
-        for _ in range(steps):
-            now_us += step_us
-            for time_us in BOUNDS_US:
-                series.note(outcome, now_us - time_us, now_us)
-    series.ever()
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert taken < 600_000

@@ -5,34 +5,24 @@ The buckets are those of DDSketch: each bound is ``g = (1 + a) / (1 - a)`` times
 "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees", VLDB 2019, section 2.1; arXiv
 1908.10693). Here a = 0.05, from 10 us to 100 s; a shorter time reads as 5 us, a longer one as 100 s. Two histograms are
 merged by adding them up.
-
-Among these bounds stand those that OpenTelemetry and Prometheus give to durations of requests, so what is exported is
-exact.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 RELATIVE_ERROR: Final = 0.05
 SHORTEST_US: Final = 10
 LONGEST_US: Final = 100_000_000
-EXPORTED_BOUNDS_US: Final = (
-    *(5_000, 10_000, 25_000, 50_000, 75_000),
-    *(100_000, 250_000, 500_000, 750_000),
-    *(1_000_000, 2_500_000, 5_000_000, 7_500_000, 10_000_000),
-)
-"""The upper bounds of all buckets that exporters show but the last, which has none. A time that equals one is in it."""
 
 _GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _STEPS: Final = math.ceil(math.log(LONGEST_US / SHORTEST_US, _GROWTH))
 # Times are whole microseconds, so the floor of a bound parts them as the bound itself does.
-_SKETCH_US: Final = [*(math.floor(SHORTEST_US * _GROWTH**step) for step in range(_STEPS)), LONGEST_US]
-BOUNDS_US: Final = tuple(sorted({*_SKETCH_US, *EXPORTED_BOUNDS_US}))
+BOUNDS_US: Final = (*(math.floor(SHORTEST_US * _GROWTH**step) for step in range(_STEPS)), LONGEST_US)
 BUCKETS: Final = len(BOUNDS_US) + 1
 
 
@@ -82,13 +72,6 @@ class ResponseTimes:
                 return _reads_as_us(bucket)
         return None
 
-    def exported(self) -> tuple[int, ...]:
-        """Return how many lie in each bucket of `EXPORTED_BOUNDS_US`, the last one being of all longer times."""
-        counts = [0] * (len(EXPORTED_BOUNDS_US) + 1)
-        for bucket, times in self.buckets.items():
-            counts[_EXPORTED[bucket]] += times
-        return tuple(counts)
-
     def count_one(self, time_us: int) -> None:
         """Count a time."""
         self.sum_us += time_us
@@ -127,12 +110,6 @@ class ResponseTimes:
         for times in several:
             whole.add(times)
         return whole
-
-
-_EXPORTED: Final[Mapping[int, int]] = {
-    bucket: bisect_left(EXPORTED_BOUNDS_US, bound_us) for bucket, bound_us in enumerate((*BOUNDS_US, LONGEST_US + 1))
-}
-"""The exported bucket in which each bucket lies."""
 
 
 def _reads_as_us(bucket: int) -> float:

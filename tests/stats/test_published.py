@@ -13,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import Limiter, StoreError
-from slidegate.core.statistics.series import Outcome
+from slidegate.core import Reason
 from slidegate.core.store import StatsRow
-from slidegate.limiter.shared_stats import ALIVE_US, VERSION, unpack_row
-from slidegate.limiter.stats import Span, Traffic
+from slidegate.limiter.observers import Outcome
+from slidegate.stats import Statistics, Traffic
+from slidegate.stats.published import ALIVE_US, VERSION, unpacked
+from slidegate.stats.report import Span
 
 from .shared_store import Board, Staff
 
-PASS = Outcome("pass", "2xx", "success", rt=True)
-BLOCK, BANNED = Outcome("block", "4xx"), Outcome("block", "banned", "4xx")
+PASS = Outcome(True, Reason.OK, (), (), "", 200, "success", 0, 0, None, ())
+BLOCK = PASS._replace(allowed=False, reason=Reason.LIMITED, status=429, ended="refused")
+BANNED = BLOCK._replace(reason=Reason.BANNED, status=403)
 SECOND_US = 1_000_000
 KINDS = {"passed": PASS, "refused": BLOCK, "banned": BANNED}
 SERIES = [(("api",), "GET /a"), (("api", "all"), "GET /b"), ((), "(no route)")]
@@ -43,8 +46,9 @@ def bob(board: Board) -> Staff:
 
 
 def note(staff: Staff, outcome: Outcome, series: tuple[tuple[str, ...], str] = SERIES[0], took_us: int = 1_000) -> None:
-    now_us = staff.clock()
-    staff.statistics.series(*series).note(outcome, now_us - took_us, now_us)
+    rules, route = series
+    began_us = staff.clock() - took_us
+    staff.recording.request(outcome._replace(rules=rules, route=route, began_us=began_us, duration_us=took_us))
 
 
 async def written(board: Board, times: int) -> None:
@@ -98,7 +102,7 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
                 killed_us += [published_us.pop(place)] if place in published_us else []
             else:
                 published_us |= {place: board.clock()}
-                await (worker.publisher.publish() if what == "publish" else worker.publisher.close())
+                await (worker.publisher.publish() if what == "publish" else worker.publisher.end())
                 written += unpublished[place]
                 unpublished[place].clear()
                 if what == "close":
@@ -107,7 +111,7 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
         for worker in staff:
             await worker.publisher.publish()
         written += [one for some in unpublished for one in some]
-        found = await staff[0].stats_all(window)
+        found = await staff[0].statistics.stats_all(window)
         span_us = found.total.seen.span_us
         now_us, step_us = board.clock(), Span.of(window).step_us
         sure = [one for one in written if one[0] > now_us - span_us + 2 * step_us]
@@ -123,10 +127,10 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
             by_route = Counter(route for _, what, (_, route) in sure if what == "passed")
             assert {route: each.passed for route, each in found.routes.items() if each.passed} == by_route
             assert found.total.seen.rt.count == passed
-        chart = await staff[0].chart_all(window)
+        chart = await staff[0].statistics.chart_all(window)
         assert [sum(point[place] for point in chart.points) for place in range(3)] == [passed, refused, banned]
         assert len(chart.points) <= 288
-        others = await staff[1].stats_all(window)
+        others = await staff[1].statistics.stats_all(window)
         assert counts(others.total) == (passed, refused, banned), "every worker sees the same"
         listed = 3 + sum(now_us - last_us < ALIVE_US for last_us in killed_us)
         assert len(found.workers) == listed, "one that was killed is listed for 45 s"
@@ -143,10 +147,13 @@ async def test_histograms_of_workers_are_merged_exactly() -> None:
     for worker in staff:
         await worker.publisher.publish()
     for window in ("1m", "1h", "24h"):
-        together, expected = (await staff[0].stats_all(window)).total.seen, (await alone.stats_all(window)).total.seen
+        together, expected = (
+            (await staff[0].statistics.stats_all(window)).total.seen,
+            (await alone.statistics.stats_all(window)).total.seen,
+        )
         assert together.rt == expected.rt
         assert together.rt.count == len(took) * 5
-    assert alone.stats("24h").total.seen.rt == alone.stats("1m").total.seen.rt
+    assert alone.statistics.stats("24h").total.seen.rt == alone.statistics.stats("1m").total.seen.rt
 
 
 async def test_published_stats_age_out_with_their_slices_and_the_dead_leave_the_list_before(
@@ -154,19 +161,19 @@ async def test_published_stats_age_out_with_their_slices_and_the_dead_leave_the_
 ) -> None:
     note(ann, PASS)
     await ann.publisher.publish()
-    assert [worker.here for worker in (await bob.stats_all("1m")).workers] == [True, False]
+    assert [worker.here for worker in (await bob.statistics.stats_all("1m")).workers] == [True, False]
     board.clock.advance(us=7 * SECOND_US)
-    found = await bob.stats_all("1m")
+    found = await bob.statistics.stats_all("1m")
     assert [worker.age_s for worker in found.workers] == [0.0, 7.0]
     assert {worker.pid for worker in found.workers} == {os.getpid()}
     assert len({worker.name for worker in found.workers}) == 2
     board.clock.advance(us=ALIVE_US - 7 * SECOND_US)
-    found = await bob.stats_all("1m")
+    found = await bob.statistics.stats_all("1m")
     assert ([worker.here for worker in found.workers], found.total.passed) == ([True], 1)
     board.clock.advance(us=20 * SECOND_US)
-    assert [(await bob.stats_all(window)).total.passed for window in ("1m", "5m")] == [0, 1]
+    assert [(await bob.statistics.stats_all(window)).total.passed for window in ("1m", "5m")] == [0, 1]
     board.clock.advance("25h")
-    assert (await bob.stats_all("24h")).total.passed == 0
+    assert (await bob.statistics.stats_all("24h")).total.passed == 0
     assert all(until_us <= board.clock() for _, until_us in board.rows.values()), "every row has an end"
 
 
@@ -176,9 +183,9 @@ async def test_a_worker_that_closes_has_published_everything_and_leaves_the_list
     ann.publisher.add_section("refusals", lambda: [1])
     await ann.publisher.publish()
     note(ann, PASS)
-    await ann.publisher.close()
-    await ann.publisher.close()
-    found = await bob.stats_all("1m")
+    await ann.publisher.end()
+    await ann.publisher.end()
+    found = await bob.statistics.stats_all("1m")
     assert (found.total.passed, len(found.workers)) == (1, 1)
     assert await bob.sections("refusals") == []
 
@@ -192,12 +199,12 @@ async def test_a_store_that_is_away_loses_nothing_but_time(board: Board, ann: St
         board.clock.advance("7s")
     board.failing = False
     await ann.publisher.publish()
-    assert [(await bob.stats_all(window)).total.passed for window in ("5m", "1h", "24h")] == [42, 100, 100]
+    assert [(await bob.statistics.stats_all(window)).total.passed for window in ("5m", "1h", "24h")] == [42, 100, 100]
     board.failing = True
     with pytest.raises(StoreError):
-        await bob.stats_all("1m")
+        await bob.statistics.stats_all("1m")
     note(ann, PASS)
-    await ann.publisher.close()  # which raises nothing
+    await ann.publisher.end()  # which raises nothing
 
 
 @pytest.mark.parametrize("step_us", [3_000_000, 20_000_000, 3_600_000_000, -3_600_000_000])
@@ -212,8 +219,8 @@ async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int, board: Boa
     if step_us < 0:
         board.clock.set(board.clock() + step_us)
     await ann.publisher.publish()
-    assert (await bob.stats_all("1m")).total.passed == 3
-    assert (await bob.stats_all("24h")).total.passed == 3
+    assert (await bob.statistics.stats_all("1m")).total.passed == 3
+    assert (await bob.statistics.stats_all("24h")).total.passed == 3
 
 
 async def test_sections_are_those_of_live_workers_as_they_were_published(board: Board, ann: Staff, bob: Staff) -> None:
@@ -231,13 +238,15 @@ async def test_sections_are_those_of_live_workers_as_they_were_published(board: 
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
     limiter = Limiter()
-    limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, limiter.engine.statistics.ticks())
-    found = await limiter.stats_all("24h")
+    statistics = Statistics(limiter)
+    began_us = limiter.engine.now_us()
+    limiter.engine.observers.request(PASS._replace(rules=("api",), route="GET /a", began_us=began_us))
+    found = await statistics.stats_all("24h")
     assert [worker.here for worker in found.workers] == [True]
     assert (found.total.passed, found.rules["api"].passed) == (1, 1)
-    chart, same = limiter.chart("1h", rule="api"), await limiter.chart_all("1h", route="GET /a")
+    chart, same = statistics.chart("1h", rule="api"), await statistics.chart_all("1h", route="GET /a")
     assert sum(point.passed for point in chart.points) == sum(point.passed for point in same.points) == 1
-    assert sum(point.passed for point in limiter.chart("1h", rule="other").points) == 0
+    assert sum(point.passed for point in statistics.chart("1h", rule="other").points) == 0
     await limiter.close()
 
 
@@ -249,7 +258,7 @@ async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failur
     await asyncio.sleep(0.01)
     board.failing = False
     await written(board, board.writings + 3)
-    await ann.publisher.close()
+    await ann.publisher.end()
     after = board.writings
     await asyncio.sleep(0.01)
     assert board.writings == after
@@ -264,7 +273,7 @@ def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann
 
     asyncio.run(serve("GET /a"))
     asyncio.run(serve("GET /b"))
-    assert ann.stats("1m").total.passed == 2
+    assert ann.statistics.stats("1m").total.passed == 2
 
 
 def test_a_child_of_fork_is_another_worker_and_counts_from_nothing(ann: Staff) -> None:
@@ -275,50 +284,37 @@ def test_a_child_of_fork_is_another_worker_and_counts_from_nothing(ann: Staff) -
     if not child:
         try:
             note(ann, BLOCK)
-            seen = ann.stats("1m").total
+            seen = ann.statistics.stats("1m").total
             os.write(write, f"{ann.publisher.worker != parent} {seen.passed} {seen.refused}".encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 100) == b"True 0 1"
     assert ann.publisher.worker == parent
-    assert ann.stats("1m").total.passed == 1
+    assert ann.statistics.stats("1m").total.passed == 1
 
 
-# -- units, and rows --------------------------------------------------------------------------------------------------
-
-
-async def test_units_are_those_that_rules_charged(ann: Staff, bob: Staff) -> None:
-    for staff in (ann, bob):
-        staff.statistics.costs["api"] = 5
-    for series in (SERIES[0], SERIES[1], SERIES[1]):
-        note(ann, PASS, series)
-    note(ann, BLOCK, SERIES[0])
-    ann.statistics.add("all", "extra_units", -1)
-    await ann.publisher.publish()
-    for found in (ann.stats("1m"), ann.stats("24h"), await bob.stats_all("1m")):
-        assert (found.rules["api"].units, found.rules["all"].units) == (15, 1)
-        assert (found.routes["GET /a"].units, found.routes["GET /b"].units) == (5, 12)
-        assert found.total.units == 16
-        assert found.total.seen.count("extra_units") == 0
-        assert set(found.routes) == {"GET /a", "GET /b"}
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
-    for wrong in (row, bytes([VERSION]) + row):
-        assert isinstance(unpack_row(wrong), list)
+    for wrong in (row, bytes([VERSION]) + row, bytes([VERSION]) + zlib.compress(row)):
+        assert all(isinstance(name, tuple) for name, _ in unpacked(wrong))
 
 
 @pytest.mark.parametrize(
-    "flat",
+    "line",
     [
-        "[", "7", "[[]]", "[" * 100_000, '[[["api"],"",[],{},[0,null,[]],[0,null,[]]]]',
-        '[[["api"],"",[1],{"pass":1e999},[0,null,[]],[0,null,[]]]]', '[[["api"],"",[1],[],[0,null,[]],[0,null,[]]]]',
+        "[", "7", "[]", "[" * 100_000, '[["api"],"",[],{},[0,null,[]]]', '[["api"],"",{"pass":1e999},[0,null,[]]]',
+        '[["api"],"",[],[0,null,[]]]',
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
-    assert unpack_row(bytes([VERSION]) + zlib.compress(flat.encode())) == []
+def test_a_row_is_read_up_to_what_cannot_be_read(line: str) -> None:
+    good = '[["api"],"GET /",{"pass":2},[0,null,[]]]'
+    row = zlib.compress(f"{good}\n{line}\n{good}".encode())
+    assert [name for name, _ in unpacked(bytes([VERSION]) + row)] == [(("api",), "GET /")]
+    assert list(unpacked(bytes([VERSION - 1]) + row)) == []
 
 
 @pytest.mark.parametrize(
@@ -328,7 +324,7 @@ def test_a_row_that_cannot_be_read_is_passed_by(flat: str) -> None:
 async def test_a_worker_whose_row_cannot_be_read_is_passed_by(value: str, board: Board, ann: Staff) -> None:
     rows = [StatsRow("workers", 0, value.encode(), ALIVE_US), StatsRow("s-events", 0, value.encode(), ALIVE_US)]
     await board.write(b"stranger", rows)
-    assert [worker.here for worker in (await ann.stats_all("1m")).workers] == [True]
+    assert [worker.here for worker in (await ann.statistics.stats_all("1m")).workers] == [True]
     assert await ann.sections("events") == []
 
 
@@ -340,7 +336,7 @@ async def test_a_section_that_cannot_be_read_is_passed_by(value: str, board: Boa
 
 
 def test_a_row_names_no_bucket_that_does_not_exist() -> None:
-    flat = '[[["api"],"GET /",[1],{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]]]]'
-    ((name, some),) = unpack_row(bytes([VERSION]) + zlib.compress(flat.encode()))
-    assert name == (("api",), "GET /", (1,))
+    line = '[["api"],"GET /",{"pass":2},[9,3,[[0,1],[9999,1],[-1,5]]]]'
+    ((name, some),) = unpacked(bytes([VERSION]) + zlib.compress(line.encode()))
+    assert name == (("api",), "GET /")
     assert (some.events, some.rt.buckets, some.rt.quantile(1)) == ({"pass": 2}, {0: 1}, 5)

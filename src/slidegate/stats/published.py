@@ -1,4 +1,4 @@
-"""Publishes the stats of this process now and then, for the workers that share its store, and adds up those of all.
+"""Publishes what this process has recorded now and then, for the workers that share its store, and adds up all.
 
 Every few seconds a worker writes the slices that were counted in since it last did, each as a row of its own, and a row
 that says that it is alive::
@@ -15,8 +15,9 @@ The distance between the two is rounded to whole slices, for each length by itse
 fits it best, whole and within half a slice. It is measured at each writing, and kept unless it is wrong by three
 quarters of a slice: then the rows are written again under their new numbers.
 
-Nothing here is on the way of a request. A timer of the event loop writes, from the first request on; a store that does
-not answer is asked again at the next turn, when everything that was not written yet goes with it.
+Nothing here is on the way of a request. A timer of the event loop writes, from the first request on, in steps of less
+than a millisecond, between which others run; a store that does not answer is asked again at the next turn, when
+everything that was not written yet goes with it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import json
 import os
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -35,13 +37,14 @@ import anyio
 
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import Throttle, logger
-from ..core.statistics.histogram import BUCKETS, ResponseTimes
-from ..core.statistics.series import KEPT
-from ..core.statistics.slices import Slice
-from ..core.store import SharedStats, StatsRow
+from ..core.store import Clock, SharedStats, StatsRow
+from ..core.windows.histogram import BUCKETS, ResponseTimes
+from ..core.windows.slices import Slice
+from ..limiter.aio import let_others_run, on_loop, within
 from ..stores.forks import begin_anew_in_child
-from .aio import let_others_run, within
-from .stats import Parts, RecentStats, SeriesName, Span, Statistics, Worker
+from .recorder import Recorder
+from .report import Parts, RecentStats, Span, Worker
+from .series import KEPT, SeriesName
 
 INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
@@ -49,14 +52,13 @@ ALIVE_US: Final = 45_000_000
 DEADLINE_S: Final = 5.0
 LAST_S: Final = 2.0
 """How long the last publication may take, when the limiter is closed."""
-SHELVES: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
+ROLLUPS: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
 WORKERS: Final = "workers"
 MAX_SECTION_BYTES: Final = 32_768
 ROWS_AT_ONCE: Final = 32
-SERIES_AT_ONCE: Final = 8
 LOG_EVERY_S: Final = 600.0
 WORKER_BYTES: Final = 8
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_ROW_BYTES: Final = 8 * 2**20
 """A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
 
@@ -78,28 +80,26 @@ class Section(NamedTuple):
 
 
 class Publisher:
-    """Publishes the stats of a limiter.
+    """Publishes what is recorded of a limiter.
 
     Args:
         store: Where; None for a store of this process alone.
-        statistics: The stats.
+        recorder: What is published.
+        now_us: Returns the time by which it is recorded.
 
     Attributes:
         interval_s: How long it waits from one time to the next.
-        publishes: Whether there is a store to publish to.
     """
 
-    def __init__(self, store: SharedStats | None, statistics: Statistics) -> None:
+    def __init__(self, store: SharedStats | None, recorder: Recorder, now_us: Clock) -> None:
         self.interval_s = INTERVAL_S
-        self.publishes = store is not None
         self._store = store
-        self._statistics = statistics
+        self._recorder = recorder
+        self._now_us = now_us
         self._sections: dict[str, Callable[[], Any]] = {}
-        self._closed = False
         self._throttle = Throttle(LOG_EVERY_S)
         self.begin_anew()
         begin_anew_in_child(self.begin_anew)
-        statistics.started = self.start
 
     def begin_anew(self) -> None:
         """Be another worker, as in a child of `fork`."""
@@ -146,31 +146,28 @@ class Publisher:
 
     def start(self) -> None:
         """Publish from the running event loop from now on, unless another loop does so."""
-        if self._store is None or self._closed:
+        if self._store is None:
             return
-        if self.worker and self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None and not self._loop.is_closed():
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        self._loop = loop
+        self._loop, self._worker = loop, self.worker
         loop.call_later(self.interval_s, self._next, loop)
 
-    def keep_quiet(self) -> None:
-        """Publish nothing from now on: this process only looks on, and is no worker."""
-        self._closed = True
+    async def end(self) -> None:
+        """Publish what is left, before the process ends, and say that this worker is gone, until requests come again.
 
-    async def close(self) -> None:
-        """Publish the last stats, and say that this worker is gone. A store that does not answer is left alone."""
-        if not self._closed:
-            await self.publish_last()
-            self._closed = True
-
-    async def publish_last(self) -> None:
-        """Publish the last stats, before the process ends, and say that this worker is gone."""
-        if self._store is None or self._closed or not self._worker:
+        A store that does not answer in time is left alone.
+        """
+        if self._store is None or not self._worker:
             return  # it has counted nothing, or its parent has
+        self._loop = None
+        if not on_loop():
+            logger.warning("the last stats of this process were not published: no event loop runs any more")
+            return
         problem: object = "the store takes too long"
         with anyio.move_on_after(LAST_S):
             while self._writing:  # noqa: ASYNC110 - it may write in another event loop
@@ -196,7 +193,7 @@ class Publisher:
         try:
             store_us = await within(self._store.time(), DEADLINE_S)
             moved = self._shift_all(store_us)
-            for series in self._statistics.listed():
+            for series in self._recorder.listed():
                 self._pending |= series.take_changed(every=moved)
             pending, misplaced = set(self._pending), len(self._misplaced)
             rows = [*self._misplaced, *self._signs(store_us, gone)]
@@ -204,7 +201,7 @@ class Publisher:
                 row_number = number + self._shifts[step_us]
                 kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
                 if kept_us > 0 and row_number >= 0:
-                    rows.append(StatsRow(SHELVES[step_us], row_number, await self._row(step_us, number), kept_us))
+                    rows.append(StatsRow(ROLLUPS[step_us], row_number, await self._row(step_us, number), kept_us))
             for first in range(0, len(rows), ROWS_AT_ONCE):
                 await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
             self._pending -= pending
@@ -214,7 +211,7 @@ class Publisher:
 
     def shift(self, step_us: int, store_us: int) -> int:
         """Return how much higher the number of a slice is in the store than here."""
-        exactly = (store_us - self._statistics.now_us()) / step_us
+        exactly = (store_us - self._now_us()) / step_us
         before = self._shifts.get(step_us)
         if before is None or abs(exactly - before) > _WRONG:
             return round(exactly)
@@ -227,9 +224,9 @@ class Publisher:
             before, shift = self._shifts.get(step_us), self.shift(step_us, store_us)
             self._shifts[step_us] = shift
             if before is not None and before != shift:
-                last = self._statistics.now_us() // step_us + before
+                last = self._now_us() // step_us + before
                 numbers = range(max(last - KEPT[step_us], 0), last + 2)
-                self._misplaced += [StatsRow(SHELVES[step_us], number, b"", 0) for number in numbers]
+                self._misplaced += [StatsRow(ROLLUPS[step_us], number, b"", 0) for number in numbers]
                 changed = True
         return changed
 
@@ -243,28 +240,28 @@ class Publisher:
                 yield StatsRow(f"s-{name}", 0, value, kept_us)
 
     async def _row(self, step_us: int, number: int) -> bytes:
-        """Return the row of a slice. Other tasks go on in between."""
-        entries = []
-        for place, series in enumerate(self._statistics.listed(), 1):
-            entries += [(series.name, some) for some in series.read(step_us, number, 1).values()]
-            if not place % SERIES_AT_ONCE:
-                await let_others_run()
-        return pack_row(entries)
+        """Return the row of a slice. Others run between two series."""
+        packing = Packing()
+        for series in self._recorder.listed():
+            for some in series.read(step_us, number, 1).values():
+                packing.add(series.name, some)
+            await let_others_run()
+        return packing.done()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._closed and self._loop is loop:
+        if self._loop is loop:
             self._task = loop.create_task(self._publish_and_go_on(loop))
 
     async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            if not self._writing and not self._closed:
+            if self._loop is loop and not self._writing:
                 await self.publish()
         except StoreError as error:
             self._log("stats were not published, and will be later: %s", error)
         except Exception:
             logger.exception("stats cannot be published")
         finally:
-            if not self._closed and not loop.is_closed():
+            if self._loop is loop and not loop.is_closed():
                 loop.call_later(self.interval_s, self._next, loop)
 
     def _log(self, message: str, *args: object) -> None:
@@ -277,23 +274,29 @@ class AllWorkers:
 
     Args:
         store: Where they publish; None for a store of this process alone.
-        statistics: The stats of this process.
-        publisher: Publishes them.
+        recorder: What this process has recorded.
+        now_us: Returns the time by which it is recorded.
+        publisher: Publishes it.
+        here: Whether this process is one of them; else it only reads.
     """
 
-    def __init__(self, store: SharedStats | None, statistics: Statistics, publisher: Publisher) -> None:
+    def __init__(
+        self, store: SharedStats | None, recorder: Recorder, now_us: Clock, publisher: Publisher, *, here: bool = True
+    ) -> None:
         self._store = store
-        self._statistics = statistics
+        self._recorder = recorder
+        self._now_us = now_us
         self._publisher = publisher
+        self._is_worker = here
 
     def here(self) -> Worker:
         """Return this worker."""
         return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
 
     async def workers(self) -> tuple[Worker, ...]:
-        """Return the workers that are alive, this one first."""
+        """Return the workers that are alive and have statistics, this one first."""
         others = sorted((await self._others()).values(), key=lambda worker: worker.name)
-        return (self.here(), *others)
+        return (*((self.here(),) if self._is_worker else ()), *others)
 
     async def sections(self, name: str) -> list[Section]:
         """Return a section of each worker that is alive, as it was published last; none where no store is shared."""
@@ -307,7 +310,7 @@ class AllWorkers:
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
         """Return the slices of all workers, by their numbers in the store."""
-        span, now_us = Span.of(window), self._statistics.now_us()
+        span, now_us = Span.of(window), self._now_us()
         if self._store is None:
             first = span.first(now_us)
             return RecentStats(span, first, first * span.step_us, await self._own(span, first))
@@ -325,19 +328,17 @@ class AllWorkers:
         for name, slices in (await self._own(Span(span.step_us, span.steps + 1), first - shift)).items():
             for number, some in slices.items():
                 add(name, number + shift, some)
-        rows = await within(self._store.read(SHELVES[span.step_us], max(first, 0), last + 1))
-        for place, (number, worker, value) in enumerate(rows):
-            if worker != self._publisher.worker:
-                for name, some in unpack_row(value):
-                    add(name, number, some)
-            if not place % SERIES_AT_ONCE:
+        rows = await within(self._store.read(ROLLUPS[span.step_us], max(first, 0), last + 1))
+        for number, worker, value in rows:
+            for name, some in unpacked(value) if worker != self._publisher.worker else ():
+                add(name, number, some)
                 await let_others_run()
         return RecentStats(span, first, first * span.step_us + now_us - store_us, parts)
 
     async def _own(self, span: Span, first: int) -> Parts:
         """Return the slices of this worker. Other tasks go on between two series."""
         parts: Parts = {}
-        for series in self._statistics.listed():
+        for series in self._recorder.listed():
             if slices := series.read(span.step_us, first, span.steps):
                 parts[series.name] = slices
             await let_others_run()
@@ -356,30 +357,35 @@ class AllWorkers:
         return others
 
 
-def pack_row(entries: Iterable[tuple[SeriesName, Slice]]) -> bytes:
-    """Return the row of a slice: a byte for the version, and compressed JSON.
+class Packing:
+    """Makes the row of a slice: a byte for the version, and compressed lines of JSON, one for each series.
 
     A row of another version is passed by: workers of two versions share a store while they are replaced.
     """
-    flat = [(*name, some.events, _flat(some.rt)) for name, some in entries]
-    return bytes((VERSION,)) + zlib.compress(json.dumps(flat, separators=(",", ":")).encode(), 1)
+
+    def __init__(self) -> None:
+        self._compressor = zlib.compressobj(1)
+        self._packed = bytearray((VERSION,))
+
+    def add(self, name: SeriesName, some: Slice) -> None:
+        """Add what a series holds."""
+        line = json.dumps((*name, some.events, _flat(some.rt)), separators=(",", ":"))
+        self._packed += self._compressor.compress(line.encode() + b"\n")
+
+    def done(self) -> bytes:
+        """Return the row."""
+        return bytes(self._packed + self._compressor.flush())
 
 
-def unpack_row(row: bytes) -> list[tuple[SeriesName, Slice]]:
-    """Return what each series holds in a row; nothing of a row that cannot be read."""
+def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Slice]]:
+    """Yield what each series holds in a row; nothing more from where it cannot be read."""
     if row[:1] != bytes((VERSION,)):
-        return []
-    try:
-        entries = []
-        flat = zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES)
-        for rules, route, costs, events, rt in json.loads(flat):
-            name = tuple(map(str, rules)), str(route), tuple(map(int, costs))
+        return
+    with suppress(Exception):  # whatever lies there, it is not ours
+        for line in zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES).splitlines():
+            rules, route, events, rt = json.loads(line)
             counts = {str(event): int(times) for event, times in events.items()}
-            if len(rules) == len(costs):
-                entries.append((name, Slice(counts, _times(*rt))))
-        return entries
-    except Exception:  # whatever lies there, it is not ours
-        return []
+            yield (tuple(map(str, rules)), str(route)), Slice(counts, _times(*rt))
 
 
 def _flat(times: ResponseTimes) -> tuple[int, int | None, list[tuple[int, int]]]:

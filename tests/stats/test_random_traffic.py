@@ -14,13 +14,14 @@ from starlette.websockets import WebSocketDisconnect
 
 from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
-from slidegate.core.statistics.series import KEPT, SLICE_US
-from slidegate.limiter import stats
-from slidegate.limiter.stats import OTHER, UNROUTED, Stats
+from slidegate.stats import Statistics, Stats, recorder
+from slidegate.stats.recorder import OTHER
+from slidegate.stats.series import KEPT, SLICE_US
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.routes import UNROUTED
 
-from ...asgi import scope_of
-from ..middlewares import charged
+from ..asgi import scope_of
+from ..web.middlewares import charged
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}
@@ -52,21 +53,22 @@ class Recorder:
         async def watch(message: Message) -> None:
             seen.message(message)
             await send(message)
+            seen.sent(message)
 
         try:
             await self.middleware(scope, receive, watch)
         except WebSocketDisconnect:
             seen.leave()
         except (ClientDisconnect, asyncio.CancelledError):
-            seen.give_up("cancelled")
+            seen.end("cancelled")
         except Exception:
-            seen.give_up("exception", "5xx")
+            seen.end("exception", 500)
         else:
             seen.leave()
 
     def record(self, labels: tuple[str, ...], route: str, now_us: int, *events: str, **times: int) -> None:
         wanted = labels, route
-        if wanted not in self.windows and len(self.windows) >= stats.MAX_SERIES:
+        if wanted not in self.windows and len(self.windows) >= recorder.MAX_SERIES:
             wanted = (OTHER,), OTHER
         window = self.windows.setdefault(wanted, MetricWindow(KEPT[SLICE_US], SLICE_US))
         window.record(now_us, *events, **times)
@@ -95,9 +97,8 @@ class Seen:
         self.scope = scope
         self.route = PATHS[scope["path"]]
         self.began_us = recorder.clock()
-        self.first_us: int | None = None
-        self.status_class = ""
-        self.started = self.over = False
+        self.status = 0
+        self.over = False
 
     @property
     def decision(self) -> Decision:
@@ -113,52 +114,33 @@ class Seen:
             return tuple(charged(self.scope))
         return tuple(bucket.label for bucket, _, _ in self.decision.checks)
 
-    def record(self, now_us: int, *events: str, **times: int) -> None:
-        self.recorder.record(self.labels, self.route, now_us, *events, **times)
-
     def message(self, message: Message) -> None:
-        if self.first_us is None and message["type"] in FIRST:
-            self.first_us = self.recorder.clock()
-            status = message.get("status") or FIRST[message["type"]]
-            self.status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"
-            decision = self.decision
-            if not decision.allowed:
-                self.over = True
-                violated = {state.rule for state in decision.violated}
-                labels = tuple(bucket.label for bucket, _, _ in decision.checks if bucket.rule in violated)
-                shut = ("blocked",) if decision.reason == "blocked" else ()
-                route = self.route if "endpoint" in self.scope else UNROUTED
-                self.recorder.record(labels, route, self.first_us, "block", *shut, self.status_class)
-            elif message["type"] != "http.response.start":
-                self.start()
-        elif self.first_us is not None and not self.over and message["type"] == "http.response.body":
-            if not message.get("more_body", False):
-                self.end("success")
-            elif not self.started:
-                self.start()
+        if not self.status and message["type"] in FIRST:
+            self.status = message.get("status") or FIRST[message["type"]]
 
-    def start(self) -> None:
-        self.started = True
-        self.record(self.recorder.clock(), "pass", self.status_class)
-
-    def end(self, how: str) -> None:
-        self.over = True
-        now_us = self.recorder.clock()
-        passed = () if self.started else ("pass", self.status_class)
-        self.record(now_us, *passed, how, rt_us=max(now_us - self.began_us, 0))
+    def sent(self, message: Message) -> None:
+        ends = ("http.response.body", "websocket.close")
+        if self.status and not self.over and message["type"] in ends and not message.get("more_body", False):
+            self.end("success")
 
     def leave(self) -> None:
-        done = self.first_us is not None and self.scope["type"] == "websocket"
-        self.give_up("success" if done else "cancelled")
+        self.end("success" if self.status and self.scope["type"] == "websocket" else "cancelled")
 
-    def give_up(self, how: str, *status_class: str) -> None:
+    def end(self, how: str, status: int = 0) -> None:
         if self.over:
             return
-        if self.first_us is not None:
-            self.end(how)
+        self.over, decision = True, self.decision
+        status = self.status or status
+        answered = (f"{status // 100}xx" if 100 <= status < 600 else "other",) if status else ()
+        now_us = max(self.recorder.clock(), self.began_us)
+        if decision.allowed:
+            self.recorder.record(self.labels, self.route, now_us, "pass", *answered, how, rt_us=now_us - self.began_us)
             return
-        now_us = self.recorder.clock()
-        self.record(now_us, "pass", *status_class, how, rt_us=max(now_us - self.began_us, 0))
+        violated = {state.rule for state in decision.violated}
+        labels = tuple(bucket.label for bucket, _, _ in decision.checks if bucket.rule in violated)
+        shut = ("blocked",) if decision.reason == "blocked" else ()
+        route = self.route if "endpoint" in self.scope else UNROUTED
+        self.recorder.record(labels, route, now_us, "block", *shut, *answered)
 
 
 class Script:
@@ -234,6 +216,7 @@ class World:
         self.clock = FakeClock(10**12)
         self.heard = RecordingObserver()
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.statistics = Statistics(self.limiter)
         shared = Script(self.clock)
         # The recorder stands around a router: nothing in between makes an answer of an exception.
         router = Fork(
@@ -277,7 +260,7 @@ class World:
         await self.recorder(scope, receive, send)
 
     def agree(self, slices: int) -> None:
-        read: Stats = self.limiter.stats(slices * SLICE_US / 1_000_000)
+        read: Stats = self.statistics.stats(slices * SLICE_US / 1_000_000)
         rules, routes, total = self.recorder.read(slices)
         assert {name: traffic.seen for name, traffic in read.rules.items()} == rules
         assert {name: traffic.seen for name, traffic in read.routes.items()} == routes
@@ -292,7 +275,7 @@ async def test_stats_are_those_of_a_recorder_that_counts_at_once(rng: random.Ran
 async def test_stats_are_those_of_the_recorder_also_when_series_run_out(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "MAX_SERIES", 2)
+    monkeypatch.setattr(recorder, "MAX_SERIES", 2)
     await ask_and_compare(rng)
 
 
@@ -301,7 +284,7 @@ async def ask_and_compare(rng: random.Random) -> None:
     for rules in RULES.values():
         world = World(rules)
         await ask_in_rounds(world, rng)
-        assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > stats.MAX_SERIES)
+        assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > recorder.MAX_SERIES)
 
 
 async def ask_in_rounds(world: World, rng: random.Random) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .errors import Whole, check_positive, quoted
-from .ring import MAX_UNITS, Ring, entries
+from ..errors import Whole, check_positive, quoted
+from ..ring import MAX_UNITS, Ring, entries
 
 
 class CounterWindow:

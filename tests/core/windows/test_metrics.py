@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, MetricSummary, MetricWindow
-from slidegate.core.statistics.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
+from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
 
 from ...racing import THREADS, race
 

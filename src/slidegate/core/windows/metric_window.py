@@ -79,6 +79,30 @@ class MetricWindow:
             if rt_us is not None:
                 running.rt.count_one(rt_us)
 
+    def add(self, now_us: int, counts: Slice) -> None:
+        """Count what others have counted of one slice; nothing where that has left the ring.
+
+        Args:
+            now_us: A moment of the slice.
+            counts: Events and times.
+        """
+        with self._lock:
+            named = Slice(rt=counts.rt)
+            for event, times in counts.events.items():
+                name = event if event in self._names else self._named(event)
+                named.events[name] = named.events.get(name, 0) + times
+            self._ring.add(now_us, named)
+
+    def by_number(self, first: int, slices: int) -> dict[int, Slice]:
+        """Return by number the slices, of so many from the first on, that hold anything."""
+        with self._lock:
+            return self._ring.read(first, slices)
+
+    def take_changed(self, *, every: bool = False) -> set[int]:
+        """Return the numbers of the slices to which `add` has added since the last call, or of all."""
+        with self._lock:
+            return self._ring.take_changed(every=every)
+
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return the counts of the last `slices` slices, the running one included, all seen at one moment.
 
