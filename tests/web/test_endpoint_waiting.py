@@ -17,7 +17,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, scope_of, send_scope, statuses
 from ..virtual_time import VirtualTime
-from .limited import AT, as_dependency, limited, middleware_of
+from .limited import AT, dependency, limited, middleware_of
 from .test_waiting import channel
 
 everywhere = pytest.mark.parametrize("at", AT)
@@ -94,7 +94,7 @@ async def test_a_client_that_leaves_while_it_waits_is_not_struck() -> None:
     policy = BanPolicy("1/minute", signals={"refused": 1, "4xx": 1, "5xx": 1}, ban_private=True)
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     middleware = RateLimitMiddleware(
-        as_dependency(RateLimit("1/10s", wait="1h", name="slow")), rules=[], limiter=limiter, bans=policy
+        dependency(RateLimit("1/10s", wait="1h", name="slow")), rules=[], limiter=limiter, bans=policy
     )
     assert await statuses(middleware, 1) == [200]
     client = Leaving()
@@ -118,24 +118,6 @@ async def test_a_websocket_waits_for_its_turn_too() -> None:
         return [message["type"] for message in (await send_scope(middleware, scope_of(type="websocket"))).messages]
 
     assert await asyncio.gather(connect(), connect()) == [["websocket.accept", "websocket.close"]] * 2
-
-
-async def test_permits_are_waited_for_at_an_endpoint() -> None:
-    app = FastAPI()
-    under_way, most = 0, 0
-
-    @app.get("/", dependencies=[Depends(RateLimit(concurrency=1, wait="10s"))])
-    async def page() -> str:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0)
-        under_way -= 1
-        return "page"
-
-    middleware = middleware_of(app, Limiter())
-    assert await asyncio.gather(*(_status(middleware) for _ in range(5))) == [200] * 5
-    assert most == 1
 
 
 async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_one_waits() -> None:
