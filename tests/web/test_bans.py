@@ -30,7 +30,6 @@ from slidegate import (
     combine,
     everyone,
     header,
-    path_param,
     strike,
 )
 from slidegate.testing import FakeClock, RecordingObserver
@@ -562,25 +561,3 @@ async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothin
     assert house.heard.kinds == ["banned"]
     house.clock.advance("1h")
     assert await house.status() == 404  # no strike is left over
-
-
-@pytest.mark.parametrize(
-    ("bans", "message"),
-    [
-        ("20/10m", "bans: expected BanPolicy"),
-        ([BanPolicy, 3], "not <class"),
-        ([policy(), policy()], "two policies are called 'abuse'"),
-        (policy(key="x"), "expected a built-in key such as header, not 'x'"),
-        (policy(key=everyone), "does not say who it is"),
-        (policy(key=path_param("id")), "does not say who it is"),
-        (policy(key=header("X-Key", fallback=everyone)), "does not say who it is"),
-        (policy(key=combine(client_ip(), path_param("id"))), "does not say who it is"),
-        (policy(signals={"/{a}/{a}": 1}), "cannot be used"),
-        (policy(key=client_ip(ipv4_prefix=16)), r"its clients are of ipv4_prefix=16, .* wider than /24"),
-        (policy(key=client_ip(ipv6_prefix=32)), r"its clients are of ipv6_prefix=32, .* wider than /48"),
-        (policy(signals={"/a*": 1}), "is not in Starlette's syntax"),
-    ],
-)
-def test_policies_that_cannot_work_are_refused_at_construction(bans: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message.replace("(", r"\(")):
-        House(bans=bans, rules=[])

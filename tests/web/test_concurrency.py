@@ -18,12 +18,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, charge, everyone
-from slidegate.core import Store
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, charge, everyone
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
-from ..remote_stores import RemoteStore
 
 
 class Workshop:
@@ -253,9 +251,6 @@ async def test_who_lacks_room_in_a_window_does_not_wait_for_a_place() -> None:
     shop.finish()
 
 
-# -- websockets -------------------------------------------------------------------------------------------------------
-
-
 # -- at the endpoint --------------------------------------------------------------------------------------------------
 
 
@@ -331,33 +326,3 @@ async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
     sent = (await send_scope(app, scope_of("/talk", type="websocket"))).messages
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.close"]
     assert (sent[1]["text"], store.permits_held()) == ("1", 0)
-
-
-# -- what cannot work -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"concurrency": 0}, "expected a whole number from 1"),
-        ({"concurrency": "4/minute"}, "it has no window"),
-        ({"concurrency": 4, "exempt": True}, "exempt: it does not go with concurrency"),
-        ({"concurrency": 4, "shadow": True, "limits": "9/s"}, "shadow: it does not go with concurrency"),
-        ({"concurrency": 4, "cost": 2}, "cost: it goes with limits; add limits"),
-        ({"concurrency": 4, "count_denied": True}, "count_denied: it goes with limits"),
-        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it goes with limits"),
-        ({}, "expected limits"),
-    ],
-)
-def test_options_that_cannot_go_together_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        Rule("/render", **options)
-
-
-def test_a_store_that_counts_no_places_is_refused_when_the_middleware_is_made() -> None:
-    class Windows(RemoteStore):
-        permits_held = Store.permits_held  # type: ignore[assignment]
-
-    limiter = Limiter(Windows())
-    with pytest.raises(ConfigurationError, match="counts no permits"):
-        RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)

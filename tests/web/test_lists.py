@@ -149,27 +149,6 @@ def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, 
     assert lists.overlaps(4, 0, 2**32 - 1)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Networks.from_file(), 'from_file: expected the path of a file, for example "blocked.netset"'),
-        (lambda: Networks.from_file(5), 'path: expected a file, for example "drop.netset", not 5'),
-        (lambda: Networks.from_file(["a", "b"]), r"path: expected a file, .* not \['a', 'b'\]"),
-        (lambda: Networks.from_file("a/"), "path: expected a file"),
-        (lambda: Networks.from_file("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
-        (lambda: Networks.from_file("a", "b", name="c"), "name: 'c' names one file; several have the names of their"),
-        (lambda: Networks.from_file("a", strict="no"), "strict: expected True or False, not 'no'"),
-        (lambda: Networks.from_file("x/a.netset", "y/a.txt"), "files: two lists are called 'a'; give one of them "),
-        (lambda: Networks.from_file("no such.netset"), "cannot read no such.netset: No such file or directory"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", blocklist="a"), r"blocklist: expected Networks, .*from_file"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", allowlist=["a"]), "allowlist: expected Networks, for exampl"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_a_list_is_an_error_at_once(make: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make()
-
-
 def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_strictly(desk: Desk) -> None:
     path = desk.write("a.netset", "192.0.2.0/24\n192.0.2.1/24\n")
     with pytest.raises(ConfigurationError, match=r"a\.netset, line 2: network: '192\.0\.2\.1/24' has host bits set"):

@@ -14,7 +14,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     MemoryStore,
     MessageLimits,
@@ -22,8 +21,6 @@ from slidegate import (
     Quota,
     RateLimitMiddleware,
     everyone,
-    header,
-    path_param,
 )
 from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
@@ -194,31 +191,6 @@ async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit(
 
     await RateLimitMiddleware(http, rules=[], messages=MessageLimits("1/s"))(scope_of(), receive, Socket([]).send)
     assert seen == [receive]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limits": "often"}, "often"),
-        (
-            {"limits": "1/s", "key": "user"},
-            'MessageLimits: key: expected "connection", "client" or a key .* not \'user\'',
-        ),
-        ({"limits": "1/s", "key": path_param("room")}, "key: <key path:room> is not known here, .* RateLimit"),
-        ({"limits": "1/s", "key": header("X-Key", fallback=path_param("room"))}, "is not known here"),
-        ({"limits": "1/s", "beyond": "wait"}, 'MessageLimits: beyond: expected "close" or "drop", not \'wait\''),
-        ({"limits": "1/s", "beyound": "drop"}, "MessageLimits: unknown option 'beyound'; did you mean 'beyond'"),
-    ],
-)
-def test_a_value_that_cannot_work_is_said_at_construction(options: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        MessageLimits(**options)
-
-
-@pytest.mark.parametrize("wrong", ["10/second", {"limits": "10/second"}, 10])
-def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r'messages: expected MessageLimits, for example MessageLimits\("10/'):
-        RateLimitMiddleware(Listener(), rules=[], messages=wrong)
 
 
 async def test_a_store_that_fails_is_not_held_against_the_client() -> None:

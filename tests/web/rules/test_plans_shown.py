@@ -88,16 +88,6 @@ async def test_a_changed_plan_is_shown_from_the_next_request_on() -> None:
     assert await shown(limiter, "k-ann") == [("60/1m", True)], "the function failed, so the fall-back counts"
 
 
-async def test_plans_of_keys_that_a_function_makes_are_shown_too() -> None:
-    limiter = Limiter()
-    rule = Rule("*", plan, key=lambda request: f"user:{request.headers['X-API-Key']}", name="plan")
-    app = RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
-    for customer in ("k-ann", "k-bob"):
-        await call(app, headers={"X-API-Key": customer})
-    (window,) = (await limiter.inspect("user:k-ann")).windows
-    assert (window.used, window.limit.amount, window.fallback) == (1, 5, False)
-
-
 async def test_plans_are_remembered_of_the_keys_that_came_last() -> None:
     limiter = Limiter(MemoryStore(max_keys=10))
     rule = Rule("*", lambda request: "5/minute", key=CUSTOMER, fallback_limits="2/minute", name="plan")

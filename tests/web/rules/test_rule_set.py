@@ -181,11 +181,6 @@ async def test_many_rules_together_charge_what_each_of_them_alone_would_in_many_
         await search(seed * 100 + number, 100)
 
 
-def hidden_in(rules: list[Rule]) -> list[str]:
-    findings = RateLimitMiddleware(hello, rules=rules).findings
-    return [finding.message for finding in findings if finding.code == "SG104"]
-
-
 async def test_a_middleware_without_arguments_counts_at_endpoints_alone() -> None:
     app = Starlette(routes=[Route("/limited", RateLimit("2/minute")(page)), Route("/free", page)])
     app.add_middleware(RateLimitMiddleware)
