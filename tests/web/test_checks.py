@@ -350,3 +350,14 @@ async def test_a_handler_that_refusals_of_the_middleware_never_reach_is_a_findin
         assert isinstance(inner, RateLimitMiddleware)
         found.append(codes(inner))
     assert found == [["SG127"], []]
+
+
+async def test_methods_that_no_route_of_a_limit_at_an_endpoint_takes_are_said_at_the_start() -> None:
+    def app(*methods: str) -> Starlette:
+        limited = RateLimit("5/minute", methods=list(methods))(ok)
+        return Starlette(routes=[Route("/x", limited, methods=["GET", "POST", "PUT"])])
+
+    (message,) = await unmet(app("DELETE"), code="SG124")
+    assert "DELETE" in message
+    assert "GET,POST,PUT /x" in message
+    assert await unmet(app("POST"), code="SG124") == []

@@ -8,20 +8,27 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
+from fastapi import Depends, FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
@@ -37,7 +44,7 @@ from slidegate.core import InvalidKey
 from slidegate.limiter.keys import KeyOf
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
@@ -266,6 +273,48 @@ async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.
 
     assert await keys(Rule("*", "9/hour", key=user), scope_of(state={"user": Lazy()})) == [PEER]
     assert "cannot be named" in caplog.text
+
+
+async def current_user(connection: HTTPConnection) -> str:
+    name = connection.headers.get("x-user", "")
+    connection.state.user = name
+    return name
+
+
+@pytest.mark.parametrize("at", ["route", "application", "decorator"])
+async def test_a_limit_by_user_counts_the_user_whom_a_dependency_has_found(at: str) -> None:
+    limit = RateLimit("2/hour", key=user)
+    before = [Depends(current_user), Depends(limit)]
+    app = FastAPI(dependencies=before if at == "application" else None)
+
+    async def get(name: Annotated[str, Depends(current_user)]) -> str:
+        return name
+
+    app.get("/", dependencies=before if at == "route" else None)(limit(get) if at == "decorator" else get)
+    middleware = RateLimitMiddleware(app)
+    for name, statuses_of_three in (("ann", [200, 200, 429]), ("bob", [200, 200, 429])):
+        addresses = ("192.0.2.1", "198.51.100.2", "192.0.2.1")
+        asked = [await call(middleware, headers={"x-user": name}, client=(address, 1)) for address in addresses]
+        assert [answer.status for answer in asked] == statuses_of_three
+    assert await statuses(middleware, 3) == [200, 200, 429], "nobody is counted by address"
+    assert await statuses(middleware, 1, client=("198.51.100.77", 1)) == [200]
+    assert middleware.findings == []
+
+
+class Header(AuthenticationBackend):
+    async def authenticate(self, conn: HTTPConnection) -> Any:
+        return AuthCredentials(), SimpleUser(conn.headers["x-user"])
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_where_authentication_stands_decides_whether_its_user_is_known(outside: bool) -> None:
+    layers = [
+        Middleware(AuthenticationMiddleware, backend=Header()),
+        Middleware(RateLimitMiddleware, rules=[Rule("*", "2/hour", key=user)]),
+    ]
+    app = Starlette(routes=[Route("/", page)], middleware=layers if outside else layers[::-1])
+    found = [(await call(app, headers={"x-user": name})).status for name in ("ann", "ann", "bob")]
+    assert found == ([200, 200, 200] if outside else [200, 200, 429])
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import anyio.lowlevel
@@ -14,6 +15,7 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Netwo
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..limited import AT, METHODS, limited
 from ..middlewares import charged
 
 PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
@@ -30,6 +32,14 @@ def is_curl(request: Any) -> bool:
 CURL = {"user-agent": "curl/8.5"}
 
 
+def is_marked(request: Any) -> bool:
+    return bool(request.headers.get("x-counts") == "yes")
+
+
+async def is_marked_async(request: Any) -> bool:
+    return is_marked(request)
+
+
 def fails(request: Any) -> bool:
     raise LookupError("no such country")
 
@@ -37,6 +47,41 @@ def fails(request: Any) -> bool:
 async def fails_later(request: Any) -> bool:
     await anyio.lowlevel.checkpoint()
     raise LookupError("no such country")
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("when", [None, is_marked, is_marked_async])
+@pytest.mark.parametrize("methods", [None, ["POST"], ["get", "PUT"]])
+async def test_exactly_the_requests_that_it_is_about_are_counted(at: str, when: Any, methods: Any) -> None:
+    app = limited(at, "5/hour", when=when, methods=methods)
+    taken = {name.upper() for name in methods or METHODS}
+    taken |= {"HEAD"} if "GET" in taken else set()
+    dice, counted = random.Random(7), 0
+    for method, counts in dice.choices(list(product(METHODS, ("yes", "no"))), k=60):
+        answer = await call(app, "/", method, headers={"X-Counts": counts})
+        is_about = method in taken and (when is None or counts == "yes")
+        counted += is_about
+        assert answer.status == (429 if is_about and counted > 5 else 200), (method, counts, counted)
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"count_if": lambda status: status == 200}])
+async def test_what_it_is_not_about_takes_nothing_of_any_kind(options: Any, at: str) -> None:
+    store = MemoryStore(clock=FakeClock())
+    app = limited(at, "2/hour", limiter=Limiter(store), methods=["POST"], when=is_marked, **options)
+    for _ in range(4):
+        answer = await call(app)
+        assert (answer.status, "ratelimit" in answer.headers) == (200, False)
+    assert store.stats().keys == 0
+
+
+async def test_a_condition_at_an_endpoint_may_read_the_body() -> None:
+    async def has_large_body(request: Any) -> bool:
+        return len(await request.body()) > 3
+
+    app = limited("decorator", "1/hour", when=has_large_body)
+    sent = [b"abc", b"abcd", b"abc", b"abcd"]
+    assert [(await call(app, "/", "POST", body=body)).status for body in sent] == [200, 200, 200, 429]
 
 
 @pytest.mark.parametrize("when", [fails, fails_later, lambda request: request.body()])
