@@ -127,13 +127,6 @@ def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
     assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
 
 
-def test_a_file_is_called_as_it_is_told_and_a_set_without_files_has_no_name(desk: Desk) -> None:
-    path = desk.write("drop_v4.txt", "192.0.2.0/24\n")
-    assert found(desk.lists(path, name="spamhaus"), "192.0.2.7") == "spamhaus"
-    assert found(desk.lists(path), "192.0.2.7") == "drop_v4"
-    assert found(Networks(["192.0.2.0/24"]), "192.0.2.7") == ""
-
-
 @pytest.mark.parametrize(
     "made",
     [copy.copy, copy.deepcopy, lambda lists: pickle.loads(pickle.dumps(lists)), lambda lists: lists | Networks()],
@@ -147,13 +140,6 @@ def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, 
     assert lists == Networks(["198.51.100.0/24", "2001:db8::/32"])
     assert ("198.51.100.7" in lists, "198.51.100.7" in kept) == (True, False)
     assert lists.overlaps(4, 0, 2**32 - 1)
-
-
-def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_strictly(desk: Desk) -> None:
-    path = desk.write("a.netset", "192.0.2.0/24\n192.0.2.1/24\n")
-    with pytest.raises(ConfigurationError, match=r"a\.netset, line 2: network: '192\.0\.2\.1/24' has host bits set"):
-        desk.lists(path)
-    assert found(desk.lists(path, strict=False), "192.0.2.7") == "a"
 
 
 # -- following -------------------------------------------------------------------------------------------------------
@@ -290,15 +276,6 @@ def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk
     assert desk.heard.kinds == ["list_reloaded"] * 3
 
 
-def test_a_file_that_is_still_written_holds_up_no_other(desk: Desk) -> None:
-    lists = desk.lists(desk.write("a.netset", rows(5)), desk.write("b.netset", rows(3)))
-    desk.write("b.netset", rows(2))
-    for count in (6, 7, 8):
-        desk.write("a.netset", rows(count))
-        desk.look(lists)
-    assert entries(lists) == {"a": 5, "b": 2}
-
-
 def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", rows(5)))
     reading = ListFile.read
@@ -429,25 +406,6 @@ async def test_a_configuration_names_lists_in_each_of_its_ways(desk: Desk, text:
     app = configured(desk, text)
     assert await statuses(app, 1, client=("198.51.100.7", 1)) == [403]
     assert await statuses(app, 1) == [200]
-
-
-async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk) -> None:
-    limiter = Limiter(MemoryStore(clock=desk.clock), observers=[desk.heard])
-    desk.write("a.netset", "198.51.100.0/24\n")
-    app = configured(desk, 'blocklist = [{ path = "a.netset" }]\n', limiter=limiter)
-
-    desk.write("a.netset", "203.0.113.0/24\n")
-    await desk.visit(app)
-    assert await statuses(app, 1) == [403]
-    desk.write("b.netset", "192.0.2.0/26\n")
-    desk.write("slidegate.toml", 'limits = "9/hour"\n[[blocklist]]\npath = "b.netset"\n')
-    await desk.visit(app)
-    assert await statuses(app, 1) == [200]
-    assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
-    desk.write("b.netset", "bad\n")
-    await desk.visit(app)
-    assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
-    assert desk.heard.kinds == ["list_reloaded", "config_reloaded", "list_rejected"]
 
 
 async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(desk: Desk) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, client_ip
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 
 ON_A_PORT = ("app.test", 443)
 ON_A_SOCKET = ("/run/app.sock", None)
@@ -101,8 +99,3 @@ async def test_behind_a_known_number_of_proxies_the_header_names_clients_also_wi
     for last in range(3):
         headers = {"X-Forwarded-For": f"198.51.100.{last}"}
         assert await statuses(app, 3, client=None, server=ON_A_PORT, headers=headers) == [200, 200, 429]
-
-
-async def test_a_limit_at_an_endpoint_counts_requests_without_a_peer_too() -> None:
-    app = RateLimitMiddleware(Starlette(routes=[Route("/", RateLimit("2/hour")(page))]))
-    assert await statuses(app, 3, client=None, server=ON_A_PORT) == [200, 200, 429]
