@@ -21,7 +21,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from starlette.testclient import TestClient
 
 from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 
@@ -150,12 +149,6 @@ async def test_a_middleware_among_others_ends_the_start() -> None:
     for middleware in ([good, bad], [bad, good], [bad, bad]):
         said, _ = await started(Starlette(middleware=middleware))
         assert [message["type"] for message in said] == ["lifespan.startup.failed"]
-
-
-def test_the_test_client_shows_the_error() -> None:
-    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
-    with pytest.raises(ConfigurationError, match="ten/minute"), TestClient(app):
-        pass
 
 
 class Around:

@@ -181,14 +181,3 @@ async def test_a_client_that_has_gone_is_closed_once_and_its_error_is_the_one_of
     with pytest.raises(ConnectionResetError, match="the client has gone"):
         await Left(sends=3).run(guarded)
     assert tried == [1013]
-
-
-async def test_an_application_that_closes_with_such_a_code_itself_hears_what_the_server_says() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
-        await send({"type": "websocket.close", "code": 1008, "reason": "bye"})
-
-    guarded, _ = around(app, 1, messages=MessageLimits("1/hour"))
-    with pytest.raises(Exception, match="invalid close code 1008"):
-        await Strict().run(guarded)

@@ -18,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, charge, everyone
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
@@ -162,44 +162,6 @@ async def test_a_server_that_cannot_send_the_last_byte_gets_the_place_back() -> 
     assert shop.held == 0
 
 
-async def test_a_status_that_is_not_counted_gives_units_back_and_keeps_the_place() -> None:
-    shop = workshop(1, limits="1/minute", count_if=lambda status: status == 401)
-    seen: list[int] = []
-
-    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-        async def note(message: Message) -> None:
-            await send(message)
-            seen.append(shop.held)
-
-        await hello(scope, receive, note)
-
-    for _ in range(2):
-        shop.finish(watched)
-        assert (await call(shop.middleware)).status == 200
-    assert seen == [1, 0, 1, 0]
-
-
-async def test_charging_afterwards_charges_the_limit_and_no_place() -> None:
-    shop = workshop(2, limits="9/minute")
-    left: list[object] = []
-
-    async def pay(scope: Scope, receive: Receive, send: Send) -> None:
-        left.append((await charge(Request(scope), 3)).remaining)
-        await hello(scope, receive, send)
-
-    shop.finish(pay)
-    await call(shop.middleware)
-    assert (left, shop.held) == ([5], 0)
-
-
-async def test_a_refusal_further_in_gives_the_place_of_a_middleware_further_out_back() -> None:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")])
-    store = MemoryStore()
-    middleware = RateLimitMiddleware(inner, limiter=Limiter(store), rules=[Rule("*", concurrency=5)])
-    assert await statuses(middleware, 3) == [200, 429, 429]
-    assert store.permits_held() == 0
-
-
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,13 +206,6 @@ async def test_whoever_waits_is_asked_about_bans_again() -> None:
     assert shop.held == 0
 
 
-async def test_who_lacks_room_in_a_window_does_not_wait_for_a_place() -> None:
-    shop = Workshop(Rule("*", "1/minute", name="slow"), Rule("*", concurrency=1, wait="20s", name="work"))
-    await shop.begin()
-    assert (await call(shop.middleware)).status == 429
-    shop.finish()
-
-
 # -- at the endpoint --------------------------------------------------------------------------------------------------
 
 
@@ -266,27 +221,6 @@ def with_endpoint(limit: RateLimit, answer: Callable[[Request], Any], store: Mem
 
     middleware = Middleware(RateLimitMiddleware, rules=[], limiter=Limiter(store))
     return Starlette(routes=[Route("/page", limit(page)), WebSocketRoute("/talk", talk)], middleware=[middleware])
-
-
-async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
-    store = MemoryStore()
-    inside, go_on = asyncio.Event(), asyncio.Event()
-    after: list[int] = []
-
-    async def answer(request: Request) -> Response:
-        inside.set()
-        await go_on.wait()
-        return PlainTextResponse("hi", background=BackgroundTask(lambda: after.append(store.permits_held())))
-
-    app = with_endpoint(RateLimit(concurrency="1"), answer, store)
-    first = asyncio.ensure_future(call(app, "/page"))
-    await inside.wait()
-    assert store.permits_held() == 1
-    refused = await call(app, "/page")
-    assert (refused.status, "retry-after" in refused.headers) == (429, False)
-    go_on.set()
-    assert (await first).status == 200
-    assert (after, store.permits_held()) == ([0], 0)
 
 
 @pytest.mark.parametrize("how", ["raises", "cancelled"])

@@ -190,29 +190,6 @@ async def test_an_estimate_above_the_limit_never_passes_unless_it_is_capped() ->
     assert await capped.spent() == 8_500
 
 
-async def test_the_other_rules_of_a_request_keep_their_units() -> None:
-    clock = FakeClock()
-    model = Model(Limiter(MemoryStore(clock=clock)), tokens(), Rule("*", "5/hour", name="requests"))
-    await model.ask(50, 20)
-    assert (await model.ask(0)).headers["ratelimit"] == '"requests";r=3;t=3600, "tokens";r=9980;t=3657'
-
-
-async def test_what_was_settled_stays_charged_where_a_limit_at_the_endpoint_refuses() -> None:
-    async def page(request: Request) -> PlainTextResponse:
-        await settle(request, 20)
-        await RateLimit("1/hour", name="inner").check(request)
-        return PlainTextResponse("done")
-
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = Starlette(
-        routes=[Route("/", page)],
-        middleware=[Middleware(RateLimitMiddleware, rules=[tokens()], limiter=limiter)],
-    )
-    answers = [await call(app, query_string=b"estimate=50") for _ in range(3)]
-    assert [answer.status for answer in answers] == [200, 429, 429]
-    assert '"tokens";r=9940' in answers[2].headers["ratelimit"]
-
-
 async def test_a_request_that_is_not_counted_settles_nothing() -> None:
     said: list[bool] = []
 

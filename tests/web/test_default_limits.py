@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -70,12 +69,6 @@ async def test_paths_that_no_route_serves_share_one_bucket() -> None:
     assert await statuses(app, 1, "/a") == [200]
 
 
-async def test_methods_of_one_route_share_a_bucket_and_two_routes_of_one_template_do_not() -> None:
-    app = site(Route("/a", page, methods=["GET", "PUT"]), Route("/a", other, methods=["POST"]))
-    assert [(await call(app, "/a", method)).status for method in ("GET", "HEAD", "PUT")] == [200, 200, 429]
-    assert await statuses(app, 3, "/a", "POST") == [200, 200, 429]
-
-
 async def test_a_method_that_no_route_takes_counts_at_the_route_of_its_path() -> None:
     app = site(Route("/a", page, methods=["POST"]))
     assert await statuses(app, 3, "/a", "DELETE") == [405, 405, 429]
@@ -111,21 +104,6 @@ async def test_the_key_and_the_limits_may_depend_on_the_request() -> None:
     assert await statuses(app, 1, "/a", headers={"x-api-key": "another"}) == [200]
 
 
-async def test_a_redirect_to_the_path_with_a_slash_is_no_route() -> None:
-    app = site(Route("/a/", page), Route("/b", other))
-    assert [await counted(app, "/a"), await counted(app, "/b/")] == [["per-route *"], ["per-route *"]]
-    assert await counted(app, "/a/") == ["per-route GET /a/"]
-
-
-async def test_it_stands_beside_rules_and_limits() -> None:
-    app = site(Route("/a", page), Route("/b", page), limits="3/minute")
-    assert await statuses(app, 3, "/a") == [200, 200, 429]
-    assert await statuses(app, 2, "/b") == [200, 429]
-    ruled = site(Route("/a", page), Route("/b", other), rules=[Rule("/a", "1/minute")])
-    assert await statuses(ruled, 2, "/a") == [200, 429]
-    assert await statuses(ruled, 3, "/b") == [200, 200, 429]
-
-
 async def test_rules_that_end_the_list_end_it_before_the_defaults() -> None:
     rules = [Rule("/a", exempt=True), Rule("/b", "3/minute", final=True)]
     app = site(Route("/a", page), Route("/b", other), rules=rules)
@@ -139,11 +117,6 @@ async def test_an_exemption_leaves_rules_and_limits_at_the_endpoint_as_they_are(
     app = site(Route("/a", limited), Route("/health", health), rules=[Rule("/health", "1/minute")])
     assert await statuses(app, 4, "/a") == [200, 200, 200, 429]
     assert await statuses(app, 2, "/health") == [200, 429]
-
-
-async def test_a_405_of_an_exempt_route_is_counted() -> None:
-    app = site(Route("/health", health))
-    assert await statuses(app, 3, "/health", "DELETE") == [405, 405, 429]
 
 
 async def test_the_mark_of_a_class_is_not_inherited_and_its_methods_may_have_marks_of_their_own() -> None:
@@ -251,20 +224,6 @@ async def test_names_in_the_header_fields_say_the_route_in_printable_text() -> N
     assert max(map(len, names)) < 72
 
 
-async def test_a_root_path_changes_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
-        app = FastAPI(root_path="/api")
-
-    @app.get("/a")
-    def a() -> str:
-        return "a"
-
-    middleware = gated(app)
-    assert await counted(middleware, "/a") == await counted(middleware, "/api/a") == ["per-route GET /a"]
-    assert await counted(middleware, "/api/a", root_path="/api") == ["per-route GET /a"]
-
-
 async def test_an_application_whose_routes_are_hidden_has_one_bucket_and_a_finding() -> None:
     inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
 
@@ -295,20 +254,6 @@ async def test_the_application_tells_its_routes_where_something_between_hides_th
     assert await statuses(inner, 3, "/a") == [200, 200, 429]
     assert await statuses(inner, 4, "/health") == [200] * 4
     assert middlewares[0].findings == []
-
-
-async def test_preflights_count_apart_at_each_route() -> None:
-    app = site(Route("/a", page, methods=["OPTIONS"]), Route("/b", page))
-    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
-    assert await statuses(app, 3, "/a", "OPTIONS", headers=preflight) == [200, 200, 429]
-    assert await statuses(app, 3, "/b", "OPTIONS", headers=preflight) == [405, 405, 429]
-    assert await statuses(app, 3, "/b") == [200, 200, 429]
-
-
-async def test_a_middleware_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
-    routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, default_limits="2/minute")])]
-    app = Starlette(routes=routes)
-    assert [(await call(app, f"/a/{number}")).status for number in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize("path", ["/health/", "/v1/health/", "/v1/"])

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, Request, Response, WebSocket
+from fastapi import Request, Response
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, scope_of, send_scope, statuses
+from ..asgi import PEER, call, scope_of, statuses
 from ..virtual_time import VirtualTime
 from .limited import AT, dependency, limited, middleware_of
 from .test_waiting import channel
@@ -102,22 +102,6 @@ async def test_a_client_that_leaves_while_it_waits_is_not_struck() -> None:
     await middleware(scope_of(), client.receive, client.send)
     assert client.sent == []
     assert [ban async for ban in limiter.bans()] == []
-
-
-async def test_a_websocket_waits_for_its_turn_too() -> None:
-    app = FastAPI()
-
-    @app.websocket("/", dependencies=[Depends(RateLimit("1/50ms", wait="10s"))])
-    async def talk(websocket: WebSocket) -> None:
-        await websocket.accept()
-        await websocket.close()
-
-    middleware = middleware_of(app, Limiter())
-
-    async def connect() -> list[str]:
-        return [message["type"] for message in (await send_scope(middleware, scope_of(type="websocket"))).messages]
-
-    assert await asyncio.gather(connect(), connect()) == [["websocket.accept", "websocket.close"]] * 2
 
 
 async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_one_waits() -> None:

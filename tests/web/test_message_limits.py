@@ -18,7 +18,6 @@ from slidegate import (
     MemoryStore,
     MessageLimits,
     Networks,
-    Quota,
     RateLimitMiddleware,
     everyone,
 )
@@ -167,13 +166,6 @@ async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
     bare_held, bare_left = await bytes_of_sockets(None)
     assert held - bare_held < 2_000
     assert left - bare_left < 500
-
-
-async def test_a_connection_may_have_a_quota(clock: FakeClock) -> None:
-    app = Listener()
-    middleware = middleware_at(clock, app, MessageLimits([Quota("3/day"), "2/s"], beyond="drop"))
-    await Socket([*texts(5), BYE]).run(middleware)
-    assert app.heard == [*texts(2), BYE]
 
 
 async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit() -> None:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
 from slidegate.core import Reason
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 
@@ -66,34 +66,6 @@ async def test_a_rule_that_names_options_counts_preflights_and_other_options_req
     assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
     assert await statuses(app, 3, method="OPTIONS") == [200, 200, 429]
     assert await statuses(app, 3) == [200] * 3
-
-
-async def test_preflights_are_counted_by_limits_functions_concurrency_and_shadows_apart_too() -> None:
-    function = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "2/hour", key=everyone)])
-    assert await statuses(function, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
-    assert await statuses(function, 3) == [200, 200, 429]
-    events = RecordingObserver()
-    middleware = Limiter(MemoryStore(), observers=[events])
-    shadow = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "1/hour", shadow=True)])
-    assert await statuses(shadow, 1) == [200]
-    assert await statuses(shadow, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
-    assert [event.kind for event in events.events].count("shadow_refused") == 1
-
-
-async def test_a_preflight_that_does_not_count_by_its_answer_is_handed_back() -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", count_if=lambda status: status == 401)])
-    assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200] * 3
-
-
-async def test_the_windows_of_preflights_are_known_by_the_name_of_their_rule() -> None:
-    middleware = limiter()
-    first, second = (
-        RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "3/hour", name="r")]) for _ in "12"
-    )
-    assert await statuses(first, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
-    assert await statuses(second, 2, method="OPTIONS", headers=PREFLIGHT) == [200, 429]
-    nested = RateLimitMiddleware(first, limiter=middleware, rules=[Rule("*", "3/hour", name="r")])
-    assert await statuses(nested, 4, client=("192.0.2.9", 1), method="OPTIONS", headers=PREFLIGHT) == [200] * 3 + [429]
 
 
 async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
@@ -154,12 +126,6 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
     assert started == []
 
 
-async def test_a_scope_without_the_client_key_is_the_unknown_peer() -> None:
-    scope = scope_of(server=("/run/app.sock", None))
-    del scope["client"]
-    assert (await send_scope(RateLimitMiddleware(hello, limits="1/hour"), scope)).status == 200
-
-
 @pytest.mark.parametrize("started", [False, True])
 async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(started: bool) -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,21 +143,6 @@ async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(
         await app(scope_of(), None, send)  # type: ignore[arg-type]
     assert len(answer.messages) == started
     assert await statuses(app, 1) == [429]
-
-
-async def test_receive_reaches_the_application_untouched() -> None:
-    seen: list[Any] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(receive)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None: ...
-
-    await RateLimitMiddleware(app, limits="1/hour")(scope_of(), receive, send)
-    assert seen == [receive]
 
 
 async def test_context_variables_streams_and_background_tasks_behave_as_without_the_middleware() -> None:

@@ -160,15 +160,6 @@ async def test_of_several_bans_the_one_that_ends_last_counts_and_a_shadow_says_n
         assert (await site.ask()).headers["retry-after"] == "3600"
 
 
-async def test_a_request_that_can_never_pass_is_not_told_to_come_back() -> None:
-    site = Site("5/10s", [], "rule")
-    limiter = Limiter(MemoryStore(clock=site.clock))
-    rules = [Rule("*", "5/10s", cost=lambda request: 6)]
-    app = RateLimitMiddleware(site.inside, limiter=limiter, rules=rules, bans=BanPolicy("1/10m", "1h"))
-    answer = await call(app)
-    assert (answer.status, "retry-after" in answer.headers) == (429, False)
-
-
 async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ban_ends() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     app: Any = None

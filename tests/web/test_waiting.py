@@ -6,7 +6,6 @@ import asyncio
 import copy
 from collections.abc import Generator
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -44,24 +43,6 @@ async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(virtual: 
     virtual.clock.advance("500ms")
     assert await statuses(app, 1) == [200]
     assert virtual.passed_s == 0.5
-
-
-class Counting(MemoryStore):
-    """A store that counts how often it is asked."""
-
-    asked = 0
-
-    def hit(self, *args: Any, **options: Any) -> Any:
-        self.asked += 1
-        return super().hit(*args, **options)
-
-
-async def test_who_waits_asks_once_more_when_its_turn_has_come(virtual: VirtualTime) -> None:
-    store = Counting(clock=virtual.clock)
-    app = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("*", "1/s", wait="2s")])
-    assert await statuses(app, 2) == [200, 200]
-    assert virtual.passed_s == pytest.approx(1.0, abs=0.001)
-    assert store.asked == 3
 
 
 class Crowd:
@@ -190,14 +171,6 @@ async def test_who_waits_for_its_own_limit_holds_nobody_up_who_waits_for_a_commo
     assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (3, 200, 1.0), (2, 200, 30.0)]
 
 
-async def test_a_request_may_wait_for_units_and_for_a_place(virtual: VirtualTime) -> None:
-    app = middleware(slow, virtual, "1/s", wait="10s", concurrency=1)
-    crowd = Crowd(app, virtual)
-    await crowd.come(3)
-    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
-    assert virtual.passed_s == pytest.approx(9.0)
-
-
 async def slow(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.sleep(3)
     await hello(scope, receive, send)
@@ -214,26 +187,6 @@ async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_whi
     short = middleware(hello, virtual, "2/10s", wait="1s", count_denied=True)
     assert await statuses(short, 4) == [200, 200, 429, 429]
     assert (await short.limiter.peek(PEER, "2/10s", rule="slow")).retry_after_us == 10_000_000
-
-
-@pytest.mark.parametrize("at", ["middleware", "endpoint"])
-async def test_a_refusal_that_counts_is_charged_at_the_moment_at_which_it_is_given(
-    virtual: VirtualTime, at: str
-) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    options: dict[str, Any] = {"wait": "1s", "count_denied": True, "name": "slow"}
-    limit = RateLimit("2/10s", **options)
-    endpoint = Starlette(routes=[Route("/", limit(page))])
-    app = RateLimitMiddleware(
-        endpoint if at == "endpoint" else hello,
-        limiter=limiter,
-        rules=[] if at == "endpoint" else [Rule("*", "2/10s", **options)],
-    )
-    assert await statuses(app, 2) == [200, 200]
-    virtual.clock.advance("5s")
-    assert await statuses(app, 1) == [429]
-    assert (await limiter.peek(PEER, "2/10s", 2, rule="slow")).retry_after_us == 10_000_000
-    assert (await limiter.peek(PEER, "2/10s", 1, rule="slow")).retry_after_us == 5_000_000
 
 
 async def page(request: Any) -> PlainTextResponse:
@@ -284,44 +237,6 @@ async def test_one_that_is_cancelled_while_it_asks_is_charged_for_nothing(room: 
     await some_turns()
     clock.advance("9s")
     assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 6)
-
-
-async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
-    app = middleware(slow, virtual, "9/10s", wait="1s", concurrency=1, count_denied=True)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    assert sorted(ended[:2] for ended in await crowd.all()) == [(0, 200), (1, 429)]
-    assert (await app.limiter.peek(PEER, "9/10s", 0, rule="slow")).remaining == 7
-
-
-async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual: VirtualTime) -> None:
-    served_us: list[int] = []
-
-    async def note(scope: Scope, receive: Receive, send: Send) -> None:
-        served_us.append(virtual.clock())
-        await hello(scope, receive, send)
-
-    crowd = Crowd(middleware(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
-    await crowd.come(2)
-    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
-    await crowd.come(2)
-    await crowd.all()
-    assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))
-
-
-async def test_a_request_that_is_refused_at_once_keeps_nothing_free(virtual: VirtualTime) -> None:
-    rules = [
-        Rule("*", "2/s", wait="100ms", name="all", key=everyone),
-        Rule("*", "9/s", wait="100ms", name="own", key=header("X-Key"), count_denied=True),
-    ]
-    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
-    keys = [{"X-Key": key} for key in "abcd"]
-    assert [(await call(app, headers=headers)).status for headers in keys[:2]] == [200, 200]
-    virtual.clock.advance("500ms")
-    assert (await call(app, headers=keys[2])).status == 429
-    virtual.clock.advance("500ms")
-    assert (await call(app, headers=keys[3])).status == 200
-    assert virtual.passed_s == 0.0
 
 
 @given(

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from slidegate import BanPolicy, Limiter, MessageLimits, RateLimitMiddleware, header
+from slidegate import BanPolicy, Limiter, MessageLimits, RateLimitMiddleware
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.web import websockets as sockets
@@ -160,20 +160,6 @@ async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -
     await ends
     assert [message["type"] for message in connection.came].count("websocket.send") == 10
     assert asked == []
-
-
-async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:
-    limiter = Limiter()
-    policy = BanPolicy("3/10m", "1h", key=header("X-API-Key"))
-    middleware = RateLimitMiddleware(listener, rules=[], limiter=limiter, bans=policy)
-    idle, other = Connection(**{"X-API-Key": "bad"}), Connection(**{"X-API-Key": "good"})
-    async with asyncio.timeout(BOUND_S):
-        ends, stays = await opened(middleware, idle, other)
-        await limiter.ban(limiter.digest("header:x-api-key", b"bad"), "1h")
-        await ends
-        assert idle.codes == [1008]
-        assert not stays.done()
-        stays.cancel()
 
 
 @pytest.mark.parametrize("store", ["lmdb", pytest.param("redis", marks=needs_redis)])

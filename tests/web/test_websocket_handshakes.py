@@ -63,13 +63,6 @@ def test_an_accepted_handshake_carries_the_header_fields(app: Starlette) -> None
     assert fields["ratelimit"] == '"default";r=2;t=3600'
 
 
-def test_messages_of_an_accepted_socket_are_not_counted(app: Starlette) -> None:
-    with TestClient(app).websocket_connect("/ws") as socket:
-        for number in range(50):
-            socket.send_text(f"m{number}")
-            assert socket.receive_text() == f"M{number}"
-
-
 async def test_a_close_of_the_applications_own_passes_as_it_is() -> None:
     close = {"type": "websocket.close", "code": 1008}
 

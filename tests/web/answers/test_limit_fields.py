@@ -254,32 +254,6 @@ async def test_no_answer_says_that_more_is_left_than_a_limit_has() -> None:
     assert [line for seed in range(150) for line in await lies(seed)] == []
 
 
-COUNTED: dict[str, Callable[[int], bool] | None] = {
-    "all": None,
-    "no 429": lambda status: status != 429,
-    "errors": lambda status: status >= 400,
-    "nothing": lambda status: False,
-}
-
-
-@pytest.mark.parametrize(("refused", "counted"), [*product([False, True], COUNTED)])
-async def test_an_answer_says_what_is_left_when_its_status_is_known(refused: bool, counted: str) -> None:
-    shared = limiter()
-    count = COUNTED[counted]
-    app = RateLimitMiddleware(
-        site(RateLimit("1/minute", name="inner", key=everyone)),
-        rules=[Rule("*", "5/minute", name="outer", count_if=count)],
-        limiter=shared,
-    )
-    if refused:
-        assert (await call(app, client=("203.0.113.10", 1234))).status == 200
-    answer = await call(app)
-    assert answer.status == (429 if refused else 200)
-    left = 4 if count is None or count(answer.status) else 5
-    told = dict(items(answer.headers["ratelimit"]))["outer"]
-    assert (int(told["r"]), (await shared.peek(PEER, "5/minute", 0, rule="outer")).remaining) == (left, left)
-
-
 # Before anything is decided.
 
 

@@ -416,17 +416,3 @@ def test_a_rule_is_the_same_from_a_file_and_in_code(file: Path) -> None:
     clock = FakeClock()
     made = middleware(file, RULE, limiter=Limiter(MemoryStore(clock=clock)))
     assert made.rules[0].identity == Rule("/a", "5/minute").identity
-
-
-async def test_the_secret_for_digests_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "*"\nlimits = "9/hour"\nkey = { header = "X-API-Key" }\n', "utf-8")
-    monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
-    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
-    assert len(digests) == 1
-    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
-    with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
-        RateLimitMiddleware.from_file(hello, path)
-    assert "short" not in str(caught.value)

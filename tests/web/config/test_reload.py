@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import anyio.lowlevel
 import pytest
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, statuses
@@ -98,18 +98,6 @@ async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monke
         await statuses(app, 10)
         end_of_looks()
     assert looks == 5
-
-
-async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_themselves(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    other = RateLimitMiddleware(hello, limiter=desk.limiter, rules=[Rule("*", "3/hour")])
-    assert await statuses(other, 4) == [200, 200, 200, 429]
-    assert await statuses(app, 2) == [200, 200], "two middlewares are two buckets"
-    for number in range(3):
-        desk.rewrite(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
-        await desk.visit(app)
-    assert desk.heard.kinds == ["config_reloaded"] * 3
-    assert await statuses(app, 2) == [200, 429]
 
 
 async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk: Desk) -> None:
@@ -249,15 +237,6 @@ async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: De
 BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\nsignals = { "/.env" = 1 }\n'
 
 
-async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
-    app = desk.middleware(BANS)
-    assert await statuses(app, 1, "/.env") == [200]
-    desk.rewrite(BANS.replace("3/1h", "4/1h"))
-    await desk.visit(app)
-    assert await statuses(app, 4, "/.env") == [200, 200, 403, 403]
-    assert desk.heard.kinds == ["config_reloaded", "banned"]
-
-
 async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_the_next(desk: Desk) -> None:
     app = desk.middleware(BANS.replace("3/1h", "1/1h"))
     assert (await call(app, "/.env")).headers["retry-after"] == "60"
@@ -273,17 +252,6 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_t
 
 
 # -- what may be taken ---------------------------------------------------------------------------------------------
-
-
-async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
-    link = desk.path.with_name("link")
-    link.symlink_to("next.toml")
-    link.replace(desk.path)
-    await desk.visit(app)
-    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
-    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
 
 
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
