@@ -35,7 +35,7 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, Answer, hello, page, scope_of, send_scope
-from .test_message_limits import BYE, Listener, Socket, texts
+from .sockets import BYE, Client, Listener, texts
 
 
 class House:
@@ -416,8 +416,7 @@ async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> Non
 async def test_a_handshake_of_a_banned_client_is_refused() -> None:
     house = House(Listener(), rules=[])
     await house.limiter.ban(PEER, "1h")
-    closed = await Socket([]).run(house.middleware)
-    assert [message["type"] for message in closed.came] == ["websocket.close"]
+    assert (await Client().run(house.middleware)).kinds == ["close"]
     scope = scope_of("/", type="websocket", extensions={"websocket.http.response": {}})
     full = await send_scope(house.middleware, scope)
     assert (full.status, full.headers["retry-after"]) == (403, "3600")
@@ -426,7 +425,7 @@ async def test_a_handshake_of_a_banned_client_is_refused() -> None:
 async def test_messages_beyond_their_limit_strike() -> None:
     listener = Listener()
     house = House(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
-    flood = await Socket([*texts(9), BYE]).run(house.middleware)
+    flood = await Client(*texts(9), BYE).run(house.middleware)
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert flood.came[-1]["code"] == 1008
     assert await house.banned() == {PEER: 1}
@@ -439,7 +438,7 @@ async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
 
     house = House(closed, rules=[], bans=policy("2/10m", signals={403: 1}))
     for _ in range(2):
-        await Socket([]).run(house.middleware)
+        await Client().run(house.middleware)
     assert await house.banned() == {PEER: 1}
 
 

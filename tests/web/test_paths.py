@@ -289,6 +289,15 @@ async def test_what_ends_the_list_does_so_for_its_own_text_alone(ends: dict[str,
         assert "it" in await names(middleware, path)
 
 
+PREFIXES = ["../x", "x", "", ";x=1", "\\x", "/../x", "/x/../../x"]
+
+
+@pytest.mark.parametrize("path", ["/STATIC/x", "/x/static/y", "//static/../x", *(f"/static{end}" for end in PREFIXES)])
+async def test_what_only_begins_like_an_exempt_path_is_not_exempt(path: str) -> None:
+    rules = [Rule("/static/{rest:path}", exempt=True), Rule("*", PLENTY, name="it")]
+    assert await names(RateLimitMiddleware(hello, rules=rules), path) == ["it"]
+
+
 async def test_a_final_slash_counts_as_written_except_where_files_or_an_unknown_application_may_answer() -> None:
     rules = [Rule("/login", PLENTY, name="it"), Rule("/v1/login", PLENTY, name="below")]
     known = RateLimitMiddleware(Starlette(routes=[LOGIN, Mount("/v1", routes=[LOGIN])]), rules=rules)

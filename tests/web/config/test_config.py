@@ -29,7 +29,7 @@ from slidegate.web import config_schema as schema
 from slidegate.web.reload import ReloadingMiddleware
 
 from ...asgi import PEER, call, hello, statuses
-from ..test_message_limits import BYE, Listener, Socket, texts
+from ..sockets import BYE, Client, Listener, texts
 
 EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
 
@@ -107,11 +107,8 @@ async def test_message_limits_of_the_file_count_by_its_key(file: Path) -> None:
     listener = Listener()
     write(file, 'rules = []\n[messages]\nlimits = "2/1h"\nkey = { header = "X-API-Key" }\nbeyond = "drop"\n')
     app = RateLimitMiddleware.from_file(listener, file)
-    for value, heard in ((b"a", 2), (b"a", 0), (b"b", 2)):
-        listener.heard.clear()
-        socket = Socket([*texts(3), BYE])
-        socket.scope["headers"] = [(b"x-api-key", value)]
-        await socket.run(app)
+    for value, heard in (("a", 2), ("a", 0), ("b", 2)):
+        await Client(*texts(3), BYE, **{"X-API-Key": value}).run(app)
         assert len(listener.heard) == heard + 1
 
 
