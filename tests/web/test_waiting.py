@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
@@ -24,6 +25,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, call, hello, scope_of, statuses
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime
+from .limited import AT, limited, middleware_of
 
 
 @pytest.fixture
@@ -74,39 +76,12 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_no_more_stand_in_line_than_may(virtual: VirtualTime) -> None:
-    crowd = Crowd(middleware(hello, virtual, "1/s", wait="1h", wait_max=2), virtual)
-    await crowd.come(5)
-    assert sorted(crowd.ended) == [(0, 200, 0.0), (3, 429, 0.0), (4, 429, 0.0)]
-    assert len(await crowd.all()) == 5
-
-
 async def test_a_newcomer_does_not_overtake_when_room_has_come(virtual: VirtualTime) -> None:
     crowd = Crowd(middleware(hello, virtual, "1/s", wait="5s"), virtual)
     await crowd.come(2)
     virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
     await crowd.come()
     assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
-
-
-async def test_nothing_is_charged_before_its_turn(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/10s", wait="1h")
-    limiter = app.limiter
-    assert await statuses(app, 1) == [200]
-    gone = asyncio.Event()
-
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    waiting = [asyncio.create_task(app(scope_of(), receive, send_nothing)) for _ in range(3)]
-    await some_turns()
-    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
-    gone.set()
-    await asyncio.gather(*waiting)
-    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
-    assert await statuses(app, 1) == [200]
-    assert virtual.passed_s == 10.0
 
 
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:
@@ -457,3 +432,106 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
         raise
     await some_turns()
     assert store.permits_held() == 0
+
+
+# -- wherever a limit stands -------------------------------------------------------------------------------------------
+
+everywhere = pytest.mark.parametrize("at", AT)
+
+
+async def status_of(middleware: ASGIApp) -> int:
+    return (await call(middleware)).status
+
+
+@everywhere
+async def test_a_request_waits_for_its_turn(at: str) -> None:
+    middleware = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
+    assert await asyncio.gather(*(status_of(middleware) for _ in range(4))) == [200] * 4
+
+
+@everywhere
+async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
+    middleware = limited(at, "1/hour", wait="10s")
+    assert await statuses(middleware, 2) == [200, 429]
+    short = limited(at, "1/100ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s", wait_max=1)
+    assert sorted(await asyncio.gather(*(status_of(short) for _ in range(3)))) == [200, 200, 429]
+
+
+class Leaving:
+    """A client that sends its request, and leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.asked = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        self.asked += 1
+        if self.asked == 1:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@everywhere
+async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, cancelled: bool) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
+    assert await statuses(middleware, 1) == [200]
+    client = Leaving()
+    waiting = asyncio.ensure_future(middleware(scope_of(), client.receive, client.send))
+    await some_turns()
+    assert not waiting.done()
+    if cancelled:
+        waiting.cancel()
+    else:
+        client.gone.set()
+    await asyncio.wait([waiting], timeout=60)
+    assert waiting.done()
+    assert waiting.cancelled() == cancelled
+    assert cancelled or waiting.exception() is None
+    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
+    assert client.sent == []
+
+
+async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_one_waits() -> None:
+    slow, quick = RateLimit("1/50ms", wait="10s", name="slow"), RateLimit("5/hour", name="quick")
+    seen: list[list[tuple[str, bool]]] = []
+
+    async def page(request: Any) -> Response:
+        await asyncio.gather(slow.check(request), quick.check(request))
+        decisions = request.scope["slidegate"].decisions
+        seen.append(sorted((bucket.rule, one.allowed) for one in decisions for bucket, _, _ in one.checks))
+        return PlainTextResponse("page")
+
+    middleware = middleware_of(Starlette(routes=[Route("/", page)]), Limiter())
+    assert await statuses(middleware, 2) == [200, 200]
+    assert seen == [[("quick", True), ("slow", True)]] * 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
+    """Also where one of them was given a request of its own, made of the same channel."""
+    one, other = RateLimit("1/50ms", wait="10s", name="one"), RateLimit("1/60ms", wait="10s", name="other")
+
+    async def page(request: Any) -> Response:
+        asked = Request(request.scope, request.receive) if again else request
+        await asyncio.gather(one.check(request), other.check(asked))
+        return PlainTextResponse(await request.body() if not again else await asked.body())
+
+    middleware = middleware_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
+
+    async def post() -> bytes:
+        client = Leaving()
+        await middleware(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
+
+    assert await asyncio.wait_for(asyncio.gather(post(), post()), 60) == [b"ab", b"ab"]
+
+
+def _body(*pieces: bytes) -> list[Message]:
+    return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
