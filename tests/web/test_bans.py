@@ -71,7 +71,7 @@ def peer(address: str) -> dict[str, Any]:
     return {"client": (address, 1)}
 
 
-# -- signals ---------------------------------------------------------------------------------------------------------
+# -- signals -----------------------------------------------------------------------------------------------------------
 
 
 async def test_refusals_by_limit_ban_and_the_ban_ends_by_itself() -> None:
@@ -196,7 +196,7 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
     assert (await off.ask()).body == b"None"
 
 
-# -- whom ------------------------------------------------------------------------------------------------------------
+# -- whom --------------------------------------------------------------------------------------------------------------
 
 
 async def test_bans_on_an_account_key_and_on_an_address_are_separate() -> None:
@@ -281,7 +281,7 @@ async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_th
     assert await house.status("/health/200") == 403
 
 
-# -- order and answers -----------------------------------------------------------------------------------------------
+# -- order and answers -------------------------------------------------------------------------------------------------
 
 
 async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
@@ -410,7 +410,7 @@ async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> Non
     assert [await house.status("/404") for _ in range(3)] == [404] * 3
 
 
-# -- websockets ------------------------------------------------------------------------------------------------------
+# -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_handshake_of_a_banned_client_is_refused() -> None:
@@ -442,7 +442,7 @@ async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
     assert await house.banned() == {PEER: 1}
 
 
-# -- safety ----------------------------------------------------------------------------------------------------------
+# -- safety ------------------------------------------------------------------------------------------------------------
 
 
 async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothing() -> None:

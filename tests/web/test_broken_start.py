@@ -211,7 +211,7 @@ async def test_in_a_stack_that_hides_the_application_every_request_raises() -> N
             await send_scope(app, scope_of("/"))
 
 
-# -- real servers ----------------------------------------------------------------------------------------------------
+# -- real servers ------------------------------------------------------------------------------------------------------
 
 SERVERS = {
     "uvicorn": ["uvicorn", "site_app:app", "--port", "{port}"],

@@ -86,7 +86,7 @@ def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFi
     assert "SG110" not in caplog.text
 
 
-# -- several processes ---------------------------------------------------------------------------------------------
+# -- several processes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_several_processes_with_a_memory_store_each_are_found(
     assert codes(middleware(limiter=Limiter(LmdbStore(tmp_path)))) == []
 
 
-# -- in the first requests -----------------------------------------------------------------------------------------
+# -- in the first requests ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["X-Forwarded-For", "Forwarded"])
@@ -149,7 +149,7 @@ async def test_only_the_first_requests_are_looked_at() -> None:
     assert codes(found) == []
 
 
-# -- rules that no route meets ---------------------------------------------------------------------------------------
+# -- rules that no route meets -----------------------------------------------------------------------------------------
 
 
 def shop(*more: BaseRoute, **options: Any) -> Starlette:

@@ -191,7 +191,7 @@ async def test_an_address_that_a_client_invents_makes_it_no_other_client(name: s
     assert asked == [200] * 3 + [429] * 17
 
 
-# -- cases of other projects ---------------------------------------------------------------------------------------
+# -- cases of other projects -------------------------------------------------------------------------------------------
 
 CASES: list[dict[str, Any]] = (
     json.loads((VECTORS / "client_ip.json").read_text("utf-8"))["cases"] if VECTORS.is_dir() else []

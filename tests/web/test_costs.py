@@ -249,7 +249,7 @@ def test_a_killed_worker_leaves_what_was_used_and_at_most_one_estimate(
     assert settled <= spent <= settled + 3 * max(ESTIMATE, USED, MORE)
 
 
-# -- charge --------------------------------------------------------------------------------------------------------
+# -- charge ------------------------------------------------------------------------------------------------------------
 
 
 def charging(tokens: int, rule: str | None = None) -> Any:

@@ -313,7 +313,7 @@ async def test_the_exception_says_all_that_a_handler_may_want() -> None:
     assert json.loads(answer.body)["mine"] == "No more than 1 per 1h; Retry-After says when to try again."
 
 
-# -- what users do with the exception on its way -------------------------------------------------------------------
+# -- what users do with the exception on its way -----------------------------------------------------------------------
 
 
 def swallowing(site: Site, sync: bool, after: type[Exception] | None) -> Any:
@@ -403,7 +403,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
         assert (kind_of(answer), type(error)) == (PROBLEM, kind)
 
 
-# -- the rest of a refusal -----------------------------------------------------------------------------------------
+# -- the rest of a refusal ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
@@ -470,7 +470,7 @@ async def test_a_client_that_has_left_is_no_refusal() -> None:
         await call(Starlette(routes=[Route("/", page)], middleware=[MIDDLEWARE]))
 
 
-# -- websockets ----------------------------------------------------------------------------------------------------
+# -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def talk(websocket: WebSocket) -> None:

@@ -59,7 +59,7 @@ def sync_page(request: Request) -> Response:
     return PlainTextResponse("hi")
 
 
-# -- every way -----------------------------------------------------------------------------------------------------
+# -- every way ---------------------------------------------------------------------------------------------------------
 # Each builds an application whose /x/{n} lets two requests an hour through, whatever n is.
 
 
@@ -152,7 +152,7 @@ def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> N
     assert answers[0].headers["ratelimit"].partition(",")[0].endswith(";r=1;t=3600")
 
 
-# -- whose bucket --------------------------------------------------------------------------------------------------
+# -- whose bucket ------------------------------------------------------------------------------------------------------
 
 
 def test_a_name_joins_endpoints_and_rules_and_a_request_is_charged_once() -> None:
@@ -272,7 +272,7 @@ async def test_where_no_router_says_the_function_is_the_bucket() -> None:
     assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
 
 
-# -- what the client gets ------------------------------------------------------------------------------------------
+# -- what the client gets ----------------------------------------------------------------------------------------------
 
 
 def test_other_middlewares_in_between_neither_break_the_refusal_nor_lose_their_fields() -> None:
@@ -299,7 +299,7 @@ def test_other_middlewares_in_between_neither_break_the_refusal_nor_lose_their_f
     assert refused.headers["x-stamp"] == "yes"
 
 
-# -- charging ------------------------------------------------------------------------------------------------------
+# -- charging ----------------------------------------------------------------------------------------------------------
 
 
 async def test_of_many_requests_at_once_exactly_n_reach_the_endpoint() -> None:
@@ -326,7 +326,7 @@ async def test_the_nearest_middleware_is_the_one_whose_limiter_and_client_are_us
     assert (await middleware.peek(PEER, "3/hour", rule="r")).remaining == 1
 
 
-# -- keys and costs ------------------------------------------------------------------------------------------------
+# -- keys and costs ----------------------------------------------------------------------------------------------------
 
 
 async def by_name(request: Any) -> str:
@@ -376,7 +376,7 @@ async def test_built_in_keys_count_what_they_count_in_rules() -> None:
     assert [(await call(app, path)).status for path in ("/1/a", "/1/b", "/1/a")] == [200, 200, 429]
 
 
-# -- mistakes ------------------------------------------------------------------------------------------------------
+# -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:

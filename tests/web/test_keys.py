@@ -280,7 +280,7 @@ def test_different_combinations_never_meet_whatever_their_bytes(first: list[byte
     assert (found[0] == found[1]) is (first == more)
 
 
-# -- the key of a value, without a request -------------------------------------------------------------------------
+# -- the key of a value, without a request -----------------------------------------------------------------------------
 
 
 OF_HEADER = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"), min_size=1).filter(

@@ -72,7 +72,7 @@ def rejection(desk: Desk, name: str, path: Path) -> str:
     return event.message
 
 
-# -- everybody -------------------------------------------------------------------------------------------------------
+# -- everybody ---------------------------------------------------------------------------------------------------------
 
 
 def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> None:
@@ -110,7 +110,7 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> N
     assert rejection(desk, "b", second).startswith("list 'b' stays as it is: files: covers half of all")
 
 
-# -- which list ------------------------------------------------------------------------------------------------------
+# -- which list --------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
@@ -142,7 +142,7 @@ def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, 
     assert lists.overlaps(4, 0, 2**32 - 1)
 
 
-# -- following -------------------------------------------------------------------------------------------------------
+# -- following ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,7 +253,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: 
     assert found(lists, "198.51.100.7") == "a"
 
 
-# -- what may be taken ---------------------------------------------------------------------------------------------
+# -- what may be taken -------------------------------------------------------------------------------------------------
 
 
 def rows(count: int) -> str:
@@ -352,7 +352,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     assert desk.heard.kinds == ["list_reloaded"] * 16
 
 
-# -- in a middleware -------------------------------------------------------------------------------------------------
+# -- in a middleware ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -380,7 +380,7 @@ def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Des
     assert sorted(heard.kinds) == ["list_rejected", "list_reloaded", "list_reloaded"]
 
 
-# -- in a configuration file -----------------------------------------------------------------------------------------
+# -- in a configuration file -------------------------------------------------------------------------------------------
 
 
 def configured(desk: Desk, text: str, **code: Any) -> RateLimitMiddleware:

@@ -58,7 +58,7 @@ async def test_the_applications_fields_of_our_names_give_way_in_any_spelling(ref
     assert found.count((b"x-theirs", b"kept")) == len(spelt(""))
 
 
-# -- what `on_refused` wants to send and cannot --------------------------------------------------------------------
+# -- what `on_refused` wants to send and cannot ------------------------------------------------------------------------
 
 GOOD = [(b"x-good", b"yes"), (b"x-high", "caf\u00e9".encode("latin-1")), (b"x-tab", b"a\tb"), (b"x-empty", b"")]
 BAD: list[Any] = [

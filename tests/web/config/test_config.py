@@ -328,7 +328,7 @@ def test_without_the_validating_library_the_error_says_what_to_install(
         middleware(file, 'limits = "1/s"')
 
 
-# -- what goes before what ------------------------------------------------------------------------------------------
+# -- what goes before what ---------------------------------------------------------------------------------------------
 
 
 def address_of(middleware: RateLimitMiddleware) -> int:

@@ -232,7 +232,7 @@ async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: De
     assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"
 
 
-# -- bans ----------------------------------------------------------------------------------------------------------
+# -- bans --------------------------------------------------------------------------------------------------------------
 
 BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\nsignals = { "/.env" = 1 }\n'
 
@@ -251,7 +251,7 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_t
     assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
 
 
-# -- what may be taken ---------------------------------------------------------------------------------------------
+# -- what may be taken -------------------------------------------------------------------------------------------------
 
 
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:

@@ -23,7 +23,7 @@ from ..limited import AT, limited
 
 everywhere = pytest.mark.parametrize("at", AT)
 
-# -- limits that depend on the caller ------------------------------------------------------------------------------
+# -- limits that depend on the caller ----------------------------------------------------------------------------------
 
 PLANS = {"free": "2/hour", "pro": "4/hour; 100/day", "staff": "unlimited"}
 
@@ -65,7 +65,7 @@ async def test_a_limits_function_that_fails_leaves_the_default_limits(
     assert "'plans'" in caplog.text
 
 
-# -- counting by status --------------------------------------------------------------------------------------------
+# -- counting by status ------------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -200,7 +200,7 @@ async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) ->
     assert "'x'" in caplog.text
 
 
-# -- refusals that count ---------------------------------------------------------------------------------------------
+# -- refusals that count -----------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -214,7 +214,7 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
     assert await statuses(middleware, 1) == [429]
 
 
-# -- shadows -------------------------------------------------------------------------------------------------------
+# -- shadows -----------------------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -240,7 +240,7 @@ async def test_a_shadow_does_not_count_what_was_refused() -> None:
     assert "next" not in (await call(app, client=("192.0.2.1", 1))).headers["ratelimit-policy"]
 
 
-# -- hot keys ------------------------------------------------------------------------------------------------------
+# -- hot keys ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
