@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import (
+    BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
@@ -44,6 +45,7 @@ from ..stores.redis.stores import fresh_prefix, store_at
 from .settling_worker import ESTIMATE, LIMIT, MORE, USED
 
 AMOUNT = 10_000
+BOUND_S = 20
 WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
 
 
@@ -139,33 +141,56 @@ async def test_requests_that_end_at_any_moment_count_their_estimate_or_what_they
         assert await model.spent() in reachable
 
 
-async def test_a_call_that_is_cancelled_is_carried_out() -> None:
-    class Slow(RemoteStore):
-        began, open = asyncio.Event(), asyncio.Event()
+class Slow(RemoteStore):
+    """A store that hands back, charges and strikes only when it is let: as one does to which the way is long."""
 
-        async def _later(self, question: Any, *arguments: Any) -> Any:
-            self.began.set()
-            await self.open.wait()
-            return question(*arguments)
+    def __init__(self) -> None:
+        super().__init__(FakeClock())
+        self.began, self.open = asyncio.Event(), asyncio.Event()
 
-        def answer(self, question: Any, *arguments: Any) -> Any:
-            slow = question in (self.inner.refund, self.inner.charge)
-            return self._later(question, *arguments) if slow else question(*arguments)
+    async def later(self, question: Any, *arguments: Any) -> Any:
+        self.began.set()
+        await self.open.wait()
+        return question(*arguments)
 
-    for used in (20, 80):
-        store = Slow(FakeClock())
-        store.began, store.open = asyncio.Event(), asyncio.Event()
-        model = Model(Limiter(store, deadline="30s"))
-        tasks = asyncio.all_tasks()
-        request = asyncio.ensure_future(model.ask(50, used))
+    def answer(self, question: Any, *arguments: Any) -> Any:
+        slow = question in (self.inner.refund, self.inner.charge, self.inner.bans.strike)
+        return self.later(question, *arguments) if slow else question(*arguments)
+
+
+async def cancelled_at_its_end(store: Slow, request: Coroutine[Any, Any, Any]) -> None:
+    """Cancel a request while the store is asked what follows from its end, and wait until all that follows is done."""
+    tasks = asyncio.all_tasks()
+    task = asyncio.ensure_future(request)
+    async with asyncio.timeout(BOUND_S):
         await store.began.wait()
-        request.cancel()
+        task.cancel()
         await asyncio.sleep(0)
         store.open.set()
         with suppress(asyncio.CancelledError):
-            await request
+            await task
         await ended(tasks)  # it goes on without the request
-        assert await model.spent() == used
+
+
+@pytest.mark.parametrize("used", [20, 80])
+async def test_what_is_settled_is_carried_out_though_the_request_is_cancelled(used: int) -> None:
+    store = Slow()
+    model = Model(Limiter(store, deadline="30s"))
+    await cancelled_at_its_end(store, model.ask(50, used))
+    assert await model.spent() == used
+
+
+NOT_COUNTED: dict[str, Any] = {"rules": [Rule("*", "9/hour", name="all", count_if=lambda status: status == 401)]}
+STRUCK: dict[str, Any] = {"rules": [], "bans": BanPolicy("1/10m", "1h", signals={200: 1})}
+
+
+@pytest.mark.parametrize("options", [NOT_COUNTED, STRUCK], ids=["a hand-back by status", "a strike"])
+async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_cancelled(options: Any) -> None:
+    store = Slow()
+    app = RateLimitMiddleware(hello, limiter=Limiter(store, deadline="20s"), **options)
+    await cancelled_at_its_end(store, call(app))
+    decision = await Limiter(store.inner).peek(PEER, "9/hour", 0, rule="all")
+    assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))
 
 
 async def test_what_is_used_beyond_the_limit_holds_the_next_requests() -> None:
