@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Scope
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
 
-from ...asgi import hello, page, scope_of, send_scope, statuses
-from ..middlewares import checks
+from ..asgi import hello, page, scope_of, send_scope, statuses
+from .middlewares import checks
 
 PLENTY = "1000000/minute"
 WORDS = ["a", "A", "b", "shop", "x1", "5", "", "\u00e9", "a;p", "v2", ".well", "a\n", "s\u017f", "a b", "~"]

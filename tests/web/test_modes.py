@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from slidegate import Decision, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import PEER, call, hello, scope_of, statuses
-from ..limited import AT, limited
+from ..asgi import PEER, call, hello, scope_of, statuses
+from .limited import AT, limited
 
 everywhere = pytest.mark.parametrize("at", AT)
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import RecordingObserver
 
-from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 NOBODY = [
     "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",

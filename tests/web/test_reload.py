@@ -14,8 +14,8 @@ import pytest
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.testing import RecordingObserver
 
-from ...asgi import call, hello, statuses
-from ..middlewares import FollowedFiles, end_of_looks
+from ..asgi import call, hello, statuses
+from .middlewares import FollowedFiles, end_of_looks
 
 Middleware: TypeAlias = Any
 """What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.limiter.inspect import MAX_PLANS
 
-from ...asgi import call, hello, page
+from ..asgi import call, hello, page
 
 CUSTOMER = header("X-API-Key")
 PLANS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimitMiddlew
 from slidegate.core import Reason
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 

@@ -28,10 +28,10 @@ from slidegate.testing import FakeClock
 from slidegate.web import config_schema as schema
 from slidegate.web.reload import ReloadingMiddleware
 
-from ...asgi import PEER, call, hello, statuses
-from ..sockets import BYE, Client, Listener, texts
+from ..asgi import PEER, call, hello, statuses
+from .sockets import BYE, Client, Listener, texts
 
-EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
+EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
-from ..limited import limited
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from .limited import limited
 
 
 def raising(request: Any, *more: Any) -> Any:

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
-from ..limited import AT, METHODS, limited
-from ..middlewares import charged
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from .limited import AT, METHODS, limited
+from .middlewares import charged
 
 PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
 

@@ -21,7 +21,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import call, hello, page, scope_of, send_scope, statuses
+from ..asgi import call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -32,10 +31,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, Answer, call, hello, page
-from ...remote_stores import RemoteStore
-
-BOUND_S = 60
+from ..asgi import PEER, Answer, call, hello, page
 
 ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"((?:;[a-z]+=(?:"[^"]*"|-?[0-9]+))*)')
 
@@ -79,15 +75,6 @@ def two_middlewares(shared: Limiter | None) -> Any:
     return RateLimitMiddleware(inner, limits="5/minute", limiter=shared)
 
 
-def three_middlewares(shared: Limiter | None) -> Any:
-    return RateLimitMiddleware(two_middlewares(shared), limits="9/minute; 90/hour", limiter=shared)
-
-
-def one_name_on_two_limiters(shared: Limiter | None) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="it", key=everyone)], limiter=limiter())
-    return RateLimitMiddleware(inner, rules=[Rule("*", "5/minute", name="it")], limiter=shared)
-
-
 def a_rule_and_an_endpoint(shared: Limiter | None) -> Any:
     limited = site(RateLimit("5/minute", name="it", key=everyone))
     inner = RateLimitMiddleware(limited, rules=[], limiter=limiter())
@@ -97,11 +84,6 @@ def a_rule_and_an_endpoint(shared: Limiter | None) -> Any:
 def names_that_look_like_windows(shared: Limiter | None) -> Any:
     inner = RateLimitMiddleware(hello, rules=[Rule("*", "7/minute", name="it-60")], limiter=shared)
     return RateLimitMiddleware(inner, rules=[Rule("*", "5/minute; 50/hour", name="it")], limiter=shared)
-
-
-def names_of_limits(shared: Limiter | None) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", Limit(7, "1m", name="it"), name="b")], limiter=shared)
-    return RateLimitMiddleware(inner, rules=[Rule("*", Limit(5, "1m", name="it"), name="a")], limiter=shared)
 
 
 def names_that_differ_far_behind(shared: Limiter | None) -> Any:
@@ -130,11 +112,8 @@ def rules_of_one_middleware(shared: Limiter | None) -> Any:
 WITHIN = [(rules_of_one_middleware, 7), (names_that_differ_far_behind, 4)]
 ACROSS = [
     (two_middlewares, 2),
-    (three_middlewares, 4),
-    (one_name_on_two_limiters, 2),
     (a_rule_and_an_endpoint, 2),
     (names_that_look_like_windows, 3),
-    (names_of_limits, 2),
     (default_limits_twice, 2),
 ]
 """Applications, and how many limits hold each request."""
@@ -273,40 +252,3 @@ async def test_a_function_of_a_rule_that_asks_for_the_decision_gets_an_answer_it
     answer = await call(RateLimitMiddleware(hello, rules=[rule], limiter=limiter()))
     assert (answer.status, ";r=4;" in answer.headers["ratelimit"]) == (200, True)
     assert [type(one) for one in met if one is not None and not isinstance(one, SlidegateError)] == []
-
-
-class Patient:
-    """A middleware of somebody's further out: it answers where nobody does, and asks for the decision then."""
-
-    def __init__(self, app: Any, came: asyncio.Event) -> None:
-        self.app = app
-        self.came = came
-        self.met: list[object] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        task = asyncio.ensure_future(self.app(scope, receive, send))
-        await self.came.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        self.met.append(scope["slidegate"].decision if "slidegate" in scope else None)
-        await PlainTextResponse("too late", 504)(scope, receive, send)
-
-
-class Silent(RemoteStore):
-    """A store that never answers."""
-
-    def __init__(self) -> None:
-        super().__init__(FakeClock())
-        self.asked = asyncio.Event()
-
-    async def answer(self, question: Any, *arguments: Any) -> Any:
-        self.asked.set()
-        await asyncio.Event().wait()
-
-
-async def test_who_answers_before_anything_is_decided_may_ask_for_the_decision() -> None:
-    store = Silent()
-    app = Patient(RateLimitMiddleware(hello, limits="5/minute", limiter=Limiter(store, deadline="1m")), store.asked)
-    async with asyncio.timeout(BOUND_S):
-        assert (await call(app)).status == 504
-    assert app.met == [None]

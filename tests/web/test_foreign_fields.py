@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Decision, RateLimit, RateLimitExceeded, RateLimitMiddleware
 
-from ...asgi import call, hello
+from ..asgi import call, hello
 
 LIMIT = RateLimit("1/hour")
 
