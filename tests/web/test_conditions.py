@@ -11,7 +11,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
@@ -139,15 +139,6 @@ async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None,
     assert (await call(app, "/other")).status == 200
 
 
-async def test_a_blocked_request_is_charged_nowhere() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    rules = [Rule("*", "2/hour", name="all"), Rule("*", block=True, when=is_curl), Rule("*", "1/hour", name="one")]
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
-    assert await statuses(app, 9, headers=CURL) == [403] * 9
-    assert (await limiter.peek(PEER, "2/hour", 0, rule="all")).remaining == 2
-    assert (await call(app)).status == 200
-
-
 async def test_lists_and_bans_come_before_a_block() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     app = RateLimitMiddleware(
@@ -201,16 +192,6 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
     assert (await call(app, method="OPTIONS", headers=CURL | PREFLIGHT)).status == 403
     if when is not None:
         assert (await call(app, method="OPTIONS", headers=PREFLIGHT)).status == 200
-
-
-# -- what is wrong at construction -------------------------------------------------------------------------------------
-
-
-def test_two_blocks_of_one_path_are_two_rules_and_two_limits_need_names() -> None:
-    RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=is_curl), Rule("*", block=True, when=fails)])
-    RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=fails)])
-    with pytest.raises(ConfigurationError, match="one bucket"):
-        RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=is_curl)])
 
 
 # -- a walk over the rules, one by one, decides the same ---------------------------------------------------------------

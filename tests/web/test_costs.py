@@ -38,7 +38,7 @@ from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, scope_of, statuses
+from ..asgi import PEER, Answer, call, hello, statuses
 from ..redis_servers import RedisServer
 from ..remote_stores import RemoteStore
 from ..stores.redis.stores import fresh_prefix, store_at
@@ -193,16 +193,6 @@ async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_c
     assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))
 
 
-async def test_what_is_used_beyond_the_limit_holds_the_next_requests() -> None:
-    clock = FakeClock()
-    model = Model(Limiter(MemoryStore(clock=clock)))
-    await model.ask(50, AMOUNT + 1)
-    refused = await model.ask(1)
-    assert (refused.status, refused.headers["retry-after"]) == (429, "3657")
-    clock.advance(us=3_657_000_000)
-    assert (await model.ask(1)).status == 200
-
-
 async def test_an_estimate_above_the_limit_never_passes_unless_it_is_capped() -> None:
     model = Model(Limiter(MemoryStore(clock=FakeClock())))
     refused = await model.ask(AMOUNT + 1)
@@ -310,11 +300,6 @@ async def test_the_rule_is_named_where_several_apply() -> None:
         await call(RateLimitMiddleware(charging(30, "token"), rules=rules))
     with pytest.raises(ConfigurationError, match="units: expected a whole number, 0 or more"):
         await call(RateLimitMiddleware(charging(-1, "tokens"), rules=rules))
-
-
-async def test_without_a_middleware_there_is_nothing_to_charge() -> None:
-    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
-        await charge(Request(scope_of()), 5)
 
 
 TOKENS = Rule("*", "100/hour", cost=0, name="tokens")

@@ -22,7 +22,7 @@ from starlette.endpoints import WebSocketEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -422,18 +422,6 @@ async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status
     assert (total.passed, total.refused) == (1, 2)
 
 
-async def test_on_refused_answers_where_no_handler_does() -> None:
-    def refuse(request: HTTPConnection, decision: Any) -> Response:
-        return PlainTextResponse(THEIRS, 418)
-
-    for where in (dependency, mounted_application, task_groups_in_plain_asgi):
-        site = Site({})
-        site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], on_refused=refuse)]
-        if where is not mounted_application:
-            answer, error = await refused(where, site)
-            assert (kind_of(answer), error) == (THEIRS, None)
-
-
 async def test_a_limit_that_refuses_after_the_answer_has_begun_is_the_applications_failure() -> None:
     site = Site({})
 
@@ -460,14 +448,6 @@ async def test_a_cancelled_request_is_not_answered() -> None:
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             await call(app)
-
-
-async def test_a_client_that_has_left_is_no_refusal() -> None:
-    async def page(request: Request) -> Response:
-        raise ClientDisconnect
-
-    with pytest.raises(ClientDisconnect):
-        await call(Starlette(routes=[Route("/", page)], middleware=[MIDDLEWARE]))
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,6 @@ from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
-    MemoryStore,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -42,7 +40,6 @@ from slidegate import (
 )
 from slidegate.core import InvalidKey
 from slidegate.limiter.keys import KeyOf
-from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
@@ -78,17 +75,6 @@ async def test_a_peer_name_of_any_length_and_script_is_a_short_key_of_its_own() 
     found = await keys(Rule("*", "9/hour"), *(scope_of(client=(peer, 1)) for peer in peers))
     assert len(set(found)) == len(peers)
     assert max(len(key.encode()) for key in found) <= 64
-
-
-async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() -> None:
-    rule = Rule("*", "9/hour", key=header("X-API-Key"))
-    first, again, other, huge = await keys(
-        rule, *(scope_of(headers={"x-api-key": value}) for value in ("secret", "secret", "other", "k" * 65_536))
-    )
-    assert first == again != other
-    assert "secret" not in first
-    assert first.startswith("header:x-api-key#")
-    assert max(map(len, (first, other, huge))) <= 64
 
 
 async def test_a_missing_or_empty_header_is_no_way_past_the_middleware() -> None:
@@ -159,12 +145,6 @@ async def test_a_query_parameter_is_the_one_that_the_application_sees() -> None:
     assert first == doubled
     assert first.startswith("query:token#")
     assert missing == [PEER] * 3
-
-
-async def test_a_path_parameter_that_its_convertor_refuses_counts_as_it_is_written() -> None:
-    rule = Rule("/o/{uid:int}", "9/hour", key=path_param("uid"))
-    (found,) = await keys(rule, scope_of("/o/" + "9" * 5_000))
-    assert found.startswith("path:uid#")
 
 
 class Person(BaseUser):
@@ -338,32 +318,6 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
 
 
-def _middleware(limiter: Limiter, key: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
-
-
-async def _send(app: RateLimitMiddleware, value: str) -> Any:
-    scope = {**scope_of(), "headers": [(b"x-api-key", value.encode())]}
-    await send_scope(app, scope)
-    return scope["slidegate.ended"].decision
-
-
-async def test_a_customer_is_looked_at_charged_and_reset() -> None:
-    limiter, key = Limiter(MemoryStore(clock=FakeClock())), header("X-API-Key")
-    made, app = key.of("k123"), _middleware(limiter, key)
-    for _ in range(3):
-        await _send(app, "k123")
-    (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]
-    assert (shown.rule, shown.name, shown.used, shown.remaining) == ("api", "api", 3, 2)
-    assert (await limiter.peek(made, "5/minute", rule="api")).remaining == 1
-    assert (await limiter.hit(made, "5/minute", rule="api")).remaining == 1
-    await limiter.charge(made, "5/minute", 9, rule="api")
-    assert not await _send(app, "k123")
-    assert await limiter.reset(made) is True
-    assert (await _send(app, "k123")).remaining == 4
-    assert "k123" not in repr(made) + repr(await limiter.inspect(made))
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -388,16 +342,6 @@ def test_a_value_that_no_request_can_have_is_refused_with_what_was_expected(make
     assert caught.value.expected
     assert caught.value.expected in str(caught.value)
     assert isinstance(caught.value, ConfigurationError)
-
-
-@pytest.mark.parametrize("key", ["", "999.1.1.1", "1.2.3.4/33", "0.0.0.0/0", "10.0.0.0/4", 42, None])
-async def test_text_that_cannot_be_banned_says_what_was_expected(key: Any) -> None:
-    limiter = Limiter()
-    with pytest.raises(InvalidKey) as caught:
-        await limiter.ban(key, "1h")
-    assert "for example" in caught.value.expected
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (str(again), again.expected) == (str(caught.value), caught.value.expected)
 
 
 @pytest.mark.parametrize("key", ["", None, 42])
@@ -462,9 +406,3 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
-
-
-def test_an_error_does_not_repeat_a_value_that_may_be_secret() -> None:
-    with pytest.raises(InvalidKey) as caught:
-        header("X-API-Key").of("sk_live_Ω")
-    assert "sk_live" not in str(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import pickle
 import random
 import sys
@@ -145,21 +144,6 @@ def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, 
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    path = desk.write("a.netset", "192.0.2.0/24\n")
-    lists = desk.lists(path)
-    desk.write("a.netset", "198.51.100.0/24\n203.0.113.0/24\n\n")
-    with caplog.at_level(logging.INFO, "slidegate"):
-        desk.pause(lists)
-        desk.pause(lists)
-    assert found(lists, "192.0.2.7") is None
-    assert found(lists, "203.0.113.7") == "a"
-    (event,) = desk.heard.events
-    assert (event.kind, event.message) == ("list_reloaded", "list 'a': 2 entries")
-    assert event.details == {"list": "a", "path": str(path), "count": 2}
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -193,18 +177,6 @@ def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     desk.pause(lists)
     assert desk.heard.kinds == ["list_rejected", "list_reloaded"]
     assert found(lists, "203.0.113.7") == "a"
-
-
-def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
-    desk.write("a.netset", "# nothing\n")
-    desk.pause(lists)
-    assert desk.heard.kinds == ["list_reloaded"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert found(lists, "192.0.2.7") is None
-    assert entries(lists) == {"a": 0}
 
 
 def test_what_no_one_foresaw_keeps_the_list_as_well(
@@ -274,25 +246,6 @@ def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk
         desk.look(lists)
         assert entries(lists) == {"a": count}
     assert desk.heard.kinds == ["list_reloaded"] * 3
-
-
-def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = desk.lists(desk.write("a.netset", rows(5)))
-    reading = ListFile.read
-
-    def overtaken(file: ListFile) -> NetworkList:
-        monkeypatch.setattr(ListFile, "read", reading)
-        found = reading(file)
-        desk.write("a.netset", rows(9))
-        return found
-
-    monkeypatch.setattr(ListFile, "read", overtaken)
-    desk.write("a.netset", rows(7))
-    desk.pause(lists)
-    assert entries(lists) == {"a": 5}
-    desk.pause(lists)
-    assert entries(lists) == {"a": 9}
-    assert desk.heard.kinds == ["list_reloaded"]
 
 
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
@@ -422,3 +375,22 @@ async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either
     await desk.visit(app)
     assert await statuses(app, 1) == [200]
     assert "config_reloaded" in desk.heard.kinds
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = desk.lists(desk.write("a.netset", rows(5)))
+    reading = ListFile.read
+
+    def overtaken(file: ListFile) -> NetworkList:
+        monkeypatch.setattr(ListFile, "read", reading)
+        found = reading(file)
+        desk.write("a.netset", rows(9))
+        return found
+
+    monkeypatch.setattr(ListFile, "read", overtaken)
+    desk.write("a.netset", rows(7))
+    desk.pause(lists)
+    assert entries(lists) == {"a": 5}
+    desk.pause(lists)
+    assert entries(lists) == {"a": 9}
+    assert desk.heard.kinds == ["list_reloaded"]

@@ -45,16 +45,6 @@ async def test_the_record_says_why_a_request_passed_or_not() -> None:
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
 
 
-async def test_preflights_are_counted_apart_from_other_requests_with_the_same_limits() -> None:
-    app = RateLimitMiddleware(hello, limits="10/hour")
-    assert await statuses(app, 11, method="OPTIONS", headers=PREFLIGHT) == [200] * 10 + [429]
-    assert await statuses(app, 11) == [200] * 10 + [429]
-    blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
-    assert await statuses(blocked, 1, method="OPTIONS", headers=PREFLIGHT) == [403]
-    allowed = RateLimitMiddleware(hello, limits="10/hour", allowlist=Networks([PEER]))
-    assert await statuses(allowed, 20, method="OPTIONS", headers=PREFLIGHT) == [200] * 20
-
-
 async def test_a_middleware_never_limits_preflights_where_nobody_wrote_a_limit() -> None:
     for rules in ([], [Rule("*", "1/hour", methods=["GET", "POST"])], [Rule("/elsewhere", "1/hour")]):
         app = RateLimitMiddleware(hello, rules=rules)
@@ -184,13 +174,6 @@ async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_onc
     assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default-2";q=2;w=3600'
 
 
-async def test_an_outer_allowlist_lets_through_every_middleware_further_in() -> None:
-    inner = RateLimitMiddleware(hello, limits="1/hour")
-    app = RateLimitMiddleware(inner, limits="1/hour", allowlist=Networks([PEER]))
-    assert await statuses(app, 3) == [200, 200, 200]
-    assert await statuses(RateLimitMiddleware(app, limits="3/hour"), 4) == [200, 200, 200, 429]
-
-
 async def test_one_named_rule_met_twice_is_charged_once() -> None:
     middleware = limiter()
     inner = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "4/hour", name="api"), Rule("*", "9/hour")])
@@ -244,3 +227,20 @@ def test_the_middleware_runs_on_trio_as_well() -> None:
         return await statuses(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)]), 2)
 
     assert anyio.run(main, backend="trio") == [200, 429]
+
+
+async def test_preflights_are_counted_apart_from_other_requests_with_the_same_limits() -> None:
+    app = RateLimitMiddleware(hello, limits="10/hour")
+    assert await statuses(app, 11, method="OPTIONS", headers=PREFLIGHT) == [200] * 10 + [429]
+    assert await statuses(app, 11) == [200] * 10 + [429]
+    blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
+    assert await statuses(blocked, 1, method="OPTIONS", headers=PREFLIGHT) == [403]
+    allowed = RateLimitMiddleware(hello, limits="10/hour", allowlist=Networks([PEER]))
+    assert await statuses(allowed, 20, method="OPTIONS", headers=PREFLIGHT) == [200] * 20
+
+
+async def test_an_outer_allowlist_lets_through_every_middleware_further_in() -> None:
+    inner = RateLimitMiddleware(hello, limits="1/hour")
+    app = RateLimitMiddleware(inner, limits="1/hour", allowlist=Networks([PEER]))
+    assert await statuses(app, 3) == [200, 200, 200]
+    assert await statuses(RateLimitMiddleware(app, limits="3/hour"), 4) == [200, 200, 200, 429]

@@ -44,22 +44,6 @@ def entries(text: str) -> list[tuple[int, str]]:
     return list(read_entries(text.splitlines(keepends=True)))
 
 
-def test_a_line_has_an_address_a_network_or_a_range_and_maybe_a_score_or_a_comment() -> None:
-    assert entries(PLAIN) == [
-        (2, "192.0.2.0/24"),
-        (3, "198.51.100.7"),
-        (4, "203.0.113.0/24"),
-        (5, "203.0.113.7 - 203.0.113.99"),
-        (6, "2001:db8::/32"),
-    ]
-
-
-def test_windows_lines_and_a_byte_order_mark_are_read_alike(tmp_path: Path) -> None:
-    unix = Networks.from_file(written(tmp_path, PLAIN))
-    windows = written(tmp_path, b"\xef\xbb\xbf" + PLAIN.replace("\n", "\r\n").encode())
-    assert unix == Networks.from_file(windows) != Networks()
-
-
 @pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 - 1.0.0.255 # a comment", "1.0.0.0 - 1.0.0.255 7"])
 def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> None:
     found = Networks.from_file(written(tmp_path, f"# ranges\n{text}\n"))

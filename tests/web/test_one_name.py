@@ -12,8 +12,6 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -24,7 +22,6 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    charge,
     everyone,
     header,
 )
@@ -297,13 +294,3 @@ def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_o
 async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starlette) -> None:
     app.add_middleware(RateLimitMiddleware, rules=[])
     assert await statuses(app, 2, "/a") == [200, 200]
-
-
-async def test_later_charges_find_the_limit_of_their_name_that_counts_beside_another() -> None:
-    async def answer(request: Request) -> PlainTextResponse:
-        await charge(request, 3, rule="plan")
-        return PlainTextResponse("hi")
-
-    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "8/hour", name="plan")(answer))])
-    app = RateLimitMiddleware(inner, rules=[Rule("*", "4/hour", name="plan")])
-    assert await statuses(app, 3) == [200, 200, 429]

@@ -95,14 +95,6 @@ async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_i
     ]
 
 
-async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
-    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
-    await call(app)
-    answer = await call(app)
-    assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
-    assert answer.headers["retry-after"] == "3600"
-
-
 async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
     app = middleware(Rule("*", "5/minute", cost=lambda request: 6))
     answer = await call(app)
@@ -176,3 +168,11 @@ async def test_the_limit_under_which_the_fewest_more_such_requests_fit_is_shown(
             app = RateLimitMiddleware(app, rules=rules[:1], limiter=limiter, headers=headers)
         shown = [(await call(app)).headers["ratelimit"].partition(";t=")[0] for _ in range(5)]
         assert shown == [f'"tokens";r={left}' for left in (760, 520, 280, 40, 40)]
+
+
+async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
+    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
+    await call(app)
+    answer = await call(app)
+    assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
+    assert answer.headers["retry-after"] == "3600"

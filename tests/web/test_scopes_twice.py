@@ -114,20 +114,6 @@ async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -
     assert ";r=0;" in answer.headers["ratelimit"]
 
 
-async def test_what_refuses_first_says_nothing_of_what_serves_then() -> None:
-    heard = RecordingObserver(without=["near_limit"])
-    shared = limiter(heard)
-    first = RateLimitMiddleware(hello, limits="1/hour", limiter=shared)
-    second = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="second")], limiter=shared)
-    app = Fallback(first, second)
-    assert (await call(app)).status == 200
-    answer = await call(app)
-    assert answer.status == 200
-    assert answer.headers["ratelimit-policy"] == '"second";q=9;w=60'
-    assert answer.headers["ratelimit"].startswith('"second";r=8;')
-    assert heard.kinds == ["refused"]
-
-
 async def settled_later(begin: Callable[[Request], Request]) -> tuple[Answer, Answer]:
     """Settle a request with 3 units instead of 40, long after its answer; return that answer and the next one."""
     shared = limiter()

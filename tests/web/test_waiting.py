@@ -76,14 +76,6 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_newcomer_does_not_overtake_when_room_has_come(virtual: VirtualTime) -> None:
-    crowd = Crowd(middleware(hello, virtual, "1/s", wait="5s"), virtual)
-    await crowd.come(2)
-    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
-    await crowd.come()
-    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
-
-
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:
     app = middleware(hello, virtual, "1/10s", wait="1h")
     crowd = Crowd(app, virtual)
@@ -127,13 +119,6 @@ async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: Virtu
     assert sorted(await crowd.all()) == [(0, 200, 0.0), (1, 429, 0.0), (2, 200, 1.0)]
 
 
-async def test_of_two_limits_the_later_one_is_waited_for(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/s; 3/10s", wait="10s")
-    crowd = Crowd(app, virtual)
-    await crowd.come(5)
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (2, 200, 1.0), (3, 200, 10.0), (4, 200, 10.0)]
-
-
 async def test_who_waits_for_its_own_limit_holds_nobody_up_who_waits_for_a_common_one(virtual: VirtualTime) -> None:
     rules = [
         Rule("*", "2/s", wait="60s", name="all", key=everyone),
@@ -166,21 +151,6 @@ async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_whi
 
 async def page(request: Any) -> PlainTextResponse:
     return PlainTextResponse("ok")
-
-
-async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    virtual.clock.advance("1s")
-    await crowd.come()
-    await asyncio.sleep(0.9)
-    virtual.clock.advance("100ms")
-    checks = (await app.limiter.peek(PEER, "2/2s", rule="slow")).checks
-    for _ in range(2):
-        assert app.limiter.store.hit(checks)  # of another worker
-    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
-    assert (await app.limiter.peek(PEER, "4/2s", 0, rule="slow")).remaining == 1
 
 
 @pytest.mark.parametrize("room", [False, True])
@@ -496,21 +466,6 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert cancelled or waiting.exception() is None
     assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
     assert client.sent == []
-
-
-async def test_limits_that_are_checked_at_once_keep_their_own_decisions_while_one_waits() -> None:
-    slow, quick = RateLimit("1/50ms", wait="10s", name="slow"), RateLimit("5/hour", name="quick")
-    seen: list[list[tuple[str, bool]]] = []
-
-    async def page(request: Any) -> Response:
-        await asyncio.gather(slow.check(request), quick.check(request))
-        decisions = request.scope["slidegate"].decisions
-        seen.append(sorted((bucket.rule, one.allowed) for one in decisions for bucket, _, _ in one.checks))
-        return PlainTextResponse("page")
-
-    middleware = middleware_of(Starlette(routes=[Route("/", page)]), Limiter())
-    assert await statuses(middleware, 2) == [200, 200]
-    assert seen == [[("quick", True), ("slow", True)]] * 2
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -113,13 +113,6 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
     assert client.coming.get_nowait() == texts(12)[11], "nothing is read after the close"
 
 
-async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on() -> None:
-    app = Listener()
-    client = await Client(*texts(12), BYE).run(around(app, messages=MessageLimits("10/s", beyond="drop"))[0])
-    assert app.heard == [*texts(10), BYE]
-    assert client.kinds == ["accept"]
-
-
 @pytest.mark.parametrize(("key", "expected"), [("connection", [3, 3, 3]), ("client", [3, 0, 3]), (everyone, [3, 0, 0])])
 async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_together(
     key: Any, expected: list[int]
@@ -434,19 +427,6 @@ async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_clo
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_client_that_takes_its_time_over_the_close_holds_nobody_up(at_once: None) -> None:
-    middleware, limiter = around(Listener())
-    slow = Client(hangs=True)
-    async with asyncio.timeout(BOUND_S):
-        (held,) = await opened(middleware, slow)
-        (ends,) = await opened(RateLimitMiddleware(Listener(), rules=[], limiter=limiter), Client(address="192.0.2.1"))
-        await limiter.ban(PEER, "1h")
-        await until(lambda: slow.closes)
-        await limiter.ban("192.0.2.1", "1h")
-        assert (await ends).closes == [(1008, "banned")]
-    held.cancel()
-
-
 async def test_a_question_that_fails_is_logged_and_followed_by_another(
     caplog: pytest.LogCaptureFixture, at_once: None
 ) -> None:
@@ -480,23 +460,6 @@ async def test_a_websocket_that_is_not_accepted_or_has_ended_is_forgotten(does: 
         for _ in range(50):
             await asyncio.sleep(0)
     assert asked == []
-
-
-def test_under_trio_bans_close_nothing_that_is_open_and_all_else_works() -> None:
-    async def main() -> list[Message]:
-        waiting: list[Message] = [{"type": "websocket.connect"}, BYE]
-        came: list[Message] = []
-
-        async def receive() -> Message:
-            return waiting.pop(0)
-
-        async def send(message: Message) -> None:
-            came.append(message)
-
-        await RateLimitMiddleware(Listener(), rules=[])(scope_of(type="websocket"), receive, send)
-        return came
-
-    assert [message["type"] for message in anyio.run(main, backend="trio")] == ["websocket.accept"]
 
 
 @pytest.mark.parametrize("serve", SERVERS)
