@@ -27,6 +27,7 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     client_ip,
+    everyone,
     header,
     strike,
 )
@@ -417,3 +418,10 @@ async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> Non
 
     house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
     assert [await house.status("/404") for _ in range(3)] == [404] * 3
+
+
+async def test_a_manual_ban_of_a_network_refuses_the_real_address_whatever_the_key() -> None:
+    house = House(rules=[Rule("*", "100/day", key=everyone)], client=client_ip(ipv4_prefix=24))
+    await house.limiter.ban("203.0.113.0/28", "1h")
+    assert (await house.status(**peer("203.0.113.9")), await house.status(**peer("203.0.113.99"))) == (403, 200)
+    assert await house.status(**peer("::ffff:203.0.113.9")) == 403

@@ -31,6 +31,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.checks import WATCHED
 
 from ..asgi import PEER, call, hello, statuses
+from .frameworks import with_root
 
 
 def middleware(app: Any = hello, **options: Any) -> RateLimitMiddleware:
@@ -315,3 +316,10 @@ async def test_methods_that_no_route_of_a_limit_at_an_endpoint_takes_are_said_at
     assert "DELETE" in message
     assert "GET,POST,PUT /x" in message
     assert await unmet(app("POST"), code="SG124") == []
+
+
+async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_route() -> None:
+    app = with_root("/api")
+    app.get("/health")(lambda: None)
+    (message,) = await unmet(app, Rule("/api/health", exempt=True), Rule("/health", exempt=True))
+    assert "'/api/health' of rule '/api/health' matches no route; did you mean '/health'?" in message

@@ -338,3 +338,17 @@ def test_a_bad_address_in_a_variable_is_named_and_not_shown(
     with pytest.raises(ConfigurationError, match=variable) as caught:
         middleware(file, f'{store}limits = "1/hour"')
     assert "secret" not in str(caught.value)
+
+
+async def test_the_secret_for_digests_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "slidegate.toml"
+    path.write_text('[[rules]]\npath = "*"\nlimits = "9/hour"\nkey = { header = "X-API-Key" }\n', "utf-8")
+    monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
+    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
+    assert len(digests) == 1
+    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
+    with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
+        RateLimitMiddleware.from_file(hello, path)
+    assert "short" not in str(caught.value)

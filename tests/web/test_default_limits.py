@@ -287,3 +287,22 @@ async def test_included_and_nested_routers_count_at_their_routes(prefixes: tuple
     assert await counted(middleware, f"{above}/items/1", "PUT") == [f"per-route GET {above}/items/{{number}}"]
     assert await counted(middleware, f"{above}/free") == []
     assert await counted(middleware, f"{above}/none") == ["per-route *"]
+
+
+async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defaults() -> None:
+    app = FastAPI()
+
+    @app.get("/items/{number}")
+    @RateLimit("5/minute")
+    def item(number: int) -> int:
+        return number
+
+    assert [(await call(gated(app), "/items/x")).status for _ in range(1)] == [422]
+    assert await statuses(gated(app), 3, "/items/x") == [422, 422, 429]
+
+
+async def test_a_path_that_may_mean_any_other_is_never_exempt() -> None:
+    app = site(Route("/files/{rest:path}", health), Route("/admin", page))
+    assert await counted(app, "/files/a;b//c") == []
+    assert await counted(app, "/files/x/../../admin") == ["per-route *"]
+    assert await counted(app, f"/files/{'a/' * 3_000}../b") == ["per-route *"]

@@ -14,6 +14,9 @@ from fastapi import APIRouter, Body, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router, request_response
@@ -388,3 +391,41 @@ def test_a_sync_endpoint_still_runs_in_a_thread() -> None:
         return threading.current_thread() is threading.main_thread()
 
     assert TestClient(app).get("/").json() is False
+
+
+def test_other_middlewares_in_between_neither_break_the_refusal_nor_lose_their_fields() -> None:
+    async def stamp(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        response.headers["x-stamp"] = "yes"
+        return response
+
+    app = Starlette(
+        routes=[Route("/", RateLimit("1/hour")(page))],
+        middleware=[
+            MIDDLEWARE,
+            Middleware(BaseHTTPMiddleware, dispatch=stamp),
+            Middleware(CORSMiddleware, allow_origins=["https://example.org"]),
+            Middleware(GZipMiddleware, minimum_size=1),
+        ],
+    )
+    client = TestClient(app, headers={"Origin": "https://example.org", "Accept-Encoding": "gzip"})
+    assert client.get("/").headers["content-encoding"] == "gzip"
+    refused = client.get("/")
+    assert refused.json()["status"] == 429
+    assert refused.headers["content-encoding"] == "gzip"
+    assert refused.headers["access-control-allow-origin"] == "https://example.org"
+    assert refused.headers["x-stamp"] == "yes"
+
+
+async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
+    app = fastapi()
+
+    @app.get("/")
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-tenant"))
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-account"))
+    async def get() -> int:
+        return 1
+
+    for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
+        answers = [(await call(app, headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)]
+        assert answers == [200, 200, 429]

@@ -406,3 +406,20 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
+
+
+async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() -> None:
+    rule = Rule("*", "9/hour", key=header("X-API-Key"))
+    first, again, other, huge = await keys(
+        rule, *(scope_of(headers={"x-api-key": value}) for value in ("secret", "secret", "other", "k" * 65_536))
+    )
+    assert first == again != other
+    assert "secret" not in first
+    assert first.startswith("header:x-api-key#")
+    assert max(map(len, (first, other, huge))) <= 64
+
+
+def test_an_error_does_not_repeat_a_value_that_may_be_secret() -> None:
+    with pytest.raises(InvalidKey) as caught:
+        header("X-API-Key").of("sk_live_Ω")
+    assert "sk_live" not in str(caught.value)

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -259,3 +260,14 @@ async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptu
     app = RateLimitMiddleware(hello, rules=[rule])
     assert await statuses(app, 3) == [200] * 3
     assert "'hot'" in caplog.text
+
+
+async def test_a_client_that_hangs_up_gets_nothing_back() -> None:
+    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ClientDisconnect
+
+    middleware = guarded(gone, "2/hour")
+    for _ in range(2):
+        with pytest.raises(ClientDisconnect):
+            await call(middleware)
+    assert await statuses(middleware, 1) == [429]

@@ -17,12 +17,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
-from slidegate.core import StoreUnavailable
+from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..asgi import Answer, call, hello, scope_of
+from ..asgi import PEER, Answer, call, hello, scope_of
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
+from ..virtual_time import VirtualTime
 from .permits_traffic import AMOUNTS, play
 
 BOUND_S = 60
@@ -308,3 +309,18 @@ async def test_whoever_waits_is_asked_about_bans_again() -> None:
     shop.finish()
     assert [await answered(first), await answered(waiting)] == [200, 403]
     assert shop.held == 0
+
+
+async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:
+    virtual, store = VirtualTime(), MemoryStore(clock=FakeClock())
+    middleware = RateLimitMiddleware(
+        hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")]
+    )
+    held = store.hit([(LimitSet("one", (Concurrency(1),)), PEER, 1)])
+    waiting = asyncio.create_task(call(middleware))
+    await asyncio.sleep(5.05)
+    assert not waiting.done()
+    store.refund(held.take_back())  # by another process, which calls nobody here
+    assert (await waiting).status == 200
+    assert virtual.passed_s == pytest.approx(5.2, abs=0.01)
+    assert store.permits_held() == 0

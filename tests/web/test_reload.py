@@ -235,3 +235,14 @@ async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk)
     desk.write("proxies.netset", "# nobody\n")
     await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+
+
+async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
+    app = desk.middleware(PLAIN)
+    desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
+    link = desk.path.with_name("link")
+    link.symlink_to("next.toml")
+    link.replace(desk.path)
+    await desk.visit(app)
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Generator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -490,3 +491,18 @@ async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> N
 
 def _body(*pieces: bytes) -> list[Message]:
     return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
+
+
+async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual: VirtualTime) -> None:
+    served_us: list[int] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        served_us.append(virtual.clock())
+        await hello(scope, receive, send)
+
+    crowd = Crowd(middleware(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
+    await crowd.come(2)
+    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
+    await crowd.come(2)
+    await crowd.all()
+    assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))
