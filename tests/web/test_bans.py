@@ -166,18 +166,6 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
 # -- whom --------------------------------------------------------------------------------------------------------------
 
 
-async def test_bans_on_an_account_key_and_on_an_address_are_separate() -> None:
-    house = House(rules=[], bans=policy(signals={401: 1}, key=header("X-API-Key")))
-    mine, yours = {"headers": {"x-api-key": "mine"}}, {"headers": {"x-api-key": "yours"}}
-    assert [await house.status("/401", **mine) for _ in range(4)] == [401, 401, 401, 403]
-    assert await house.status(**mine, **peer("198.51.100.7")) == 403
-    assert (await house.status(**yours), await house.status()) == (200, 200)
-    (key,) = await house.banned()
-    assert key.startswith("header:x-api-key#")
-    await house.limiter.ban(PEER, "1h")
-    assert (await house.status(**yours), await house.status(**yours, **peer("198.51.100.7"))) == (403, 200)
-
-
 async def test_an_ipv6_client_that_rotates_within_its_64_is_one_client_banned_once() -> None:
     house = House(limits="1/day", bans=policy())
     seen = [await house.status(**peer(f"2001:db8:1:2::{value:x}")) for value in range(2**12)]
@@ -322,17 +310,6 @@ async def test_what_the_rules_of_one_middleware_exempt_its_policies_never_strike
     assert (await house.ask("/other/health")).body != b"None"
 
 
-async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
-    limiter = Limiter(MemoryStore())
-    inner = RateLimitMiddleware(
-        House(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
-    )
-    outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
-    seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]
-    assert seen == [404, 404, 404, 403]  # and one signal is one strike
-    assert (await send_scope(outer, scope_of("/.env", client=("198.51.100.1", 1)))).status == 403
-
-
 async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_of_it() -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/late":
@@ -425,3 +402,14 @@ async def test_a_manual_ban_of_a_network_refuses_the_real_address_whatever_the_k
     await house.limiter.ban("203.0.113.0/28", "1h")
     assert (await house.status(**peer("203.0.113.9")), await house.status(**peer("203.0.113.99"))) == (403, 200)
     assert await house.status(**peer("::ffff:203.0.113.9")) == 403
+
+
+async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
+    limiter = Limiter(MemoryStore())
+    inner = RateLimitMiddleware(
+        House(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
+    )
+    outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
+    seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]
+    assert seen == [404, 404, 404, 403]  # and one signal is one strike
+    assert (await send_scope(outer, scope_of("/.env", client=("198.51.100.1", 1)))).status == 403

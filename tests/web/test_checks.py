@@ -63,15 +63,6 @@ def test_what_is_right_is_not_found() -> None:
     assert codes(middleware(Starlette())) == []
 
 
-def test_an_application_that_wraps_itself_is_looked_at_once() -> None:
-    class Knot:
-        app: object
-
-    knot = Knot()
-    knot.app = knot
-    assert codes(middleware(knot)) == []
-
-
 def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogCaptureFixture) -> None:
     found = middleware(enabled=False)
     (record,) = caplog.records

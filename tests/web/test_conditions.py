@@ -11,10 +11,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 from .limited import AT, METHODS, limited
 from .middlewares import charged
 
@@ -137,24 +137,6 @@ async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None,
     assert b'"violated-policies": ["closed"]' in answer.body
     assert (await call(app, "/admin/users", "HEAD")).body == b""
     assert (await call(app, "/other")).status == 200
-
-
-async def test_lists_and_bans_come_before_a_block() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(
-        hello,
-        limiter=limiter,
-        rules=[Rule("*", block=True, status=503)],
-        allowlist=Networks(["192.0.2.0/24"]),
-        blocklist=Networks(["198.51.100.0/24"]),
-    )
-    assert await statuses(app, 1, client=("192.0.2.1", 1)) == [200]
-    assert await statuses(app, 1, client=("198.51.100.1", 1)) == [403]
-    assert await statuses(app, 1) == [503]
-    await limiter.ban(PEER, "1h")
-    answer = await call(app)
-    assert answer.status == 403
-    assert answer.headers["retry-after"] == "3600"
 
 
 async def test_a_block_does_not_strike() -> None:

@@ -344,37 +344,6 @@ def test_a_value_that_no_request_can_have_is_refused_with_what_was_expected(make
     assert isinstance(caught.value, ConfigurationError)
 
 
-@pytest.mark.parametrize("key", ["", None, 42])
-async def test_a_key_is_text_that_is_not_empty(key: Any) -> None:
-    limiter = Limiter()
-    for command in (limiter.reset(key), limiter.inspect(key), limiter.peek(key, "5/minute")):
-        with pytest.raises(InvalidKey, match="user:42"):
-            await command
-
-
-@settings(deadline=None, max_examples=60)
-@given(HALVES)
-def test_a_key_with_half_of_a_character_is_banned_as_it_is_counted_and_no_store_meets_it(text: str) -> None:
-    async def check() -> None:
-        limiter = Limiter()
-        ban = await limiter.ban(text, "1h")
-        assert ban.key == limiter.key_for(text)
-        assert ban.key.isascii()
-        assert (await limiter.hit(text, "5/minute")).ban == ban
-        assert await limiter.unban(text)
-        row = {"ban": text, "reason": "", "by": "", "level": 0, "made_us": 1, "ends_us": None, "since_us": 1}
-        head = {"slidegate": "bans", "version": 3, "written_us": 1}
-        with pytest.raises(ConfigurationError, match="row 2"):
-            await limiter.import_bans([json.dumps(head), json.dumps(row)])
-        with pytest.raises(ConfigurationError, match="rule"):
-            await limiter.hit("ann", "5/minute", rule=text)
-
-    asyncio.run(check())
-    for make in (query, path_param, cookie, header, lambda name: Rule("*", "5/minute", name=name)):
-        with pytest.raises(ConfigurationError, match=r"expected|not allowed"):
-            make(text)
-
-
 @settings(deadline=None, max_examples=60)
 @given(HALVES)
 def test_whatever_a_user_is_called_the_key_is_short_and_json_can_hold_it(name: str) -> None:

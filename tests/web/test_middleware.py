@@ -83,16 +83,6 @@ async def test_other_scope_types_pass_unchanged(kind: str) -> None:
     assert scope == {"type": kind, "state": {}}
 
 
-@pytest.mark.parametrize("client", [None, ("", 0), ["", None]])
-async def test_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    middleware = limiter()
-    app = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "2/hour", name="r")])
-    assert await statuses(app, 3, client=client, server=None) == [200, 200, 429]
-    assert await statuses(app, 1) == [200]
-    assert caplog.text.count("names no peer") == 1
-    assert not await middleware.peek("unknown-peer", "2/hour", rule="r")
-
-
 @pytest.mark.parametrize("more", [{}, {"type": "websocket"}, {"method": "OPTIONS"}, {"path": "/health"}])
 @pytest.mark.parametrize("server", [("127.0.0.1", 80), ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
 async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, more: dict[str, Any]) -> None:

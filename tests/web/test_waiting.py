@@ -40,14 +40,6 @@ def middleware(app: Any, virtual: VirtualTime, limits: str = "2/s", wait: str = 
     return RateLimitMiddleware(app, limiter=limiter, rules=[rule])
 
 
-async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual)
-    assert await statuses(app, 2) == [200, 200]
-    virtual.clock.advance("500ms")
-    assert await statuses(app, 1) == [200]
-    assert virtual.passed_s == 0.5
-
-
 class Crowd:
     """Requests that come in an order, and what became of each, with the second."""
 
@@ -97,18 +89,6 @@ async def test_units_that_are_handed_back_let_the_first_in_at_once(virtual: Virt
     assert crowd.ended == []
     assert await (app.limiter.refund(held) if how == "refund" else app.limiter.reset(PEER))
     assert await crowd.all() == [(0, 200, 0.0)]
-
-
-async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/s", wait="1500ms")
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    await asyncio.sleep(0.999999)
-    virtual.clock.advance(us=1)
-    checks = (await app.limiter.peek(PEER, "1/s", rule="slow")).checks
-    assert app.limiter.store.hit(checks)  # of another worker
-    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 429)]
-    assert virtual.passed_s <= 1.5
 
 
 async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: VirtualTime) -> None:

@@ -90,16 +90,6 @@ async def test_without_the_extension_it_is_closed_before_accept(extensions: Any)
     assert listener.heard == []
 
 
-async def test_a_close_of_the_applications_own_passes_as_it_is() -> None:
-    close = {"type": "websocket.close", "code": 1008}
-
-    async def closing(scope: Any, receive: Any, send: Any) -> None:
-        await send(close)
-
-    answer = await send_scope(RateLimitMiddleware(closing, limits="9/hour"), scope_of("/ws", type="websocket"))
-    assert [message is close for message in answer.messages] == [True]
-
-
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
@@ -180,22 +170,6 @@ async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
     assert left - bare_left < 500
 
 
-async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit() -> None:
-    app = Listener()
-    await Client(*texts(5), BYE).run(around(app, messages=MessageLimits("1/s"), allowlist=Networks([PEER]))[0])
-    assert len(app.heard) == 6
-    seen: list[Any] = []
-
-    async def http(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(receive)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    await around(http, messages=MessageLimits("1/s"))[0](scope_of(), receive, Client().send)
-    assert seen == [receive]
-
-
 async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
     class Away(RemoteStore):
         """A store that does not answer where something is counted."""
@@ -255,22 +229,6 @@ async def test_a_ban_closes_it_behind_a_strict_server_too(idle: bool, nested: in
         await ends
     assert client.closes == [(1000, "banned")]
     assert heard == ["disconnect 1008"]
-
-
-@pytest.mark.parametrize("nested", [0, 1])
-async def test_a_limit_that_an_endpoint_asks_after_it_has_accepted_closes_it(nested: int) -> None:
-    app = FastAPI()
-    limit = RateLimit("2/hour")
-
-    @app.websocket("/")
-    async def chat(websocket: WebSocket) -> None:
-        await websocket.accept()
-        await limit.check(websocket)
-        await websocket.close(3001)
-
-    middleware, _ = around(app, nested)
-    clients = [await Client(strict=True).run(middleware) for _ in range(3)]
-    assert [client.closes for client in clients] == [[(3001, "")]] * 2 + [[(1000, "Too many requests.")]]
 
 
 async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks_the_code_there_too() -> None:
@@ -351,29 +309,6 @@ async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(o
         other.coming.put_nowait(BYE)
         await stays
         assert other.closes == []
-
-
-async def test_a_websocket_that_only_sends_is_closed_too(at_once: None) -> None:
-    seen: list[str] = []
-
-    async def sender(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
-        try:
-            while True:
-                await send({"type": "websocket.send", "text": "more"})
-                await asyncio.sleep(0)
-        except OSError as error:
-            seen.append(str(error))
-
-    middleware, limiter = around(sender)
-    client = Client()
-    async with asyncio.timeout(BOUND_S):
-        (ends,) = await opened(middleware, client)
-        await limiter.ban(PEER, "1h")
-        await ends
-    assert seen == ["banned"]
-    assert client.closes == [(1008, "banned")]
 
 
 async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -> None:
