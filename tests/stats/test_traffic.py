@@ -113,7 +113,7 @@ async def test_what_happens_after_the_last_byte_is_not_part_of_the_request() -> 
     assert site.stats().total.seen.rt.sum_us == 0
 
 
-# -- answers sent by hand ------------------------------------------------------------------------------------------
+# -- answers sent by hand ----------------------------------------------------------------------------------------------
 
 OK_START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 START_304: Message = {"type": "http.response.start", "status": 304, "headers": []}
@@ -227,7 +227,7 @@ async def test_who_leaves_while_waiting_for_a_turn_was_never_let_through() -> No
     assert site.stats().total.seen.rt.count == 1
 
 
-# -- names of routes -----------------------------------------------------------------------------------------------
+# -- names of routes ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_refusal_has_the_route_where_a_router_has_seen_it() -> None:
@@ -253,7 +253,7 @@ async def test_a_method_that_a_route_has_not_is_of_that_route() -> None:
     assert list(site.stats().routes) == ["(no route)", "GET /items/{id}"]
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
+# -- threads -----------------------------------------------------------------------------------------------------------
 
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
@@ -271,7 +271,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (THREADS * rounds, THREADS)
 
 
-# -- bans, further middlewares, waiting ------------------------------------------------------------------------------
+# -- bans, further middlewares, waiting --------------------------------------------------------------------------------
 
 
 async def test_bans_and_lists_are_blocks_of_no_rule() -> None:

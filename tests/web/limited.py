@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -16,71 +17,83 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 
-def answer(request: Any) -> Response:
+def answer(request: Request) -> Response:
     """Answer as a request says: with a status, and with a field that tells a hit of a cache."""
     status = int(request.headers.get("x-status", "200"))
     return PlainTextResponse("page", status, headers={"X-Cache": request.headers.get("x-hit", "miss")})
 
 
-def as_dependency(limit: RateLimit) -> ASGIApp:
-    app = FastAPI()
+async def page(request: Request) -> Response:
+    return answer(request)
 
-    @app.get("/", dependencies=[Depends(limit)])
-    async def page(request: Request) -> Response:
-        return answer(request)
 
+def dependency(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    app = FastAPI(**options)
+    app.api_route("/", methods=METHODS, dependencies=[Depends(limit)])(endpoint)
     return app
 
 
-def as_decorator(limit: RateLimit) -> ASGIApp:
-    app = FastAPI()
-
-    @app.get("/")
-    @limit
-    async def page(request: Request) -> Response:
-        return answer(request)
-
-    return app
-
-
-def as_decorator_of_a_sync_endpoint(limit: RateLimit) -> ASGIApp:
-    app = FastAPI()
-
-    @app.get("/")
-    @limit
-    def page(request: Request) -> Response:
-        return answer(request)
-
-    return app
-
-
-def on_the_router(limit: RateLimit) -> ASGIApp:
-    router = APIRouter(dependencies=[Depends(limit)])
-
-    @router.get("/")
-    async def page(request: Request) -> Response:
-        return answer(request)
-
-    app = FastAPI()
+def dependency_of_a_router(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    app, router = FastAPI(**options), APIRouter(dependencies=[Depends(limit)])
+    router.api_route("/", methods=METHODS)(endpoint)
     app.include_router(router)
     return app
 
 
-def in_a_class(limit: RateLimit) -> ASGIApp:
-    @limit
-    class Page(HTTPEndpoint):
-        async def get(self, request: Any) -> Response:
-            return answer(request)
-
-    return Starlette(routes=[Route("/", Page)])
+def dependency_of_the_application(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    app = FastAPI(dependencies=[Depends(limit)], **options)
+    app.api_route("/", methods=METHODS)(endpoint)
+    return app
 
 
+def decorator(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    app = FastAPI(**options)
+    app.api_route("/", methods=METHODS)(limit(endpoint))
+    return app
+
+
+def decorator_in_starlette(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    return Starlette(routes=[Route("/", limit(endpoint), methods=METHODS)], **options)
+
+
+def class_of(endpoint: Any, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
+    """Return an endpoint class with a method of the kind of a function."""
+
+    async def get(self: object, request: Request) -> Response:
+        return await endpoint(request)  # type: ignore[no-any-return]
+
+    def get_sync(self: object, request: Request) -> Response:
+        return endpoint(request)  # type: ignore[no-any-return]
+
+    method = decorate(get if iscoroutinefunction(endpoint) else get_sync)
+    return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), method))
+
+
+def endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    return Starlette(routes=[Route("/", limit(class_of(endpoint, lambda method: method)))], **options)
+
+
+def method_of_an_endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
+    return Starlette(routes=[Route("/", class_of(endpoint, limit))], **options)
+
+
+METHODS = ["GET", "HEAD", "POST", "PUT"]
+EACH = (
+    dependency,
+    dependency_of_a_router,
+    dependency_of_the_application,
+    decorator,
+    decorator_in_starlette,
+    endpoint_class,
+    method_of_an_endpoint_class,
+)
+"""All forms of a limit at an endpoint, which is at ``/``; each takes a function, sync or not."""
 FORMS: dict[str, Callable[[RateLimit], ASGIApp]] = {
-    "dependency": as_dependency,
-    "decorator": as_decorator,
-    "sync": as_decorator_of_a_sync_endpoint,
-    "router": on_the_router,
-    "class": in_a_class,
+    "dependency": dependency,
+    "decorator": decorator,
+    "sync": lambda limit: decorator(limit, answer),
+    "router": dependency_of_a_router,
+    "class": endpoint_class,
 }
 AT = ("rule", *FORMS)
 
@@ -96,4 +109,4 @@ def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **opti
         return middleware_of(FORMS[at](RateLimit(limits, **options)), limiter)
     limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
     rule = Rule("*", limits, **options)
-    return RateLimitMiddleware(Starlette(routes=[Route("/", answer)]), rules=[rule], limiter=limiter)
+    return RateLimitMiddleware(Starlette(routes=[Route("/", answer, methods=METHODS)]), rules=[rule], limiter=limiter)

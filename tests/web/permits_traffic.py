@@ -7,15 +7,18 @@ import random
 from collections import Counter
 from typing import Any
 
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.stats import Statistics
 
 from ..asgi import scope_of
 
 KEYS = ("ann", "bob", "eve")
-AMOUNTS = {"all": 3, "http": 2, "queued": 2, "sockets": 2}
+AMOUNTS = {"all": 3, "http": 2, "queued": 2, "own": 2, "sockets": 2}
+OWN = RateLimit(concurrency=AMOUNTS["own"], key=header("X-Key"), name="own", wait="50ms")
+"""The limit at an endpoint."""
 BOUND_S = 60
 
 
@@ -35,6 +38,8 @@ class Application:
         fields = dict(scope["headers"])
         key, how, steps = (fields[name].decode() for name in (b"x-key", b"x-how", b"x-steps"))
         rules = rules_of(scope)
+        if "own" in rules:
+            await OWN.check(HTTPConnection(scope, receive))
         for rule in rules:
             self.under_way[rule, key] += 1
             held = self.under_way[rule, key]
@@ -93,9 +98,10 @@ async def pause(steps: int) -> None:
 
 def rules_of(scope: Scope) -> list[str]:
     """Return the names of the rules that hold a request."""
+    own = ["own"] * (scope["path"] == "/own")
     if scope["type"] == "websocket":
-        return ["all", "sockets"]
-    return ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
+        return ["all", "sockets", *own]
+    return ["all", *own] if own else ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
 
 
 def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
@@ -116,7 +122,7 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
     fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
     kind = chance.choice(("http", "http", "http", "websocket"))
     more = {"type": "websocket", "scheme": "ws", "subprotocols": []} if kind == "websocket" else {}
-    scope = scope_of(chance.choice(("/plain", "/queued")), headers=fields, **more)
+    scope = scope_of(chance.choice(("/plain", "/queued", "/own")), headers=fields, **more)
     gone = asyncio.Event()
     sent: list[Message] = []
 

@@ -21,7 +21,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from starlette.testclient import TestClient
 
 from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 
@@ -145,19 +144,6 @@ async def test_options_without_their_names_end_the_start() -> None:
     assert said[0]["message"] == f"TypeError: {error}"
 
 
-async def test_a_middleware_among_others_ends_the_start() -> None:
-    good, bad = Middleware(RateLimitMiddleware, limits="5/minute"), Middleware(RateLimitMiddleware, limits="bad")
-    for middleware in ([good, bad], [bad, good], [bad, bad]):
-        said, _ = await started(Starlette(middleware=middleware))
-        assert [message["type"] for message in said] == ["lifespan.startup.failed"]
-
-
-def test_the_test_client_shows_the_error() -> None:
-    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
-    with pytest.raises(ConfigurationError, match="ten/minute"), TestClient(app):
-        pass
-
-
 class Around:
     """A middleware of somebody's own, which makes a middleware around what it is given."""
 
@@ -166,13 +152,6 @@ class Around:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self.app(scope, receive, send)
-
-
-def hiding(app: Any) -> Any:
-    async def hidden(scope: Any, receive: Any, send: Any) -> None:
-        await app(scope, receive, send)
-
-    return hidden
 
 
 INSIDE = {
@@ -207,18 +186,7 @@ def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None
         make()
 
 
-async def test_in_a_stack_that_hides_the_application_every_request_raises() -> None:
-    app = Starlette(routes=[Route("/", ok)])
-    app.add_middleware(hiding)
-    app.add_middleware(RateLimitMiddleware, limits="ten/minute")
-    said, error = await started(app)
-    assert (said, type(error)) == ([], ConfigurationError)
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="ten/minute"):
-            await send_scope(app, scope_of("/"))
-
-
-# -- real servers ----------------------------------------------------------------------------------------------------
+# -- real servers ------------------------------------------------------------------------------------------------------
 
 SERVERS = {
     "uvicorn": ["uvicorn", "site_app:app", "--port", "{port}"],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-import warnings
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,16 +17,17 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
-from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
 from .middlewares import charged
+from .route_trees import Tree
+from .test_route_trees import ask, directory
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -33,11 +37,6 @@ async def other(request: Any) -> PlainTextResponse:
 @RateLimit.exempt
 async def health(request: Any) -> PlainTextResponse:
     return PlainTextResponse("well")
-
-
-async def socket(websocket: Any) -> None:
-    await websocket.accept()
-    await websocket.close()
 
 
 def gated(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
@@ -57,47 +56,119 @@ async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> 
     return charged(scope)
 
 
-async def test_each_route_counts_by_itself() -> None:
-    app = site(Route("/a", page), Route("/b", other))
-    assert await statuses(app, 3, "/a") == [200, 200, 429]
-    assert await statuses(app, 3, "/b") == [200, 200, 429]
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **options: Any) -> Any:
+        return await function(*args, **options)
+
+    return wrapper
 
 
-async def test_paths_that_no_route_serves_share_one_bucket() -> None:
+@RateLimit.exempt
+class Base(HTTPEndpoint):
+    async def get(self, request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+
+class Child(Base):
+    pass
+
+
+class Mixed(HTTPEndpoint):
+    @RateLimit.exempt
+    async def get(self, request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    async def put(self, request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+
+API = Router([Route("/api", page)])
+INNER = [Route("/items/{item:int}", page), Route("/", health), Route("/free/", health), Route("/b/", page)]
+ROUTES = [
+    Route("/a", page, methods=["GET", "PUT"]),
+    Route("/a", other, methods=["POST"]),
+    Route("/b/", page),
+    Route("/free/", health),
+    Route("/free/{rest:path}", health),
+    Route("/below", decorated(RateLimit.exempt(decorated(page)))),
+    Route("/above", RateLimit.exempt(decorated(page))),
+    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(decorated(page)))),
+    Route("/base", Base),
+    Route("/child", Child),
+    Route("/mixed", Mixed),
+    Mount("/v1/{tenant}", routes=INNER),
+    Mount("/raw", hello),
+    Mount("/exempt", RateLimit.exempt(StaticFiles(directory=Path(__file__).parent))),
+    Host("api.example.org", API),
+    Host("{sub}.example.net", API),
+    Host("www.example.org", Router([Route("/api", page)])),
+]
+LABELS: list[tuple[str, str]] = [
+    ("GET /a", "GET,PUT /a"),
+    ("HEAD /a", "GET,PUT /a"),
+    ("PUT /a", "GET,PUT /a"),
+    ("POST /a", "POST /a"),
+    ("DELETE /a", "GET,PUT /a"),
+    ("GET /b", "*"),
+    ("GET /b/", "GET /b/"),
+    ("GET /nowhere", "*"),
+    ("DELETE /free/", "GET /free/"),
+    ("GET /free/", ""),
+    ("GET /free/a;b//c", ""),
+    ("GET /free/x/../../a", "*"),
+    (f"GET /free/{'a/' * 3_000}../b", "*"),
+    ("GET /below", ""),
+    ("GET /above", ""),
+    ("GET /limited", "own"),
+    ("GET /base", ""),
+    ("GET /child", "* /child"),
+    ("GET /mixed", ""),
+    ("HEAD /mixed", ""),
+    ("PUT /mixed", "* /mixed"),
+    ("GET /v1/ann/items/1", "GET /v1/{tenant}/items/{item}"),
+    ("GET /v1/ann/", ""),
+    ("GET /v1/ann/free/", ""),
+    ("GET /v1/ann/b/", "GET /v1/{tenant}/b/"),
+    ("GET /raw/anything", "* /raw/{path}"),
+    ("GET /exempt/limited.py", ""),
+    ("GET api.example.org/api", "GET /api"),
+    ("GET x.example.net/api", "GET /api"),
+    ("GET www.example.org/api", "GET //www.example.org/api"),
+]
+"""Requests, and the bucket in which each counts; none where it is exempt."""
+
+
+@pytest.mark.parametrize(("asked", "label"), LABELS, ids=[asked[:40] for asked, _ in LABELS])
+@pytest.mark.parametrize("between", [False, True])
+async def test_each_route_is_a_bucket_unless_it_is_exempt(asked: str, label: str, between: bool) -> None:
+    app = Starlette(routes=ROUTES, middleware=[Middleware(Own)] * between)
+    method, _, target = asked.partition(" ")
+    host, _, path = target.partition("/")
+    found = await counted(gated(app), f"/{path}", method, headers={"host": host or "example.com"})
+    assert [one.removeprefix("per-route ") for one in found] == [label.replace(":", "|")] * bool(label)
+
+
+class Own:
+    """A middleware of somebody's own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+async def test_what_no_route_serves_shares_one_bucket_and_takes_nothing_from_routes() -> None:
     app = site(Route("/a", page))
-    answers = [(await call(app, f"/wp-{number}.php")).status for number in range(3)]
-    assert answers == [404, 404, 429]
+    assert [(await call(app, f"/wp-{number}.php")).status for number in range(3)] == [404, 404, 429]
     assert await statuses(app, 1, "/a") == [200]
-
-
-async def test_methods_of_one_route_share_a_bucket_and_two_routes_of_one_template_do_not() -> None:
-    app = site(Route("/a", page, methods=["GET", "PUT"]), Route("/a", other, methods=["POST"]))
-    assert [(await call(app, "/a", method)).status for method in ("GET", "HEAD", "PUT")] == [200, 200, 429]
-    assert await statuses(app, 3, "/a", "POST") == [200, 200, 429]
-
-
-async def test_a_method_that_no_route_takes_counts_at_the_route_of_its_path() -> None:
-    app = site(Route("/a", page, methods=["POST"]))
-    assert await statuses(app, 3, "/a", "DELETE") == [405, 405, 429]
-    assert await statuses(app, 1, "/a", "POST") == [429]
 
 
 async def test_a_limit_at_the_endpoint_counts_beside_the_defaults() -> None:
     app = site(Route("/a", RateLimit("3/minute")(page)), Route("/b", RateLimit("1/minute")(other)))
     assert await statuses(app, 3, "/a") == [200, 200, 429]
     assert await statuses(app, 2, "/b") == [200, 429]
-
-
-async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defaults() -> None:
-    app = FastAPI()
-
-    @app.get("/items/{number}")
-    @RateLimit("5/minute")
-    def item(number: int) -> int:
-        return number
-
-    assert [(await call(gated(app), "/items/x")).status for _ in range(1)] == [422]
-    assert await statuses(gated(app), 3, "/items/x") == [422, 422, 429]
 
 
 async def test_the_key_and_the_limits_may_depend_on_the_request() -> None:
@@ -111,111 +182,11 @@ async def test_the_key_and_the_limits_may_depend_on_the_request() -> None:
     assert await statuses(app, 1, "/a", headers={"x-api-key": "another"}) == [200]
 
 
-async def test_a_redirect_to_the_path_with_a_slash_is_no_route() -> None:
-    app = site(Route("/a/", page), Route("/b", other))
-    assert [await counted(app, "/a"), await counted(app, "/b/")] == [["per-route *"], ["per-route *"]]
-    assert await counted(app, "/a/") == ["per-route GET /a/"]
-
-
-async def test_it_stands_beside_rules_and_limits() -> None:
-    app = site(Route("/a", page), Route("/b", page), limits="3/minute")
-    assert await statuses(app, 3, "/a") == [200, 200, 429]
-    assert await statuses(app, 2, "/b") == [200, 429]
-    ruled = site(Route("/a", page), Route("/b", other), rules=[Rule("/a", "1/minute")])
-    assert await statuses(ruled, 2, "/a") == [200, 429]
-    assert await statuses(ruled, 3, "/b") == [200, 200, 429]
-
-
 async def test_rules_that_end_the_list_end_it_before_the_defaults() -> None:
     rules = [Rule("/a", exempt=True), Rule("/b", "3/minute", final=True)]
     app = site(Route("/a", page), Route("/b", other), rules=rules)
     assert await statuses(app, 4, "/a") == [200] * 4
     assert await statuses(app, 4, "/b") == [200, 200, 200, 429]
-
-
-async def test_an_exemption_leaves_rules_and_limits_at_the_endpoint_as_they_are() -> None:
-    limited = RateLimit.exempt(RateLimit("3/minute")(page))
-
-    app = site(Route("/a", limited), Route("/health", health), rules=[Rule("/health", "1/minute")])
-    assert await statuses(app, 4, "/a") == [200, 200, 200, 429]
-    assert await statuses(app, 2, "/health") == [200, 429]
-
-
-async def test_a_405_of_an_exempt_route_is_counted() -> None:
-    app = site(Route("/health", health))
-    assert await statuses(app, 3, "/health", "DELETE") == [405, 405, 429]
-
-
-async def test_the_mark_of_a_class_is_not_inherited_and_its_methods_may_have_marks_of_their_own() -> None:
-    @RateLimit.exempt
-    class Base(HTTPEndpoint):
-        async def get(self, request: Any) -> PlainTextResponse:
-            return PlainTextResponse("hi")
-
-    class Child(Base):
-        pass
-
-    class Mixed(HTTPEndpoint):
-        @RateLimit.exempt
-        async def get(self, request: Any) -> PlainTextResponse:
-            return PlainTextResponse("hi")
-
-        async def put(self, request: Any) -> PlainTextResponse:
-            return PlainTextResponse("hi")
-
-        async def post(self, request: Any) -> PlainTextResponse:
-            return PlainTextResponse("hi")
-
-    app = site(Route("/base", Base), Route("/child", Child), Route("/mixed", Mixed))
-    assert await statuses(app, 4, "/base") == [200] * 4
-    assert await statuses(app, 3, "/child") == [200, 200, 429]
-    assert await statuses(app, 4, "/mixed") == [200] * 4
-    assert await statuses(app, 3, "/mixed", "HEAD") == [200] * 3
-    assert await statuses(app, 3, "/mixed", "PUT") == [200, 200, 429]
-    assert await statuses(app, 1, "/mixed", "POST") == [429]
-
-
-async def test_a_path_that_may_mean_any_other_is_never_exempt() -> None:
-    app = site(Route("/files/{rest:path}", health), Route("/admin", page))
-    assert await counted(app, "/files/a;b//c") == []
-    assert await counted(app, "/files/x/../../admin") == ["per-route *"]
-    assert await counted(app, f"/files/{'a/' * 3_000}../b") == ["per-route *"]
-
-
-async def test_mounts_files_and_applications_without_routes_have_one_bucket_each(tmp_path: Any) -> None:
-    (tmp_path / "a.js").write_text("1")
-    (tmp_path / "b.js").write_text("1")
-    app = site(
-        Mount("/v1/{tenant}", Router([Route("/items/{item:int}", page)])),
-        Mount("/static", StaticFiles(directory=tmp_path)),
-        Mount("/raw", hello),
-        Mount("/free", RateLimit.exempt(StaticFiles(directory=tmp_path))),
-    )
-    assert await counted(app, "/v1/a/items/1") == ["per-route GET /v1/{tenant}/items/{item}"]
-    assert await counted(app, "/static/a.js") == await counted(app, "/static/b.js") == ["per-route * /static/{path}"]
-    assert await counted(app, "/raw/anything") == ["per-route * /raw/{path}"]
-    assert await statuses(app, 4, "/free/a.js") == [200] * 4
-
-
-async def test_an_application_under_several_hosts_has_one_bucket_and_other_hosts_have_their_own() -> None:
-    api, www = Router([Route("/a", page)]), Router([Route("/a", page)])
-    app = site(Host("api.example.org", api), Host("{sub}.example.net", api), Host("www.example.org", www))
-    names = {"api.example.org": "GET /a", "x.example.net": "GET /a", "www.example.org": "GET //www.example.org/a"}
-    for host, name in names.items():
-        found = await counted(app, "/a", headers={"host": host})
-        assert found == [f"per-route {name}".replace(":", "|")]
-
-
-async def test_handshakes_of_websockets_count_at_their_route() -> None:
-    app = site(WebSocketRoute("/ws", socket), Route("/ws", page))
-    client = TestClient(app)
-    for _ in range(2):
-        with client.websocket_connect("/ws") as connection:
-            assert connection.receive()["type"] == "websocket.close"
-    with pytest.raises(WebSocketDenialResponse) as refusal, client.websocket_connect("/ws"):
-        pass
-    assert refusal.value.status_code == 429
-    assert await statuses(app, 3, "/ws") == [200, 200, 429]
 
 
 async def test_routes_added_later_count_at_once_also_below_a_mount_and_in_an_included_router() -> None:
@@ -251,31 +222,6 @@ async def test_names_in_the_header_fields_say_the_route_in_printable_text() -> N
     assert max(map(len, names)) < 72
 
 
-async def test_a_root_path_changes_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
-        app = FastAPI(root_path="/api")
-
-    @app.get("/a")
-    def a() -> str:
-        return "a"
-
-    middleware = gated(app)
-    assert await counted(middleware, "/a") == await counted(middleware, "/api/a") == ["per-route GET /a"]
-    assert await counted(middleware, "/api/a", root_path="/api") == ["per-route GET /a"]
-
-
-async def test_an_application_whose_routes_are_hidden_has_one_bucket_and_a_finding() -> None:
-    inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
-
-    async def hidden(scope: Scope, receive: Receive, send: Send) -> None:
-        await inner(scope, receive, send)
-
-    app = gated(hidden)
-    assert [(await call(app, path)).status for path in ("/a", "/health", "/health")] == [200, 200, 429]
-    assert await counted(app, "/a") == ["per-route *"]
-
-
 async def test_the_application_tells_its_routes_where_something_between_hides_them() -> None:
     def hiding(app: ASGIApp) -> ASGIApp:
         async def between(scope: Scope, receive: Receive, send: Send) -> None:
@@ -295,87 +241,6 @@ async def test_the_application_tells_its_routes_where_something_between_hides_th
     assert await statuses(inner, 3, "/a") == [200, 200, 429]
     assert await statuses(inner, 4, "/health") == [200] * 4
     assert middlewares[0].findings == []
-
-
-async def test_preflights_count_apart_at_each_route() -> None:
-    app = site(Route("/a", page, methods=["OPTIONS"]), Route("/b", page))
-    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
-    assert await statuses(app, 3, "/a", "OPTIONS", headers=preflight) == [200, 200, 429]
-    assert await statuses(app, 3, "/b", "OPTIONS", headers=preflight) == [405, 405, 429]
-    assert await statuses(app, 3, "/b") == [200, 200, 429]
-
-
-async def test_a_middleware_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
-    routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, default_limits="2/minute")])]
-    app = Starlette(routes=routes)
-    assert [(await call(app, f"/a/{number}")).status for number in range(3)] == [200, 200, 429]
-
-
-@pytest.mark.parametrize("default_limits", ["x", "", 5, lambda: "1/minute", [], b"1/minute"])
-def test_bad_limits_are_errors_of_the_construction(default_limits: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^default_limits: .*(expected|a correct example is)"):
-        gated(hello, default_limits)
-
-
-@pytest.mark.parametrize("endpoint", [5, "page", Starlette()])
-def test_what_cannot_be_exempt_is_an_error(endpoint: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"RateLimit\.exempt: expected"):
-        RateLimit.exempt(endpoint)
-
-
-@pytest.mark.parametrize("path", ["/health/", "/v1/health/", "/v1/"])
-@pytest.mark.parametrize("between", [True, False])
-async def test_an_exempt_route_that_ends_in_a_slash_is_exempt_behind_any_middleware(path: str, between: bool) -> None:
-    class Own:
-        def __init__(self, app: ASGIApp) -> None:
-            self.app = app
-
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await self.app(scope, receive, send)
-
-    inner = [Route("/health/", health), Route("/", health), Route("/other/", page)]
-    own = [Middleware(Own)] if between else []
-    app = Starlette(
-        routes=[Route("/health/", health), Mount("/v1", routes=inner)],
-        middleware=[Middleware(RateLimitMiddleware, default_limits="1/minute"), *own],
-    )
-    assert await statuses(app, 3, path) == [200] * 3
-    assert await statuses(app, 2, "/v1/other/") == [200, 429]
-    assert await statuses(app, 2, "/nothing/") == [404, 429]
-
-
-async def test_the_mark_is_seen_through_decorators_in_any_order() -> None:
-    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        async def wrapper(*args: Any, **options: Any) -> Any:
-            return await function(*args, **options)
-
-        return wrapper
-
-    app = FastAPI()
-
-    @app.get("/below")
-    @decorated
-    @RateLimit.exempt
-    async def below() -> str:
-        return "below"
-
-    @app.get("/above")
-    @RateLimit.exempt
-    @decorated
-    async def above() -> str:
-        return "above"
-
-    @app.get("/limited")
-    @RateLimit("3/minute")
-    @RateLimit.exempt
-    async def limited() -> str:
-        return "limited"
-
-    middleware = gated(app)
-    assert await statuses(middleware, 3, "/below") == [200] * 3
-    assert await statuses(middleware, 3, "/above") == [200] * 3
-    assert await statuses(middleware, 4, "/limited") == [200] * 3 + [429]
 
 
 @pytest.mark.parametrize("prefixes", [("/in", ""), ("", "/in"), ("/in", "/deep")])
@@ -405,3 +270,108 @@ async def test_included_and_nested_routers_count_at_their_routes(prefixes: tuple
     assert await counted(middleware, f"{above}/items/1", "PUT") == [f"per-route GET {above}/items/{{number}}"]
     assert await counted(middleware, f"{above}/free") == []
     assert await counted(middleware, f"{above}/none") == ["per-route *"]
+
+
+async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defaults() -> None:
+    app = FastAPI()
+
+    @app.get("/items/{number}")
+    @RateLimit("5/minute")
+    def item(number: int) -> int:
+        return number
+
+    assert [(await call(gated(app), "/items/x")).status for _ in range(1)] == [422]
+    assert await statuses(gated(app), 3, "/items/x") == [422, 422, 429]
+
+
+# -- no mix of spellings gets more requests to a route than one spelling does ------------------------------------------
+
+
+__all__ = ["directory"]
+
+AMOUNT = 3
+REQUESTS = 40
+"""How many requests fall into one window."""
+
+
+@dataclass
+class MarkedTree(Tree):
+    """A tree in which some endpoints are exempt.
+
+    Attributes:
+        exempt: Their names.
+    """
+
+    exempt: set[str] = field(default_factory=set)
+
+    def _marked(self, name: str, endpoint: Any) -> Any:
+        self.exempt.discard(name)
+        if self.random.random() < 0.25:
+            self.exempt.add(name)
+            RateLimit.exempt(endpoint)
+        return endpoint
+
+    def _page(self, name: str) -> Any:
+        return self._marked(name, super()._page(name))
+
+    def _api(self, name: str) -> Any:
+        return self._marked(name, super()._api(name))
+
+    def _class(self, name: str) -> Any:
+        return self._marked(name, super()._class(name))
+
+
+async def found_paths(tree: MarkedTree, random: Random, app: ASGIApp) -> list[str]:
+    """Return ordinary paths that reach a route which is not exempt."""
+    open_middleware = RateLimitMiddleware(app, rules=[Rule("/nothing/here", "1/minute")], headers=None)
+    paths = []
+    for _ in range(60):
+        path = tree.spelling(0)
+        await ask(open_middleware, tree, random, path, "", ["GET"])
+        if any(name not in tree.exempt for name, _ in tree.served):
+            paths.append(path)
+    return paths
+
+
+async def search(seed: int, directory: Path, windows: int) -> int:
+    """Look for a window in which a route served more requests than its limit; say how often routes were full."""
+    random = Random(seed)
+    tree = MarkedTree(random, directory)
+    clock = FakeClock()
+    paths = await found_paths(tree, random, tree.app)
+    app = RateLimitMiddleware(
+        tree.app,
+        default_limits=f"{AMOUNT}/minute",
+        limiter=Limiter(MemoryStore(clock=clock)),
+        headers=None,
+    )
+    full = 0
+    for _ in range(windows if paths else 0):
+        served: Counter[str] = Counter()
+        # Few paths in a window, or no route would be asked for more often than its limit.
+        some = random.choices(paths, k=2)
+        for _ in range(REQUESTS):
+            path = random.choice(some)
+            for _ in range(random.choice([0, 0, 0, 1, 1, 1, 2])):
+                path = tree._changed(path)
+            root_path = random.choice(["", "", "", "", "", "", "/api", "/v1"])
+            if root_path and random.random() < 0.6:
+                path = root_path + path
+            await ask(app, tree, random, path, root_path, ["GET", "GET", "POST", "HEAD", "post"])
+            served.update({name for name, _ in tree.served})
+            over = [name for name in served if served[name] > AMOUNT and name not in tree.exempt]
+            where = f"seed {seed}, path {path!r}, root {root_path!r}"
+            assert not over, f"{where}: {[tree.handlers[name] for name in over]}"
+        full += sum(count == AMOUNT for count in served.values())
+        clock.advance("61s")
+    return full
+
+
+async def test_no_mix_of_spellings_gets_more_requests_to_a_route(directory: Path) -> None:
+    assert sum([await search(seed, directory, 8) for seed in range(10)]) > 12
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(1_000, 1_060))
+async def test_no_mix_of_spellings_gets_more_requests_to_a_route_in_many_trees(seed: int, directory: Path) -> None:
+    await search(seed, directory, 200)

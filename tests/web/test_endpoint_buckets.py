@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
-from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware
 from slidegate.stats import Statistics
@@ -32,16 +30,6 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "index.html").write_text("hi")
     (tmp_path / "a.js").write_text("hi")
     return tmp_path
-
-
-async def buckets(app: Any, path: str, method: str = "GET") -> dict[str, str]:
-    """Return the buckets that one request is charged in, with what each is called on the wire."""
-    scope = scope_of(path, method)
-    answer = await send_scope(app, scope)
-    assert answer.status < 400, (path, method, answer)
-    return {state.rule: state.name for state in scope["slidegate.ended"].decision.states} | {
-        bucket.rule: bucket.names[0] for bucket, _, _ in checks(scope)
-    }
 
 
 class Page(HTTPEndpoint):
@@ -62,35 +50,6 @@ class Page(HTTPEndpoint):
     @both
     async def delete(self, request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
-
-
-async def test_limits_on_the_methods_of_a_class_count_apart_and_head_counts_as_get() -> None:
-    app = Starlette(routes=[Route("/p/{n}", Page), Route("/q", Page)], middleware=[GATE])
-    found: dict[str, str] = {}
-    for path in ("/p/1", "/q"):
-        for method in ("GET", "POST", "PUT", "DELETE"):
-            found |= await buckets(app, path, method)
-    assert sorted(found.values()) == sorted(
-        f"{method} {path}" for path in ("/p/{n}", "/q") for method in ("GET", "POST", "PUT", "DELETE")
-    )
-    assert await buckets(app, "/q", "HEAD") == await buckets(app, "/q")
-
-
-async def test_a_limit_of_the_application_or_of_a_router_holds_its_frontend_in_the_same_bucket(files: Path) -> None:
-    app = FastAPI(middleware=[GATE], dependencies=[Depends(RateLimit("900/hour"))])
-    app.get("/api")(lambda: 1)
-    app.frontend("/", directory=files)
-    for letter in "ab":
-        router = APIRouter(prefix=f"/{letter}", dependencies=[Depends(RateLimit("900/hour"))])
-        router.get("/api")(lambda: 1)
-        router.frontend("/app", directory=files)
-        app.include_router(router)
-    found = {path: await buckets(app, path) for path in ("/api", "/a.js", "/a/api", "/a/app/a.js", "/b/api", "/b/app/")}
-    assert found["/api"] == found["/a.js"]
-    assert found["/a/api"] == found["/a/app/a.js"]
-    assert found["/b/api"] == found["/b/app/"]
-    assert sorted(found["/a/api"].values()) == ["/*", "/a/*"]
-    assert sorted(found["/b/api"].values()) == ["/*", "/b/*"]
 
 
 async def test_files_of_a_frontend_are_unrouted_in_the_stats_admitted_or_refused(files: Path) -> None:

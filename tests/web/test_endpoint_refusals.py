@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import wraps
@@ -16,14 +15,14 @@ from typing import Any
 import anyio
 import fastapi
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from fastapi import Depends, FastAPI, WebSocket
 from fastapi.exception_handlers import http_exception_handler
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
+from starlette.endpoints import WebSocketEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,8 +31,9 @@ from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimi
 from slidegate.stats import Statistics
 
 from ..asgi import Answer, call, scope_of, send_scope
+from . import limited
 
-GATE = Middleware(RateLimitMiddleware, rules=[])
+MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 LIMITS = "1/hour"
 PROBLEM, THEIRS, DETAIL, SWALLOWED = "problem details", "the user's answer", "FastAPI's answer", "swallowed"
 
@@ -81,15 +81,13 @@ class Site:
     def __init__(self, handlers: dict[Any, Any], sync: bool = False) -> None:
         self.limit = RateLimit(LIMITS)
         self.depends = [Depends(self.limit)]
-        self.options: dict[str, Any] = {"exception_handlers": handlers, "middleware": [GATE]}
+        self.options: dict[str, Any] = {"exception_handlers": handlers, "middleware": [MIDDLEWARE]}
         self.handlers = handlers
         self.ran: list[int] = []
-        self.sync = sync
         self.page: Any = self.page_sync if sync else self.page_async
 
     async def page_async(self, request: Request) -> Response:
-        self.ran.append(1)
-        return PlainTextResponse("page")
+        return self.page_sync(request)
 
     def page_sync(self, request: Request) -> Response:
         self.ran.append(1)
@@ -98,82 +96,38 @@ class Site:
     async def check(self, request: HTTPConnection) -> None:
         await self.limit.check(request)
 
-    def starlette(self, endpoint: Any) -> ASGIApp:
-        return Starlette(routes=[Route("/", endpoint)], **self.options)
-
     def fastapi(self, endpoint: Any, **options: Any) -> FastAPI:
         app = FastAPI(**self.options)
         app.get("/", **options)(endpoint)
         return app
 
 
-def dependency(site: Site) -> ASGIApp:
-    return site.fastapi(site.page, dependencies=site.depends)
+def at(form: Any) -> Callable[[Site], ASGIApp]:
+    """Return one of the forms of a limit as a place."""
+
+    def made(site: Site) -> ASGIApp:
+        return form(site.limit, site.page, **site.options)  # type: ignore[no-any-return]
+
+    made.__name__ = form.__name__
+    return made
 
 
-def dependency_of_a_router(site: Site) -> ASGIApp:
-    app, router = FastAPI(**site.options), APIRouter(dependencies=site.depends)
-    router.get("/")(site.page)
-    app.include_router(router)
-    return app
-
-
-def dependency_of_an_inclusion(site: Site) -> ASGIApp:
-    app, router = FastAPI(**site.options), APIRouter()
-    router.get("/")(site.page)
-    app.include_router(router, dependencies=site.depends)
-    return app
-
-
-def dependency_of_the_application(site: Site) -> ASGIApp:
-    app = FastAPI(dependencies=site.depends, **site.options)
-    app.get("/")(site.page)
-    return app
-
-
-def decorator(site: Site) -> ASGIApp:
-    return site.fastapi(site.limit(site.page))
-
-
-def decorator_in_starlette(site: Site) -> ASGIApp:
-    return site.starlette(site.limit(site.page))
-
-
-def page_class(site: Site, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
-    class Page(HTTPEndpoint):
-        @decorate
-        async def get(self, request: Request) -> Response:
-            return await site.page_async(request)
-
-    class SyncPage(HTTPEndpoint):
-        @decorate
-        def get(self, request: Request) -> Response:
-            return site.page_sync(request)
-
-    return SyncPage if site.sync else Page
-
-
-def endpoint_class(site: Site) -> ASGIApp:
-    return site.starlette(site.limit(page_class(site, lambda method: method)))
-
-
-def method_of_an_endpoint_class(site: Site) -> ASGIApp:
-    return site.starlette(page_class(site, site.limit))
+dependency = at(limited.dependency)
 
 
 def check_in_the_endpoint(site: Site) -> ASGIApp:
     async def page(request: Request) -> Response:
         await site.check(request)
-        return await site.page_async(request)
+        return site.page_sync(request)
 
-    return site.starlette(page)
+    return Starlette(routes=[Route("/", page)], **site.options)
 
 
 def plain(site: Site, checking: Callable[[HTTPConnection], Any] | None = None) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         await (checking or site.check)(request)
-        await (await site.page_async(request))(scope, receive, send)
+        await site.page_sync(request)(scope, receive, send)
 
     return app
 
@@ -182,9 +136,9 @@ def mounted_plain_asgi(site: Site) -> ASGIApp:
     return Starlette(routes=[Mount("/", plain(site))], **site.options)
 
 
-def gate_at_the_route(site: Site) -> ASGIApp:
+def middleware_at_the_route(site: Site) -> ASGIApp:
     return Starlette(
-        routes=[Route("/", site.limit(site.page), middleware=[GATE])],
+        routes=[Route("/", site.limit(site.page), middleware=[MIDDLEWARE])],
         exception_handlers=site.handlers,
     )
 
@@ -195,13 +149,8 @@ async def passing(request: Request, call_next: Any) -> Response:
 
 
 def below_a_middleware_with_a_task_group(site: Site) -> ASGIApp:
-    site.options["middleware"] = [GATE, Middleware(BaseHTTPMiddleware, dispatch=passing)]
+    site.options["middleware"] = [MIDDLEWARE, Middleware(BaseHTTPMiddleware, dispatch=passing)]
     return dependency(site)
-
-
-def below_such_a_middleware_at_the_route(site: Site) -> ASGIApp:
-    route = Route("/", site.limit(site.page), middleware=[Middleware(BaseHTTPMiddleware, dispatch=passing)])
-    return Starlette(routes=[route], **site.options)
 
 
 def below_a_middleware_that_copies_the_scope(site: Site) -> ASGIApp:
@@ -211,14 +160,14 @@ def below_a_middleware_that_copies_the_scope(site: Site) -> ASGIApp:
 
         return copied
 
-    site.options["middleware"] = [GATE, Middleware(copying)]
+    site.options["middleware"] = [MIDDLEWARE, Middleware(copying)]
     return dependency(site)
 
 
 def mounted_application(site: Site) -> ASGIApp:
     inner = FastAPI(exception_handlers=site.handlers)
     inner.get("/", dependencies=site.depends)(site.page)
-    return Starlette(routes=[Mount("/", inner)], middleware=[GATE])
+    return Starlette(routes=[Mount("/", inner)], middleware=[MIDDLEWARE])
 
 
 def task_group_in_a_dependency(site: Site) -> ASGIApp:
@@ -226,17 +175,6 @@ def task_group_in_a_dependency(site: Site) -> ASGIApp:
         await in_a_task_group(site, request)
 
     return site.fastapi(site.page, dependencies=[Depends(needed)])
-
-
-def task_group_around_a_decorated_endpoint(site: Site) -> ASGIApp:
-    limited = site.limit(site.page)
-
-    async def page(request: Request) -> Response:
-        async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(limited(request))
-        return await answer
-
-    return site.starlette(page)
 
 
 def task_groups_in_plain_asgi(site: Site) -> ASGIApp:
@@ -254,22 +192,13 @@ async def in_a_task_group(site: Site, request: HTTPConnection) -> None:
 
 
 ORDINARY = [
-    dependency,
-    dependency_of_a_router,
-    dependency_of_an_inclusion,
-    dependency_of_the_application,
-    decorator,
-    decorator_in_starlette,
-    endpoint_class,
-    method_of_an_endpoint_class,
+    *map(at, limited.EACH),
     check_in_the_endpoint,
     mounted_plain_asgi,
-    gate_at_the_route,
+    middleware_at_the_route,
     below_a_middleware_with_a_task_group,
-    below_such_a_middleware_at_the_route,
     below_a_middleware_that_copies_the_scope,
     task_group_in_a_dependency,
-    task_group_around_a_decorated_endpoint,
     task_groups_in_plain_asgi,
 ]
 """Where the handlers of the application answer."""
@@ -283,15 +212,6 @@ def handlers_of_the_outer_application(site: Site) -> ASGIApp:
     return FastAPI(routes=[Mount("/", inner)], **site.options)
 
 
-def check_in_a_middleware(site: Site) -> ASGIApp:
-    async def checking(request: Request, call_next: Any) -> Response:
-        await site.check(request)
-        return await passing(request, call_next)
-
-    site.options["middleware"] = [GATE, Middleware(BaseHTTPMiddleware, dispatch=checking)]
-    return site.fastapi(site.page)
-
-
 def bare_router(site: Site) -> ASGIApp:
     return RateLimitMiddleware(Router([Route("/", site.limit(site.page))]), rules=[])
 
@@ -300,7 +220,7 @@ def no_framework(site: Site) -> ASGIApp:
     return RateLimitMiddleware(plain(site), rules=[])
 
 
-UNASKED = [handlers_of_the_outer_application, check_in_a_middleware, bare_router, no_framework]
+UNASKED = [handlers_of_the_outer_application, bare_router, no_framework]
 """Where Starlette asks no handler of the application for any `HTTPException`, so none is asked for a refusal."""
 
 
@@ -394,17 +314,7 @@ async def test_the_exception_says_all_that_a_handler_may_want() -> None:
     assert json.loads(answer.body)["mine"] == "No more than 1 per 1h; Retry-After says when to try again."
 
 
-async def test_an_application_keeps_its_table_and_others_theirs() -> None:
-    sites = [Site({}), Site({RateLimitExceeded: theirs})]
-    given = [dict(site.handlers) for site in sites]
-    apps = [dependency(site) for site in sites]
-    for _ in range(3):
-        answers = [(await ask(app))[0] for app in apps]
-    assert [kind_of(answer) for answer in answers] == [PROBLEM, THEIRS]
-    assert [site.handlers for site in sites] == given
-
-
-# -- what users do with the exception on its way -------------------------------------------------------------------
+# -- what users do with the exception on its way -----------------------------------------------------------------------
 
 
 def swallowing(site: Site, sync: bool, after: type[Exception] | None) -> Any:
@@ -494,7 +404,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
         assert (kind_of(answer), type(error)) == (PROBLEM, kind)
 
 
-# -- the rest of a refusal -----------------------------------------------------------------------------------------
+# -- the rest of a refusal ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
@@ -512,24 +422,6 @@ async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status
     assert await limiter.banned("203.0.113.9") is not None
     total = statistics.stats().total
     assert (total.passed, total.refused) == (1, 2)
-
-
-async def test_a_refusal_is_nothing_that_a_log_warns_of(caplog: Any) -> None:
-    for where in (dependency, task_groups_in_plain_asgi, no_framework):
-        await refused(where, Site({}))
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-async def test_on_refused_answers_where_no_handler_does() -> None:
-    def refuse(request: HTTPConnection, decision: Any) -> Response:
-        return PlainTextResponse(THEIRS, 418)
-
-    for where in (dependency, mounted_application, task_groups_in_plain_asgi):
-        site = Site({})
-        site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], on_refused=refuse)]
-        if where is not mounted_application:
-            answer, error = await refused(where, site)
-            assert (kind_of(answer), error) == (THEIRS, None)
 
 
 async def test_a_limit_that_refuses_after_the_answer_has_begun_is_the_applications_failure() -> None:
@@ -554,21 +446,13 @@ async def test_a_cancelled_request_is_not_answered() -> None:
             await site.check(request)
         raise asyncio.CancelledError
 
-    app = site.starlette(page)
+    app = Starlette(routes=[Route("/", page)], **site.options)
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             await call(app)
 
 
-async def test_a_client_that_has_left_is_no_refusal() -> None:
-    async def page(request: Request) -> Response:
-        raise ClientDisconnect
-
-    with pytest.raises(ClientDisconnect):
-        await call(Site({}).starlette(page))
-
-
-# -- websockets ----------------------------------------------------------------------------------------------------
+# -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def talk(websocket: WebSocket) -> None:
@@ -582,23 +466,8 @@ def socket_dependency(site: Site) -> ASGIApp:
     return app
 
 
-def socket_decorator(site: Site) -> ASGIApp:
-    app = FastAPI(**site.options)
-    app.websocket("/")(site.limit(talk))
-    return app
-
-
 def socket_decorator_in_starlette(site: Site) -> ASGIApp:
     return Starlette(routes=[WebSocketRoute("/", site.limit(talk))], **site.options)
-
-
-def socket_task_group(site: Site) -> ASGIApp:
-    async def needed(connection: HTTPConnection) -> None:
-        await in_a_task_group(site, connection)
-
-    app = FastAPI(**site.options)
-    app.websocket("/", dependencies=[Depends(needed)])(talk)
-    return app
 
 
 def socket_class(site: Site) -> ASGIApp:
@@ -609,7 +478,7 @@ def socket_class(site: Site) -> ASGIApp:
     return Starlette(routes=[WebSocketRoute("/", site.limit(Talk))], **site.options)
 
 
-SOCKETS = [socket_dependency, socket_decorator, socket_decorator_in_starlette, socket_task_group, socket_class]
+SOCKETS = [socket_dependency, socket_decorator_in_starlette, socket_class]
 
 
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "429"])

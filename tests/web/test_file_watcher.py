@@ -13,8 +13,6 @@ from slidegate import ConfigurationError, Networks, RateLimitMiddleware
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
 
-HERE = Path(__file__)
-
 
 def pipe(path: Path) -> None:
     os.mkfifo(path)
@@ -88,13 +86,6 @@ def test_whatever_a_name_leads_to_is_an_error_at_once(
 def test_a_name_with_a_nul_is_an_error_like_any_other(read: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="null"):
         read(tmp_path / "a\0b")
-
-
-def test_a_few_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("192.0.2.0/24\n")
-    (tmp_path / "link").symlink_to("real")
-    (tmp_path / "further").symlink_to("link")
-    assert Networks.from_file(tmp_path / "further") == Networks(["192.0.2.0/24"])
 
 
 def test_the_size_is_bounded_to_the_byte(tmp_path: Path) -> None:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
+from fastapi import Depends, FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
-    MemoryStore,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
@@ -35,9 +40,8 @@ from slidegate import (
 )
 from slidegate.core import InvalidKey
 from slidegate.limiter.keys import KeyOf
-from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
@@ -71,23 +75,6 @@ async def test_a_peer_name_of_any_length_and_script_is_a_short_key_of_its_own() 
     found = await keys(Rule("*", "9/hour"), *(scope_of(client=(peer, 1)) for peer in peers))
     assert len(set(found)) == len(peers)
     assert max(len(key.encode()) for key in found) <= 64
-
-
-async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() -> None:
-    rule = Rule("*", "9/hour", key=header("X-API-Key"))
-    first, again, other, huge = await keys(
-        rule, *(scope_of(headers={"x-api-key": value}) for value in ("secret", "secret", "other", "k" * 65_536))
-    )
-    assert first == again != other
-    assert "secret" not in first
-    assert first.startswith("header:x-api-key#")
-    assert max(map(len, (first, other, huge))) <= 64
-
-
-async def test_the_name_of_a_header_has_no_case() -> None:
-    limiter = Limiter()
-    made = [header(name) for name in ("X-API-Key", "x-api-key", "X-Api-Key")]
-    assert len({limiter.key_for(key.of("k123")) for key in made}) == len({key.identity for key in made}) == 1
 
 
 async def test_a_missing_or_empty_header_is_no_way_past_the_middleware() -> None:
@@ -138,16 +125,6 @@ async def test_functions_get_a_request_without_a_body_and_are_told_the_way() -> 
     assert "RateLimit(key=" in seen[1]
 
 
-async def test_more_clients_than_are_remembered_are_still_told_apart() -> None:
-    rules = [Rule("*", "1/hour", key=header("X-K")), Rule("*", "1/hour")]
-    app = RateLimitMiddleware(hello, rules=rules)
-    clients = [f"10.0.{number // 250}.{number % 250}" for number in range(5_000)]
-    for client in clients:
-        assert (await call(app, client=(client, 1), headers={"X-K": client})).status == 200
-    assert (await call(app, client=("192.0.2.1", 1), headers={"X-K": clients[0]})).status == 429
-    assert (await call(app, client=(clients[0], 1), headers={"X-K": "another"})).status == 429
-
-
 # -- cookies, queries, paths, users ------------------------------------------------------------------------------------
 
 
@@ -168,59 +145,6 @@ async def test_a_query_parameter_is_the_one_that_the_application_sees() -> None:
     assert first == doubled
     assert first.startswith("query:token#")
     assert missing == [PEER] * 3
-
-
-async def test_a_path_parameter_is_found_by_the_rules_own_pattern() -> None:
-    rule = Rule("/tenants/{tenant}/{rest:path}", "9/hour", key=path_param("tenant"))
-    first, same, other = await keys(
-        rule, scope_of("/tenants/a/x"), scope_of("/tenants/a/y/z"), scope_of("/tenants/b/x")
-    )
-    assert first == same != other
-
-
-@pytest.mark.parametrize(
-    ("path", "spellings"),
-    [
-        ("/otp/{uid:int}", ["/otp/1", "/otp/01", "/otp/001"]),
-        ("/o/{uid:uuid}", ["/o/0f0f0f0f-0000-0000-0000-0000000000aa", "/o/0F0F0F0F-0000-0000-0000-0000000000AA"]),
-    ],
-)
-async def test_a_path_parameter_counts_the_value_and_not_its_spelling(path: str, spellings: list[str]) -> None:
-    rule = Rule(path, "9/hour", key=path_param("uid"))
-    found = await keys(rule, *map(scope_of, spellings))
-    assert len(set(found)) == 1
-    assert found[0].startswith("path:uid#")
-
-
-async def test_a_path_parameter_that_its_convertor_refuses_counts_as_it_is_written() -> None:
-    rule = Rule("/o/{uid:int}", "9/hour", key=path_param("uid"))
-    (found,) = await keys(rule, scope_of("/o/" + "9" * 5_000))
-    assert found.startswith("path:uid#")
-
-
-async def test_a_bare_client_ip_in_a_key_is_the_client_that_the_middleware_finds() -> None:
-    for key, ends in (
-        (combine(client_ip(), header("X-Tenant")), None),
-        (client_ip(), "203.0.113.1"),
-        (client_ip(ipv4_prefix=24), "203.0.113.0/24"),
-        (header("X-None", fallback=client_ip()), "203.0.113.1"),
-    ):
-        app = RateLimitMiddleware(hello, client=client_ip(trusted=["10.0.0.0/8"]), rules=[Rule("*", "9/hour", key=key)])
-        found = []
-        for number in (1, 2):
-            headers = {"X-Forwarded-For": f"203.0.113.{number}", "X-Tenant": "t"}
-            scope = scope_of(client=("10.0.0.1", 1), headers=headers)
-            await send_scope(app, scope)
-            found.append(scope["slidegate.ended"].decision.states[0].key)
-        assert (found[0] == found[1]) is (ends == "203.0.113.0/24")
-        assert ends in (None, found[0])
-
-
-@pytest.mark.parametrize("path", ["*", "/tenants/{tenand}", "/fixed"])
-def test_a_path_parameter_that_the_path_does_not_have_is_an_error(path: str) -> None:
-    for key in (path_param("tenant"), combine(client_ip(), path_param("tenant"))):
-        with pytest.raises(ConfigurationError, match=r"has no parameter 'tenant'"):
-            Rule(path, "9/hour", key=key)
 
 
 class Person(BaseUser):
@@ -275,6 +199,48 @@ async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.
     assert "cannot be named" in caplog.text
 
 
+async def current_user(connection: HTTPConnection) -> str:
+    name = connection.headers.get("x-user", "")
+    connection.state.user = name
+    return name
+
+
+@pytest.mark.parametrize("at", ["route", "application", "decorator"])
+async def test_a_limit_by_user_counts_the_user_whom_a_dependency_has_found(at: str) -> None:
+    limit = RateLimit("2/hour", key=user)
+    before = [Depends(current_user), Depends(limit)]
+    app = FastAPI(dependencies=before if at == "application" else None)
+
+    async def get(name: Annotated[str, Depends(current_user)]) -> str:
+        return name
+
+    app.get("/", dependencies=before if at == "route" else None)(limit(get) if at == "decorator" else get)
+    middleware = RateLimitMiddleware(app)
+    for name, statuses_of_three in (("ann", [200, 200, 429]), ("bob", [200, 200, 429])):
+        addresses = ("192.0.2.1", "198.51.100.2", "192.0.2.1")
+        asked = [await call(middleware, headers={"x-user": name}, client=(address, 1)) for address in addresses]
+        assert [answer.status for answer in asked] == statuses_of_three
+    assert await statuses(middleware, 3) == [200, 200, 429], "nobody is counted by address"
+    assert await statuses(middleware, 1, client=("198.51.100.77", 1)) == [200]
+    assert middleware.findings == []
+
+
+class Header(AuthenticationBackend):
+    async def authenticate(self, conn: HTTPConnection) -> Any:
+        return AuthCredentials(), SimpleUser(conn.headers["x-user"])
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_where_authentication_stands_decides_whether_its_user_is_known(outside: bool) -> None:
+    layers = [
+        Middleware(AuthenticationMiddleware, backend=Header()),
+        Middleware(RateLimitMiddleware, rules=[Rule("*", "2/hour", key=user)]),
+    ]
+    app = Starlette(routes=[Route("/", page)], middleware=layers if outside else layers[::-1])
+    found = [(await call(app, headers={"x-user": name})).status for name in ("ann", "ann", "bob")]
+    assert found == ([200, 200, 200] if outside else [200, 200, 429])
+
+
 @given(
     first=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
     more=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
@@ -294,25 +260,7 @@ def test_different_combinations_never_meet_whatever_their_bytes(first: list[byte
     assert (found[0] == found[1]) is (first == more)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        *((lambda prefix=prefix: client_ip(ipv6_prefix=prefix), "ipv6_prefix") for prefix in (0, 31, 129, "64", True)),
-        *((lambda name=name: header(name), "header") for name in ("", "X:Key", "X-Kéy", "a\r\n", None, 5, "(x)")),
-        *((lambda name=name: cookie(name), "cookie") for name in ("", "a b", 5)),
-        *((lambda name=name: query(name), "query") for name in ("", None)),
-        (lambda: path_param(""), "path_param"),
-        (lambda: cookie("a", fallback="ip"), "fallback"),
-        (lambda: header("X", fallback=lambda request: "k"), "fallback"),
-        *((lambda keys=keys: combine(*keys), "combine") for keys in ((), (everyone,), (everyone, lambda request: "k"))),
-    ],
-)
-def test_keys_that_cannot_work_are_refused_at_construction(make: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        make()
-
-
-# -- the key of a value, without a request -------------------------------------------------------------------------
+# -- the key of a value, without a request -----------------------------------------------------------------------------
 
 
 OF_HEADER = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"), min_size=1).filter(
@@ -370,50 +318,6 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
 
 
-def _middleware(limiter: Limiter, key: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
-
-
-async def _send(app: RateLimitMiddleware, value: str) -> Any:
-    scope = {**scope_of(), "headers": [(b"x-api-key", value.encode())]}
-    await send_scope(app, scope)
-    return scope["slidegate.ended"].decision
-
-
-async def test_a_customer_is_looked_at_charged_and_reset() -> None:
-    limiter, key = Limiter(MemoryStore(clock=FakeClock())), header("X-API-Key")
-    made, app = key.of("k123"), _middleware(limiter, key)
-    for _ in range(3):
-        await _send(app, "k123")
-    (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]
-    assert (shown.rule, shown.name, shown.used, shown.remaining) == ("api", "api", 3, 2)
-    assert (await limiter.peek(made, "5/minute", rule="api")).remaining == 1
-    assert (await limiter.hit(made, "5/minute", rule="api")).remaining == 1
-    await limiter.charge(made, "5/minute", 9, rule="api")
-    assert not await _send(app, "k123")
-    assert await limiter.reset(made) is True
-    assert (await _send(app, "k123")).remaining == 4
-    assert "k123" not in repr(made) + repr(await limiter.inspect(made))
-
-
-async def test_a_sync_limiter_takes_them_as_well() -> None:
-    def work() -> None:
-        with Limiter(MemoryStore(clock=FakeClock())).sync as limiter:
-            made = header("X-API-Key").of("k123")
-            assert limiter.charge(made, "5/minute", 2).remaining == 3
-            assert limiter.hit(made, "5/minute").remaining == 2
-            assert [view.used for view in limiter.inspect(made).windows] == [3]
-            assert limiter.reset(made) is True
-            limiter.charge(made, "5/minute", 3)
-            assert limiter.reset_all() is True
-            assert limiter.peek(made, "5/minute").remaining == 4
-            assert limiter.ban(made, "1h").key.startswith("header:x-api-key#")
-            assert limiter.banned(made) is not None
-            assert limiter.unban(made) is True
-
-    await asyncio.to_thread(work)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -438,47 +342,6 @@ def test_a_value_that_no_request_can_have_is_refused_with_what_was_expected(make
     assert caught.value.expected
     assert caught.value.expected in str(caught.value)
     assert isinstance(caught.value, ConfigurationError)
-
-
-@pytest.mark.parametrize("key", ["", "999.1.1.1", "1.2.3.4/33", "0.0.0.0/0", "10.0.0.0/4", 42, None])
-async def test_text_that_cannot_be_banned_says_what_was_expected(key: Any) -> None:
-    limiter = Limiter()
-    with pytest.raises(InvalidKey) as caught:
-        await limiter.ban(key, "1h")
-    assert "for example" in caught.value.expected
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (str(again), again.expected) == (str(caught.value), caught.value.expected)
-
-
-@pytest.mark.parametrize("key", ["", None, 42])
-async def test_a_key_is_text_that_is_not_empty(key: Any) -> None:
-    limiter = Limiter()
-    for command in (limiter.reset(key), limiter.inspect(key), limiter.peek(key, "5/minute")):
-        with pytest.raises(InvalidKey, match="user:42"):
-            await command
-
-
-@settings(deadline=None, max_examples=60)
-@given(HALVES)
-def test_a_key_with_half_of_a_character_is_banned_as_it_is_counted_and_no_store_meets_it(text: str) -> None:
-    async def check() -> None:
-        limiter = Limiter()
-        ban = await limiter.ban(text, "1h")
-        assert ban.key == limiter.key_for(text)
-        assert ban.key.isascii()
-        assert (await limiter.hit(text, "5/minute")).ban == ban
-        assert await limiter.unban(text)
-        row = {"ban": text, "reason": "", "by": "", "level": 0, "made_us": 1, "ends_us": None, "since_us": 1}
-        head = {"slidegate": "bans", "version": 3, "written_us": 1}
-        with pytest.raises(ConfigurationError, match="row 2"):
-            await limiter.import_bans([json.dumps(head), json.dumps(row)])
-        with pytest.raises(ConfigurationError, match="rule"):
-            await limiter.hit("ann", "5/minute", rule=text)
-
-    asyncio.run(check())
-    for make in (query, path_param, cookie, header, lambda name: Rule("*", "5/minute", name=name)):
-        with pytest.raises(ConfigurationError, match=r"expected|not allowed"):
-            make(text)
 
 
 @settings(deadline=None, max_examples=60)
@@ -512,6 +375,17 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
+
+
+async def test_a_header_is_digested_and_short_and_the_same_for_the_same_value() -> None:
+    rule = Rule("*", "9/hour", key=header("X-API-Key"))
+    first, again, other, huge = await keys(
+        rule, *(scope_of(headers={"x-api-key": value}) for value in ("secret", "secret", "other", "k" * 65_536))
+    )
+    assert first == again != other
+    assert "secret" not in first
+    assert first.startswith("header:x-api-key#")
+    assert max(map(len, (first, other, huge))) <= 64
 
 
 def test_an_error_does_not_repeat_a_value_that_may_be_secret() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import logging
-import pickle
 import random
 import sys
 import threading
@@ -72,7 +69,7 @@ def rejection(desk: Desk, name: str, path: Path) -> str:
     return event.message
 
 
-# -- everybody -------------------------------------------------------------------------------------------------------
+# -- everybody ---------------------------------------------------------------------------------------------------------
 
 
 def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> None:
@@ -110,7 +107,7 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> N
     assert rejection(desk, "b", second).startswith("list 'b' stays as it is: files: covers half of all")
 
 
-# -- which list ------------------------------------------------------------------------------------------------------
+# -- which list --------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
@@ -127,72 +124,7 @@ def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
     assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
 
 
-def test_a_file_is_called_as_it_is_told_and_a_set_without_files_has_no_name(desk: Desk) -> None:
-    path = desk.write("drop_v4.txt", "192.0.2.0/24\n")
-    assert found(desk.lists(path, name="spamhaus"), "192.0.2.7") == "spamhaus"
-    assert found(desk.lists(path), "192.0.2.7") == "drop_v4"
-    assert found(Networks(["192.0.2.0/24"]), "192.0.2.7") == ""
-
-
-@pytest.mark.parametrize(
-    "made",
-    [copy.copy, copy.deepcopy, lambda lists: pickle.loads(pickle.dumps(lists)), lambda lists: lists | Networks()],
-)
-def test_a_copy_and_a_union_hold_what_the_files_list_at_that_moment(desk: Desk, made: Any) -> None:
-    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"), desk.write("b.netset", "2001:db8::/32\n"))
-    kept = made(lists)
-    desk.write("a.netset", "198.51.100.0/24\n")
-    desk.pause(lists)
-    assert (type(kept), kept) == (Networks, Networks(["192.0.2.0/24", "2001:db8::/32"]))
-    assert lists == Networks(["198.51.100.0/24", "2001:db8::/32"])
-    assert ("198.51.100.7" in lists, "198.51.100.7" in kept) == (True, False)
-    assert lists.overlaps(4, 0, 2**32 - 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Networks.from_file(), 'from_file: expected the path of a file, for example "blocked.netset"'),
-        (lambda: Networks.from_file(5), 'path: expected a file, for example "drop.netset", not 5'),
-        (lambda: Networks.from_file(["a", "b"]), r"path: expected a file, .* not \['a', 'b'\]"),
-        (lambda: Networks.from_file("a/"), "path: expected a file"),
-        (lambda: Networks.from_file("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
-        (lambda: Networks.from_file("a", "b", name="c"), "name: 'c' names one file; several have the names of their"),
-        (lambda: Networks.from_file("a", strict="no"), "strict: expected True or False, not 'no'"),
-        (lambda: Networks.from_file("x/a.netset", "y/a.txt"), "files: two lists are called 'a'; give one of them "),
-        (lambda: Networks.from_file("no such.netset"), "cannot read no such.netset: No such file or directory"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", blocklist="a"), r"blocklist: expected Networks, .*from_file"),
-        (lambda: RateLimitMiddleware(hello, limits="1/s", allowlist=["a"]), "allowlist: expected Networks, for exampl"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_a_list_is_an_error_at_once(make: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make()
-
-
-def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_strictly(desk: Desk) -> None:
-    path = desk.write("a.netset", "192.0.2.0/24\n192.0.2.1/24\n")
-    with pytest.raises(ConfigurationError, match=r"a\.netset, line 2: network: '192\.0\.2\.1/24' has host bits set"):
-        desk.lists(path)
-    assert found(desk.lists(path, strict=False), "192.0.2.7") == "a"
-
-
-# -- following -------------------------------------------------------------------------------------------------------
-
-
-def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    path = desk.write("a.netset", "192.0.2.0/24\n")
-    lists = desk.lists(path)
-    desk.write("a.netset", "198.51.100.0/24\n203.0.113.0/24\n\n")
-    with caplog.at_level(logging.INFO, "slidegate"):
-        desk.pause(lists)
-        desk.pause(lists)
-    assert found(lists, "192.0.2.7") is None
-    assert found(lists, "203.0.113.7") == "a"
-    (event,) = desk.heard.events
-    assert (event.kind, event.message) == ("list_reloaded", "list 'a': 2 entries")
-    assert event.details == {"list": "a", "path": str(path), "count": 2}
-    assert [record.levelname for record in caplog.records] == ["INFO"]
+# -- following ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,18 +160,6 @@ def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     desk.pause(lists)
     assert desk.heard.kinds == ["list_rejected", "list_reloaded"]
     assert found(lists, "203.0.113.7") == "a"
-
-
-def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
-    desk.write("a.netset", "# nothing\n")
-    desk.pause(lists)
-    assert desk.heard.kinds == ["list_reloaded"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert found(lists, "192.0.2.7") is None
-    assert entries(lists) == {"a": 0}
 
 
 def test_what_no_one_foresaw_keeps_the_list_as_well(
@@ -288,7 +208,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: 
     assert found(lists, "198.51.100.7") == "a"
 
 
-# -- what may be taken ---------------------------------------------------------------------------------------------
+# -- what may be taken -------------------------------------------------------------------------------------------------
 
 
 def rows(count: int) -> str:
@@ -309,34 +229,6 @@ def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(desk: Desk
         desk.look(lists)
         assert entries(lists) == {"a": count}
     assert desk.heard.kinds == ["list_reloaded"] * 3
-
-
-def test_a_file_that_is_still_written_holds_up_no_other(desk: Desk) -> None:
-    lists = desk.lists(desk.write("a.netset", rows(5)), desk.write("b.netset", rows(3)))
-    desk.write("b.netset", rows(2))
-    for count in (6, 7, 8):
-        desk.write("a.netset", rows(count))
-        desk.look(lists)
-    assert entries(lists) == {"a": 5, "b": 2}
-
-
-def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = desk.lists(desk.write("a.netset", rows(5)))
-    reading = ListFile.read
-
-    def overtaken(file: ListFile) -> NetworkList:
-        monkeypatch.setattr(ListFile, "read", reading)
-        found = reading(file)
-        desk.write("a.netset", rows(9))
-        return found
-
-    monkeypatch.setattr(ListFile, "read", overtaken)
-    desk.write("a.netset", rows(7))
-    desk.pause(lists)
-    assert entries(lists) == {"a": 5}
-    desk.pause(lists)
-    assert entries(lists) == {"a": 9}
-    assert desk.heard.kinds == ["list_reloaded"]
 
 
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
@@ -396,7 +288,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     assert desk.heard.kinds == ["list_reloaded"] * 16
 
 
-# -- in a middleware -------------------------------------------------------------------------------------------------
+# -- in a middleware ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -424,51 +316,12 @@ def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Des
     assert sorted(heard.kinds) == ["list_rejected", "list_reloaded", "list_reloaded"]
 
 
-# -- in a configuration file -----------------------------------------------------------------------------------------
+# -- in a configuration file -------------------------------------------------------------------------------------------
 
 
 def configured(desk: Desk, text: str, **code: Any) -> RateLimitMiddleware:
     path = desk.write("slidegate.toml", 'limits = "9/hour"\n' + text)
     return RateLimitMiddleware.from_file(hello, path, clock=desk.seconds, **code)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'blocklist = "drop.netset"',
-        'blocklist = { path = "drop.netset" }',
-        'blocklist = [{ path = "other.netset" }, { path = "other.txt", name = "drop" }]',
-        '[[blocklist]]\npath = "loose.txt"\nstrict = false',
-        'blocklist = ["198.51.100.0/24"]',
-    ],
-)
-async def test_a_configuration_names_lists_in_each_of_its_ways(desk: Desk, text: str) -> None:
-    desk.write("other.txt", "198.51.100.0/24 5\n")
-    desk.write("loose.txt", "198.51.100.7/24\n")
-    desk.write("drop.netset", "198.51.100.0/24\n")
-    desk.write("other.netset", "192.0.2.0/24\n")
-    app = configured(desk, text)
-    assert await statuses(app, 1, client=("198.51.100.7", 1)) == [403]
-    assert await statuses(app, 1) == [200]
-
-
-async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk) -> None:
-    limiter = Limiter(MemoryStore(clock=desk.clock), observers=[desk.heard])
-    desk.write("a.netset", "198.51.100.0/24\n")
-    app = configured(desk, 'blocklist = [{ path = "a.netset" }]\n', limiter=limiter)
-
-    desk.write("a.netset", "203.0.113.0/24\n")
-    await desk.visit(app)
-    assert await statuses(app, 1) == [403]
-    desk.write("b.netset", "192.0.2.0/26\n")
-    desk.write("slidegate.toml", 'limits = "9/hour"\n[[blocklist]]\npath = "b.netset"\n')
-    await desk.visit(app)
-    assert await statuses(app, 1) == [200]
-    assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
-    desk.write("b.netset", "bad\n")
-    await desk.visit(app)
-    assert await statuses(app, 1, client=("192.0.2.7", 1)) == [403]
-    assert desk.heard.kinds == ["list_reloaded", "config_reloaded", "list_rejected"]
 
 
 async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(desk: Desk) -> None:
@@ -485,3 +338,22 @@ async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either
     await desk.visit(app)
     assert await statuses(app, 1) == [200]
     assert "config_reloaded" in desk.heard.kinds
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = desk.lists(desk.write("a.netset", rows(5)))
+    reading = ListFile.read
+
+    def overtaken(file: ListFile) -> NetworkList:
+        monkeypatch.setattr(ListFile, "read", reading)
+        found = reading(file)
+        desk.write("a.netset", rows(9))
+        return found
+
+    monkeypatch.setattr(ListFile, "read", overtaken)
+    desk.write("a.netset", rows(7))
+    desk.pause(lists)
+    assert entries(lists) == {"a": 5}
+    desk.pause(lists)
+    assert entries(lists) == {"a": 9}
+    assert desk.heard.kinds == ["list_reloaded"]

@@ -12,8 +12,6 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -24,7 +22,6 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    charge,
     everyone,
     header,
 )
@@ -231,22 +228,6 @@ async def test_limits_of_one_name_that_only_a_request_shows_to_differ_have_a_win
     assert answers[0].headers["ratelimit"] == '"plan";r=3;t=3600, "plan-2";r=5;t=3600'
 
 
-async def test_a_function_that_returns_the_limits_of_a_rule_of_its_name_is_charged_once_with_it() -> None:
-    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "3/hour", name="plan")(page))])
-    app = RateLimitMiddleware(inner, rules=[Rule("*", "3/hour", name="plan")])
-    assert await statuses(app, 4) == [200] * 3 + [429]
-
-
-async def test_a_named_limit_keeps_its_counts_where_another_middleware_has_another_amount() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    before, after = (
-        RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", f"{amount}/hour", name="all")])
-        for amount in (2, 3)
-    )
-    assert await statuses(before, 3) == [200, 200, 429]
-    assert await statuses(after, 2) == [200, 429]
-
-
 ONE, OTHER = RateLimit("5/minute", name="x"), RateLimit("6/minute", name="x", key=header("X-User"))
 SAME, SHADOW = RateLimit("5/minute", name="x", key=everyone), RateLimit("6/minute", name="x", shadow=True)
 
@@ -313,13 +294,3 @@ def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_o
 async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starlette) -> None:
     app.add_middleware(RateLimitMiddleware, rules=[])
     assert await statuses(app, 2, "/a") == [200, 200]
-
-
-async def test_later_charges_find_the_limit_of_their_name_that_counts_beside_another() -> None:
-    async def answer(request: Request) -> PlainTextResponse:
-        await charge(request, 3, rule="plan")
-        return PlainTextResponse("hi")
-
-    inner = Starlette(routes=[Route("/", RateLimit(lambda request: "8/hour", name="plan")(answer))])
-    app = RateLimitMiddleware(inner, rules=[Rule("*", "4/hour", name="plan")])
-    assert await statuses(app, 3) == [200, 200, 429]

@@ -63,28 +63,16 @@ def in_a_dependency() -> Any:
     return app
 
 
-def in_a_middleware_of_the_route() -> Any:
-    route = Route("/", RateLimit("1/minute")(page), middleware=[Middleware(Soft)])
-    return Starlette(routes=[route])
-
-
 def in_a_middleware_before_another_of_ours() -> Any:
     inner = [Middleware(Soft), Middleware(RateLimitMiddleware, limits="1/minute")]
     return Starlette(routes=[Route("/", page)], middleware=inner)
-
-
-def in_a_middleware_of_the_route_before_another_of_ours() -> Any:
-    inner = [Middleware(Soft), Middleware(RateLimitMiddleware, limits="1/minute")]
-    return Starlette(routes=[Route("/", page, middleware=inner)])
 
 
 CAUGHT = [
     in_a_handler,
     in_the_endpoint,
     in_a_dependency,
-    in_a_middleware_of_the_route,
     in_a_middleware_before_another_of_ours,
-    in_a_middleware_of_the_route_before_another_of_ours,
 ]
 
 

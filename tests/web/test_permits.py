@@ -1,21 +1,26 @@
-"""Never more requests are under way than there are places, whatever becomes of them, and all places come back."""
+"""Never more requests are under way than a limit allows, whatever becomes of them, and every permit comes back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from starlette.background import BackgroundTask
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
 from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello
+from ..asgi import PEER, Answer, call, hello, scope_of
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
@@ -152,6 +157,158 @@ async def hello_after_a_turn(scope: Any, receive: Any, send: Any) -> None:
     """Answer after others had their turn."""
     await anyio.lowlevel.checkpoint()
     await hello(scope, receive, send)
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+class Workshop:
+    """An application whose requests go on until they are told how to end, and the middleware before it."""
+
+    def __init__(self, concurrency: int, **options: Any) -> None:
+        self.store = MemoryStore(clock=FakeClock(10**9))
+        self.limiter = Limiter(self.store)
+        self.seen = 0
+        self.orders: asyncio.Queue[Callable[[Scope, Receive, Send], Any]] = asyncio.Queue()
+        rules = [Rule("*", concurrency=concurrency, name="work", **options)]
+        self.middleware = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, headers="both")
+
+    @property
+    def held(self) -> int:
+        return self.store.permits_held()
+
+    async def work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen += 1
+        await (await self.orders.get())(scope, receive, send)
+
+    async def begin(self) -> asyncio.Task[Answer]:
+        """Send a request that the application gets, and return its task."""
+        before = self.seen
+        task = asyncio.ensure_future(call(self.middleware))
+        while self.seen == before:
+            assert not task.done(), task.result().status
+            await asyncio.sleep(0)
+        return task
+
+    def finish(self, how: Callable[[Scope, Receive, Send], Any] = hello) -> None:
+        self.orders.put_nowait(how)
+
+
+async def answered(task: asyncio.Task[Answer]) -> int:
+    async with asyncio.timeout(20):
+        return (await task).status
+
+
+async def test_a_refusal_says_what_is_known_and_no_more() -> None:
+    shop = Workshop(1)
+    await shop.begin()
+    refused = await call(shop.middleware)
+    assert refused.status == 429
+    assert "retry-after" not in refused.headers
+    assert refused.headers["ratelimit-policy"] == '"work";q=1;qu="concurrent-requests"'
+    assert refused.headers["ratelimit"] == '"work";r=0'
+    assert (refused.headers["x-ratelimit-limit"], refused.headers["x-ratelimit-remaining"]) == ("1", "0")
+    assert "x-ratelimit-reset" not in refused.headers
+    problem = json.loads(refused.body)
+    assert problem["violated-policies"] == ["work"]
+    assert problem["type"].endswith("#quota-exceeded")
+    assert problem["detail"] == "No more than 1 at a time; try again when an earlier request has ended."
+    shop.finish()
+
+
+async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
+    shop = Workshop(3, limits="100/minute")
+    await shop.begin()
+    last = await shop.begin()
+    for _ in range(2):
+        shop.finish()
+    answer = await last
+    assert answer.headers["ratelimit"] == '"work-concurrency";r=1, "work";r=98;t=61'
+    assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work-concurrency";q=3;qu="concurrent-requests"'
+
+
+async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() -> None:
+    shop = Workshop(1)
+    seen: list[int] = []
+
+    def sending(*messages: Message) -> Any:
+        async def send_all(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.clear()
+            for message in messages:
+                await send(message)
+                seen.append(shop.held)
+
+        return send_all
+
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    shop.finish(sending(start, {"type": "http.response.pathsend", "path": "/dev/null"}))
+    await call(shop.middleware)
+    assert seen == [1, 0]
+    body, trailers = {"type": "http.response.body", "body": b""}, {"type": "http.response.trailers", "headers": []}
+    shop.finish(sending({**start, "trailers": True}, body, {**trailers, "more_trailers": True}, trailers))
+    await call(shop.middleware)
+    assert seen == [1, 1, 1, 0]
+
+
+async def test_a_background_task_holds_no_permit() -> None:
+    shop = Workshop(1)
+    seen: list[int] = []
+    shop.finish(PlainTextResponse("hi", background=BackgroundTask(lambda: seen.append(shop.held))))
+    assert (await call(shop.middleware)).status == 200
+    assert seen == [0]
+
+
+async def test_a_server_that_cannot_send_the_last_byte_gets_the_permit_back() -> None:
+    shop = Workshop(1)
+
+    async def broken(message: Message) -> None:
+        raise OSError("the client has gone")
+
+    shop.finish()
+    with pytest.raises(OSError, match="gone"):
+        await shop.middleware(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
+    assert shop.held == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
+async def test_the_turn_of_a_client_that_has_left_goes_to_the_next(how: str) -> None:
+    shop = Workshop(1, wait="20s", wait_max=2)
+    first = await shop.begin()
+    leaves = asyncio.Event()
+
+    async def receive() -> Message:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def nowhere(message: Message) -> None:
+        raise AssertionError(message)
+
+    leaver = asyncio.ensure_future(shop.middleware(scope_of(), receive, nowhere))
+    await asyncio.sleep(0)
+    stayer = asyncio.ensure_future(call(shop.middleware))
+    await asyncio.sleep(0)
+    if how == "gone":
+        leaves.set()
+        await leaver
+    else:
+        leaver.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaver
+    for _ in range(2):
+        shop.finish()
+    assert [await answered(first), await answered(stayer)] == [200, 200]
+    assert (shop.held, shop.seen) == (0, 2)
+
+
+async def test_whoever_waits_is_asked_about_bans_again() -> None:
+    shop = Workshop(1, wait="20s", key=everyone)
+    first = await shop.begin()
+    waiting = asyncio.ensure_future(call(shop.middleware, client=("203.0.113.66", 1)))
+    await asyncio.sleep(0)
+    await shop.limiter.ban("203.0.113.66", "1h")
+    shop.finish()
+    assert [await answered(first), await answered(waiting)] == [200, 403]
+    assert shop.held == 0
 
 
 async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, settle
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, settle
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope
@@ -103,19 +103,6 @@ async def test_the_second_use_gives_its_permit_back(way: str, name: str | None) 
     assert [(await call(app)).status for _ in range(3)] == [200] * 3
 
 
-async def test_the_second_use_gives_its_permit_back_where_it_fails_too() -> None:
-    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        raise Broken
-
-    shared = limiter()
-    app = retrying(broken, Rule("*", concurrency=1, name="it"), limiter=shared)
-    for _ in range(2):
-        with pytest.raises(Broken):
-            await call(app)
-    served = RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1, name="it")], limiter=shared)
-    assert (await call(served)).status == 200
-
-
 @NAMED
 async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -> None:
     heard = RecordingObserver()
@@ -125,47 +112,6 @@ async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -
     assert heard.kinds == ["refused"]
     assert heard.events[0].details["status"] == 429
     assert ";r=0;" in answer.headers["ratelimit"]
-
-
-async def test_what_refuses_first_says_nothing_of_what_serves_then() -> None:
-    heard = RecordingObserver()
-    shared = limiter(heard)
-    first = RateLimitMiddleware(hello, limits="1/hour", limiter=shared)
-    second = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="second")], limiter=shared)
-    app = Fallback(first, second)
-    assert (await call(app)).status == 200
-    answer = await call(app)
-    assert answer.status == 200
-    assert answer.headers["ratelimit-policy"] == '"second";q=9;w=60'
-    assert answer.headers["ratelimit"].startswith('"second";r=8;')
-    assert heard.kinds == ["refused"]
-
-
-async def test_a_limit_at_an_endpoint_counts_the_second_use_as_a_request_of_its_own() -> None:
-    served = []
-
-    @RateLimit("3/minute")
-    async def often(request: Request) -> PlainTextResponse:
-        served.append(request)
-        return PlainTextResponse("page", 503 if len(served) == 1 else 200)
-
-    app = retrying(Starlette(routes=[Route("/", often)]), limiter=limiter())
-    answer = await call(app)
-    assert answer.status == 200
-    assert ";r=1;" in answer.headers["ratelimit"]
-
-
-async def test_a_handshake_that_is_tried_again_is_two_requests() -> None:
-    async def accept(scope: Scope, receive: Receive, send: Send) -> None:
-        if tried:
-            await send({"type": "websocket.accept", "headers": []})
-        tried.append(True)
-
-    tried: list[bool] = []
-    app = retrying(accept, Rule("*", "9/minute", name="it"), limiter=limiter())
-    answer = await send_scope(app, scope_of(type="websocket", subprotocols=[]))
-    fields = dict(answer.messages[0]["headers"])
-    assert fields[b"ratelimit"].startswith(b'"it";r=7;')
 
 
 async def settled_later(begin: Callable[[Request], Request]) -> tuple[Answer, Answer]:

@@ -148,27 +148,6 @@ async def test_the_functions_of_the_application_are_told_the_same() -> None:
     assert seen[1:] == [("limited", 3600, 3_600_000_000)]
 
 
-async def test_of_several_bans_the_one_that_ends_last_counts_and_a_shadow_says_nothing() -> None:
-    policies = [
-        BanPolicy("1/10m", "1h", name="long"),
-        BanPolicy("1/10m", "5m", name="key", key=header("X-API-Key")),
-        BanPolicy("1/10m", "7d", name="trial", shadow=True),
-    ]
-    for order in (policies, policies[::-1]):
-        site = Site("1/10s", order, "rule")
-        await site.ask()
-        assert (await site.ask()).headers["retry-after"] == "3600"
-
-
-async def test_a_request_that_can_never_pass_is_not_told_to_come_back() -> None:
-    site = Site("5/10s", [], "rule")
-    limiter = Limiter(MemoryStore(clock=site.clock))
-    rules = [Rule("*", "5/10s", cost=lambda request: 6)]
-    app = RateLimitMiddleware(site.inside, limiter=limiter, rules=rules, bans=BanPolicy("1/10m", "1h"))
-    answer = await call(app)
-    assert (answer.status, "retry-after" in answer.headers) == (429, False)
-
-
 async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ban_ends() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     app: Any = None

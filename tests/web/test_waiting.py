@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
@@ -25,6 +26,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, call, hello, scope_of, statuses
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime
+from .limited import AT, limited, middleware_of
 
 
 @pytest.fixture
@@ -36,32 +38,6 @@ def middleware(app: Any, virtual: VirtualTime, limits: str = "2/s", wait: str = 
     limiter = Limiter(MemoryStore(clock=virtual.clock))
     rule = Rule("*", limits, wait=wait, name="slow", **options)
     return RateLimitMiddleware(app, limiter=limiter, rules=[rule])
-
-
-async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual)
-    assert await statuses(app, 2) == [200, 200]
-    virtual.clock.advance("500ms")
-    assert await statuses(app, 1) == [200]
-    assert virtual.passed_s == 0.5
-
-
-class Counting(MemoryStore):
-    """A store that counts how often it is asked."""
-
-    asked = 0
-
-    def hit(self, *args: Any, **options: Any) -> Any:
-        self.asked += 1
-        return super().hit(*args, **options)
-
-
-async def test_who_waits_asks_once_more_when_its_turn_has_come(virtual: VirtualTime) -> None:
-    store = Counting(clock=virtual.clock)
-    app = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("*", "1/s", wait="2s")])
-    assert await statuses(app, 2) == [200, 200]
-    assert virtual.passed_s == pytest.approx(1.0, abs=0.001)
-    assert store.asked == 3
 
 
 class Crowd:
@@ -93,41 +69,6 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_no_more_stand_in_line_than_may(virtual: VirtualTime) -> None:
-    crowd = Crowd(middleware(hello, virtual, "1/s", wait="1h", wait_max=2), virtual)
-    await crowd.come(5)
-    assert sorted(crowd.ended) == [(0, 200, 0.0), (3, 429, 0.0), (4, 429, 0.0)]
-    assert len(await crowd.all()) == 5
-
-
-async def test_a_newcomer_does_not_overtake_when_room_has_come(virtual: VirtualTime) -> None:
-    crowd = Crowd(middleware(hello, virtual, "1/s", wait="5s"), virtual)
-    await crowd.come(2)
-    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
-    await crowd.come()
-    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
-
-
-async def test_nothing_is_charged_before_its_turn(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/10s", wait="1h")
-    limiter = app.limiter
-    assert await statuses(app, 1) == [200]
-    gone = asyncio.Event()
-
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    waiting = [asyncio.create_task(app(scope_of(), receive, send_nothing)) for _ in range(3)]
-    await some_turns()
-    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
-    gone.set()
-    await asyncio.gather(*waiting)
-    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
-    assert await statuses(app, 1) == [200]
-    assert virtual.passed_s == 10.0
-
-
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:
     app = middleware(hello, virtual, "1/10s", wait="1h")
     crowd = Crowd(app, virtual)
@@ -150,18 +91,6 @@ async def test_units_that_are_handed_back_let_the_first_in_at_once(virtual: Virt
     assert await crowd.all() == [(0, 200, 0.0)]
 
 
-async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/s", wait="1500ms")
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    await asyncio.sleep(0.999999)
-    virtual.clock.advance(us=1)
-    checks = (await app.limiter.peek(PEER, "1/s", rule="slow")).checks
-    assert app.limiter.store.hit(checks)  # of another worker
-    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 429)]
-    assert virtual.passed_s <= 1.5
-
-
 async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: VirtualTime) -> None:
     rules = [Rule("*", "1/s", wait="5s", name="waits"), Rule("*", "1/h", name="hard", key=header("X-Key"))]
     app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
@@ -169,13 +98,6 @@ async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: Virtu
     await crowd.come(2, headers={"X-Key": "a"})
     await crowd.come(1, headers={"X-Key": "b"})
     assert sorted(await crowd.all()) == [(0, 200, 0.0), (1, 429, 0.0), (2, 200, 1.0)]
-
-
-async def test_of_two_limits_the_later_one_is_waited_for(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/s; 3/10s", wait="10s")
-    crowd = Crowd(app, virtual)
-    await crowd.come(5)
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (2, 200, 1.0), (3, 200, 10.0), (4, 200, 10.0)]
 
 
 async def test_who_waits_for_its_own_limit_holds_nobody_up_who_waits_for_a_common_one(virtual: VirtualTime) -> None:
@@ -188,14 +110,6 @@ async def test_who_waits_for_its_own_limit_holds_nobody_up_who_waits_for_a_commo
     for key in "abac":
         await crowd.come(headers={"X-Key": key})
     assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (3, 200, 1.0), (2, 200, 30.0)]
-
-
-async def test_a_request_may_wait_for_units_and_for_a_place(virtual: VirtualTime) -> None:
-    app = middleware(slow, virtual, "1/s", wait="10s", concurrency=1)
-    crowd = Crowd(app, virtual)
-    await crowd.come(3)
-    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200), (2, 200)]
-    assert virtual.passed_s == pytest.approx(9.0)
 
 
 async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,43 +130,8 @@ async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_whi
     assert (await short.limiter.peek(PEER, "2/10s", rule="slow")).retry_after_us == 10_000_000
 
 
-@pytest.mark.parametrize("at", ["middleware", "endpoint"])
-async def test_a_refusal_that_counts_is_charged_at_the_moment_at_which_it_is_given(
-    virtual: VirtualTime, at: str
-) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    options: dict[str, Any] = {"wait": "1s", "count_denied": True, "name": "slow"}
-    limit = RateLimit("2/10s", **options)
-    endpoint = Starlette(routes=[Route("/", limit(page))])
-    app = RateLimitMiddleware(
-        endpoint if at == "endpoint" else hello,
-        limiter=limiter,
-        rules=[] if at == "endpoint" else [Rule("*", "2/10s", **options)],
-    )
-    assert await statuses(app, 2) == [200, 200]
-    virtual.clock.advance("5s")
-    assert await statuses(app, 1) == [429]
-    assert (await limiter.peek(PEER, "2/10s", 2, rule="slow")).retry_after_us == 10_000_000
-    assert (await limiter.peek(PEER, "2/10s", 1, rule="slow")).retry_after_us == 5_000_000
-
-
 async def page(request: Any) -> PlainTextResponse:
     return PlainTextResponse("ok")
-
-
-async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    virtual.clock.advance("1s")
-    await crowd.come()
-    await asyncio.sleep(0.9)
-    virtual.clock.advance("100ms")
-    checks = (await app.limiter.peek(PEER, "2/2s", rule="slow")).checks
-    for _ in range(2):
-        assert app.limiter.store.hit(checks)  # of another worker
-    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
-    assert (await app.limiter.peek(PEER, "4/2s", 0, rule="slow")).remaining == 1
 
 
 @pytest.mark.parametrize("room", [False, True])
@@ -284,44 +163,6 @@ async def test_one_that_is_cancelled_while_it_asks_is_charged_for_nothing(room: 
     await some_turns()
     clock.advance("9s")
     assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 6)
-
-
-async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
-    app = middleware(slow, virtual, "9/10s", wait="1s", concurrency=1, count_denied=True)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2)
-    assert sorted(ended[:2] for ended in await crowd.all()) == [(0, 200), (1, 429)]
-    assert (await app.limiter.peek(PEER, "9/10s", 0, rule="slow")).remaining == 7
-
-
-async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual: VirtualTime) -> None:
-    served_us: list[int] = []
-
-    async def note(scope: Scope, receive: Receive, send: Send) -> None:
-        served_us.append(virtual.clock())
-        await hello(scope, receive, send)
-
-    crowd = Crowd(middleware(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
-    await crowd.come(2)
-    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
-    await crowd.come(2)
-    await crowd.all()
-    assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))
-
-
-async def test_a_request_that_is_refused_at_once_keeps_nothing_free(virtual: VirtualTime) -> None:
-    rules = [
-        Rule("*", "2/s", wait="100ms", name="all", key=everyone),
-        Rule("*", "9/s", wait="100ms", name="own", key=header("X-Key"), count_denied=True),
-    ]
-    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
-    keys = [{"X-Key": key} for key in "abcd"]
-    assert [(await call(app, headers=headers)).status for headers in keys[:2]] == [200, 200]
-    virtual.clock.advance("500ms")
-    assert (await call(app, headers=keys[2])).status == 429
-    virtual.clock.advance("500ms")
-    assert (await call(app, headers=keys[3])).status == 200
-    assert virtual.passed_s == 0.0
 
 
 @given(
@@ -542,3 +383,106 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
         raise
     await some_turns()
     assert store.permits_held() == 0
+
+
+# -- wherever a limit stands -------------------------------------------------------------------------------------------
+
+everywhere = pytest.mark.parametrize("at", AT)
+
+
+async def status_of(middleware: ASGIApp) -> int:
+    return (await call(middleware)).status
+
+
+@everywhere
+async def test_a_request_waits_for_its_turn(at: str) -> None:
+    middleware = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
+    assert await asyncio.gather(*(status_of(middleware) for _ in range(4))) == [200] * 4
+
+
+@everywhere
+async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
+    middleware = limited(at, "1/hour", wait="10s")
+    assert await statuses(middleware, 2) == [200, 429]
+    short = limited(at, "1/100ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s", wait_max=1)
+    assert sorted(await asyncio.gather(*(status_of(short) for _ in range(3)))) == [200, 200, 429]
+
+
+class Leaving:
+    """A client that sends its request, and leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.asked = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        self.asked += 1
+        if self.asked == 1:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@everywhere
+async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, cancelled: bool) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
+    assert await statuses(middleware, 1) == [200]
+    client = Leaving()
+    waiting = asyncio.ensure_future(middleware(scope_of(), client.receive, client.send))
+    await some_turns()
+    assert not waiting.done()
+    if cancelled:
+        waiting.cancel()
+    else:
+        client.gone.set()
+    await asyncio.wait([waiting], timeout=60)
+    assert waiting.done()
+    assert waiting.cancelled() == cancelled
+    assert cancelled or waiting.exception() is None
+    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
+    assert client.sent == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
+    """Also where one of them was given a request of its own, made of the same channel."""
+    one, other = RateLimit("1/50ms", wait="10s", name="one"), RateLimit("1/60ms", wait="10s", name="other")
+
+    async def page(request: Any) -> Response:
+        asked = Request(request.scope, request.receive) if again else request
+        await asyncio.gather(one.check(request), other.check(asked))
+        return PlainTextResponse(await request.body() if not again else await asked.body())
+
+    middleware = middleware_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
+
+    async def post() -> bytes:
+        client = Leaving()
+        await middleware(scope_of(method="POST"), channel(*_body(b"a", b"b")), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
+
+    assert await asyncio.wait_for(asyncio.gather(post(), post()), 60) == [b"ab", b"ab"]
+
+
+def _body(*pieces: bytes) -> list[Message]:
+    return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
+
+
+async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual: VirtualTime) -> None:
+    served_us: list[int] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        served_us.append(virtual.clock())
+        await hello(scope, receive, send)
+
+    crowd = Crowd(middleware(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
+    await crowd.come(2)
+    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
+    await crowd.come(2)
+    await crowd.all()
+    assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from random import Random
 from typing import Any
 
 import pytest
+from h11 import LocalProtocolError
+from h11 import Response as H11Response
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import (
+    Decision,
     Limit,
     Limiter,
     MemoryStore,
@@ -32,10 +37,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, Answer, call, hello, page
-from ...remote_stores import RemoteStore
-
-BOUND_S = 60
+from ..asgi import PEER, Answer, call, hello, page
 
 ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"((?:;[a-z]+=(?:"[^"]*"|-?[0-9]+))*)')
 
@@ -79,15 +81,6 @@ def two_middlewares(shared: Limiter | None) -> Any:
     return RateLimitMiddleware(inner, limits="5/minute", limiter=shared)
 
 
-def three_middlewares(shared: Limiter | None) -> Any:
-    return RateLimitMiddleware(two_middlewares(shared), limits="9/minute; 90/hour", limiter=shared)
-
-
-def one_name_on_two_limiters(shared: Limiter | None) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="it", key=everyone)], limiter=limiter())
-    return RateLimitMiddleware(inner, rules=[Rule("*", "5/minute", name="it")], limiter=shared)
-
-
 def a_rule_and_an_endpoint(shared: Limiter | None) -> Any:
     limited = site(RateLimit("5/minute", name="it", key=everyone))
     inner = RateLimitMiddleware(limited, rules=[], limiter=limiter())
@@ -97,11 +90,6 @@ def a_rule_and_an_endpoint(shared: Limiter | None) -> Any:
 def names_that_look_like_windows(shared: Limiter | None) -> Any:
     inner = RateLimitMiddleware(hello, rules=[Rule("*", "7/minute", name="it-60")], limiter=shared)
     return RateLimitMiddleware(inner, rules=[Rule("*", "5/minute; 50/hour", name="it")], limiter=shared)
-
-
-def names_of_limits(shared: Limiter | None) -> Any:
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", Limit(7, "1m", name="it"), name="b")], limiter=shared)
-    return RateLimitMiddleware(inner, rules=[Rule("*", Limit(5, "1m", name="it"), name="a")], limiter=shared)
 
 
 def names_that_differ_far_behind(shared: Limiter | None) -> Any:
@@ -130,11 +118,8 @@ def rules_of_one_middleware(shared: Limiter | None) -> Any:
 WITHIN = [(rules_of_one_middleware, 7), (names_that_differ_far_behind, 4)]
 ACROSS = [
     (two_middlewares, 2),
-    (three_middlewares, 4),
-    (one_name_on_two_limiters, 2),
     (a_rule_and_an_endpoint, 2),
     (names_that_look_like_windows, 3),
-    (names_of_limits, 2),
     (default_limits_twice, 2),
 ]
 """Applications, and how many limits hold each request."""
@@ -254,32 +239,6 @@ async def test_no_answer_says_that_more_is_left_than_a_limit_has() -> None:
     assert [line for seed in range(150) for line in await lies(seed)] == []
 
 
-COUNTED: dict[str, Callable[[int], bool] | None] = {
-    "all": None,
-    "no 429": lambda status: status != 429,
-    "errors": lambda status: status >= 400,
-    "nothing": lambda status: False,
-}
-
-
-@pytest.mark.parametrize(("refused", "counted"), [*product([False, True], COUNTED)])
-async def test_an_answer_says_what_is_left_when_its_status_is_known(refused: bool, counted: str) -> None:
-    shared = limiter()
-    count = COUNTED[counted]
-    app = RateLimitMiddleware(
-        site(RateLimit("1/minute", name="inner", key=everyone)),
-        rules=[Rule("*", "5/minute", name="outer", count_if=count)],
-        limiter=shared,
-    )
-    if refused:
-        assert (await call(app, client=("203.0.113.10", 1234))).status == 200
-    answer = await call(app)
-    assert answer.status == (429 if refused else 200)
-    left = 4 if count is None or count(answer.status) else 5
-    told = dict(items(answer.headers["ratelimit"]))["outer"]
-    assert (int(told["r"]), (await shared.peek(PEER, "5/minute", 0, rule="outer")).remaining) == (left, left)
-
-
 # Before anything is decided.
 
 
@@ -301,38 +260,98 @@ async def test_a_function_of_a_rule_that_asks_for_the_decision_gets_an_answer_it
     assert [type(one) for one in met if one is not None and not isinstance(one, SlidegateError)] == []
 
 
-class Patient:
-    """A middleware of somebody's further out: it answers where nobody does, and asks for the decision then."""
-
-    def __init__(self, app: Any, came: asyncio.Event) -> None:
-        self.app = app
-        self.came = came
-        self.met: list[object] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        task = asyncio.ensure_future(self.app(scope, receive, send))
-        await self.came.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        self.met.append(scope["slidegate"].decision if "slidegate" in scope else None)
-        await PlainTextResponse("too late", 504)(scope, receive, send)
+# -- fields and statuses that are not ours -----------------------------------------------------------------------------
 
 
-class Silent(RemoteStore):
-    """A store that never answers."""
+LIMIT = RateLimit("1/hour")
 
-    def __init__(self) -> None:
-        super().__init__(FakeClock())
-        self.asked = asyncio.Event()
-
-    async def answer(self, question: Any, *arguments: Any) -> Any:
-        self.asked.set()
-        await asyncio.Event().wait()
+OWN = ["RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
 
 
-async def test_who_answers_before_anything_is_decided_may_ask_for_the_decision() -> None:
-    store = Silent()
-    app = Patient(RateLimitMiddleware(hello, limits="5/minute", limiter=Limiter(store, deadline="1m")), store.asked)
-    async with asyncio.timeout(BOUND_S):
-        assert (await call(app)).status == 504
-    assert app.met == [None]
+def spelt(name: str) -> list[Any]:
+    written = name.encode()
+    return [
+        written,
+        written.lower(),
+        written.upper(),
+        bytearray(written),
+        memoryview(written),
+        bytearray(written.upper()),
+    ]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("pairs", [tuple, list])
+async def test_the_applications_fields_of_our_names_give_way_in_any_spelling(refused: bool, pairs: Any) -> None:
+    headers = [pairs((spelling, b"theirs")) for name in OWN for spelling in spelt(name)]
+    headers += [pairs((spelling, b"kept")) for spelling in spelt("X-Theirs")]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if refused:
+            with suppress(RateLimitExceeded):
+                await LIMIT.check(Request(scope, receive))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    middleware = RateLimitMiddleware(app, limits="9/hour", headers="both")
+    await call(middleware)
+    answer = await call(middleware)
+    assert answer.status == 200
+    found = [(bytes(name).lower(), bytes(value)) for name, value in answer.start["headers"]]
+    for name in OWN:
+        assert len([value for other, value in found if other == name.lower().encode()]) == 1, name
+        assert (name.lower().encode(), b"theirs") not in found
+    assert found.count((b"x-theirs", b"kept")) == len(spelt(""))
+
+
+# -- what `on_refused` wants to send and cannot ------------------------------------------------------------------------
+
+GOOD = [(b"x-good", b"yes"), (b"x-high", "caf\u00e9".encode("latin-1")), (b"x-tab", b"a\tb"), (b"x-empty", b"")]
+BAD: list[Any] = [
+    (b"x-crlf", b"a\r\nset-cookie: evil=1"), (b"x-lf", b"a\nb"), (b"x-nul", b"a\0b"), (b"x-bell", b"a\x07b"),
+    (b"x-del", b"\x7f"), (b"x-form-feed", b"a\x0cb"), (b"x name", b"a"), (b"", b"a"), (b"x\r\ny", b"a"), (b"x:", b"a"),
+    (b"x-number", 7), (b"x-none", None), ("x-text", "text"), (None, b"a"), (b"x-three", b"a", b"b"), b"x", 7,
+]  # fmt: skip
+
+
+def refusing_with(headers: list[Any], status: Any = 420) -> RateLimitMiddleware:
+    def refused(request: Any, decision: Decision) -> Any:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"own"})
+
+        return answer
+
+    return RateLimitMiddleware(hello, limits="1/hour", on_refused=refused)
+
+
+def check_sendable(message: Message) -> None:
+    """Have h11 look at a message, as uvicorn does before it sends one."""
+    try:
+        H11Response(status_code=message["status"], headers=message["headers"])
+    except LocalProtocolError as error:
+        raise AssertionError(f"{message} cannot be sent: {error}") from error
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+async def test_a_field_that_cannot_be_sent_is_left_out_with_a_line_in_the_log(bad: Any, caplog: Any) -> None:
+    middleware = refusing_with([*GOOD, bad, (b"X-Spaced", b"  a \t")])
+    await call(middleware)
+    answer = await call(middleware)
+    assert (answer.status, answer.body) == (420, b"own")
+    check_sendable(answer.start)
+    names = [name for name, _ in answer.start["headers"]]
+    assert names[:5] == [name for name, _ in GOOD] + [b"X-Spaced"]
+    assert set(names[5:]) == {b"cache-control", b"retry-after", b"ratelimit", b"ratelimit-policy"}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "on_refused" in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("status", [0, 99, 100, 101, 199, 1000, -1, "429", None, 4.29, True])
+async def test_a_status_that_cannot_be_sent_leaves_the_default_answer(status: Any, caplog: Any) -> None:
+    middleware = refusing_with(GOOD, status)
+    await call(middleware)
+    answer = await call(middleware)
+    assert (answer.status, json.loads(answer.body)["status"]) == (429, 429)
+    assert "on_refused" in caplog.text

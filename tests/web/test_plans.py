@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Decision,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    header,
+)
+from slidegate.limiter.inspect import MAX_PLANS
 from slidegate.stats import Statistics
 from slidegate.testing import RecordingObserver
 
-from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 NOBODY = [
     "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
@@ -45,23 +60,6 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
         assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
     assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"
     assert caplog.records == []
-
-
-@pytest.mark.parametrize(
-    "plan", ["00x/minute", "10/minute", "0.5/minute", "0", "", "nobody; 5/minute?", "a:b/c"], ids=repr
-)
-async def test_what_only_looks_like_it_is_not_nobody(plan: str) -> None:
-    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, fallback_limits="10/minute")])
-    assert await statuses(middleware, 2) == [200, 200]
-
-
-async def test_whom_the_key_function_does_not_count_is_not_nobody_either() -> None:
-    def key(request: HTTPConnection) -> str | None:
-        return request.headers.get("x-user")
-
-    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody", key=key)])
-    assert await statuses(middleware, 1) == [200]
-    assert await statuses(middleware, 1, headers={"x-user": "ann"}) == [429]
 
 
 async def test_a_function_that_fails_can_leave_nobody() -> None:
@@ -117,3 +115,88 @@ async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None
     assert await statuses(middleware, 3) == [200, 200, 200]
     assert [event.kind for event in observer.events] == ["shadow_refused"] * 6
     assert told == [PEER]
+
+
+# -- the limits that are shown are those of the client -----------------------------------------------------------------
+
+
+CUSTOMER = header("X-API-Key")
+PLANS: dict[str, Any] = {
+    "k-ann": "5/minute",
+    "k-bob": "10/minute",
+    "k-eve": ["3/minute", Quota("100/month")],
+    "k-ops": "unlimited",
+    "k-out": "nobody",
+}
+SHOWN = {
+    "k-ann": ["5/1m"],
+    "k-bob": ["10/1m"],
+    "k-eve": ["3/1m", "100/month"],
+    "k-ops": [],
+    "k-out": [],
+}
+
+
+def plan(request: HTTPConnection) -> Any:
+    return PLANS[request.headers["X-API-Key"]]
+
+
+async def shown(limiter: Limiter, customer: str) -> list[tuple[str, bool]]:
+    """Return the limits that are shown of a customer, and whether each is marked as the fall-back."""
+    view = await limiter.inspect(CUSTOMER.of(customer))
+    return [(str(window.limit).partition(" from ")[0], window.fallback) for window in view.windows]
+
+
+def by_rule(limiter: Limiter) -> Any:
+    rule = Rule("*", plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    return RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+
+
+def at_the_endpoint(limiter: Limiter) -> Any:
+    limit = RateLimit(plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    return RateLimitMiddleware(Starlette(routes=[Route("/", limit(page))]), limiter=limiter)
+
+
+@pytest.mark.parametrize("make", [by_rule, at_the_endpoint])
+def test_each_customer_is_shown_its_own_plan_and_one_that_did_not_ask_the_fall_back(make: Any) -> None:
+    async def play(asked: list[str]) -> None:
+        limiter = Limiter()
+        app = make(limiter)
+        for customer in asked:
+            await call(app, headers={"X-API-Key": customer})
+        for customer in PLANS:
+            own = [(limit, False) for limit in SHOWN[customer]]
+            assert await shown(limiter, customer) == (own if customer in asked else [("2/1m", True)]), customer
+
+    @given(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, max_size=12))
+    def check(asked: list[str]) -> None:
+        asyncio.run(play(asked))
+
+    check()
+
+
+async def test_a_changed_plan_is_shown_from_the_next_request_on() -> None:
+    limiter, plans = Limiter(), {"k-ann": "5/minute", "k-bob": "9/hour"}
+    rule = Rule("*", lambda request: plans[request.headers["X-API-Key"]], key=CUSTOMER, name="plan")
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+    for customer in plans:
+        await call(app, headers={"X-API-Key": customer})
+    plans["k-ann"] = "7/minute"
+    await call(app, headers={"X-API-Key": "k-bob"})
+    assert await shown(limiter, "k-ann") == [("5/1m", False)]
+    await call(app, headers={"X-API-Key": "k-ann"})
+    assert await shown(limiter, "k-ann") == [("7/1m", False)]
+    plans.clear()
+    await call(app, headers={"X-API-Key": "k-ann"})
+    assert await shown(limiter, "k-ann") == [("60/1m", True)], "the function failed, so the fall-back counts"
+
+
+async def test_plans_are_remembered_of_the_keys_that_came_last() -> None:
+    limiter = Limiter(MemoryStore(max_keys=10))
+    rule = Rule("*", lambda request: "5/minute", key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+    await call(app, headers={"X-API-Key": "k-ann"})
+    for expected in (("5/1m", False), ("2/1m", True)):
+        for number in range(MAX_PLANS):
+            await call(app, headers={"X-API-Key": f"made up {number} {expected}"})
+        assert await shown(limiter, "k-ann") == [expected]

@@ -21,7 +21,7 @@ from slidegate.web.config_schema import Configuration, json_schema
 
 from .test_config import BAD
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 FILES = sorted(path for path in (ROOT / "examples").rglob("*.toml"))
 

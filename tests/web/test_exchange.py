@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, Networks, RateLimitMiddleware
 
-from ...asgi import PEER, scope_of, send_scope
+from ..asgi import PEER, scope_of, send_scope
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 

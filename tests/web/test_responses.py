@@ -9,11 +9,11 @@ import http_sf
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone
+from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone
 from slidegate.core import Reason
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -78,12 +78,6 @@ async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field() -
         assert fields(answer.headers["ratelimit-policy"]) == [(name, {"q": 5, "w": 60})]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "é", "a\r", "a\nb", "a\0", "a:b", "a;b", " a", "a ", 5, "x" * 200])
-def test_a_name_that_cannot_stand_in_a_header_is_refused_at_construction(name: Any) -> None:
-    with pytest.raises(ConfigurationError, match="name"):
-        Rule("*", "5/minute", name=name)
-
-
 async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown_first() -> None:
     app = middleware(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
     answer = await call(app, "/login")
@@ -99,27 +93,6 @@ async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_i
         ("login-3600", {"r": 49, "t": 3600}),
         ("default-60", {"r": 599, "t": 61}),
     ]
-
-
-async def test_four_limits_are_shown_at_most_and_all_are_named_in_the_policy() -> None:
-    answer = await call(middleware(Rule("*", "5/s; 50/m; 500/h; 5000/d; 50000/40d", name="api")))
-    assert len(fields(answer.headers["ratelimit-policy"])) == 5
-    assert [name for name, _ in fields(answer.headers["ratelimit"])] == ["api-1", "api-60", "api-3600", "api-86400"]
-
-
-async def test_a_limit_that_refuses_is_shown_before_one_with_little_left() -> None:
-    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "2/hour; 3/day", name="b"))
-    await call(app)
-    answer = await call(app)
-    assert fields(answer.headers["ratelimit"])[:2] == [("a", {"r": 0, "t": 60}), ("b-3600", {"r": 1, "t": 3600})]
-
-
-async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
-    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
-    await call(app)
-    answer = await call(app)
-    assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
-    assert answer.headers["retry-after"] == "3600"
 
 
 async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
@@ -139,15 +112,6 @@ async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch
         "x-ratelimit-remaining": "8",
         "x-ratelimit-reset": "1000010",
     }
-
-
-async def test_both_header_styles_or_none_on_request() -> None:
-    both = (await call(middleware(Rule("*", "9/10s"), headers="both"))).headers
-    assert {"ratelimit", "ratelimit-policy", "x-ratelimit-limit"} <= both.keys()
-    app = middleware(Rule("*", "1/minute"), headers=None)
-    admitted, refused = (await call(app)).headers, (await call(app)).headers
-    assert not [name for name in (*admitted, *refused) if "ratelimit" in name]
-    assert refused["retry-after"] == "60", "a refusal still says when to retry"
 
 
 async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
@@ -204,3 +168,11 @@ async def test_the_limit_under_which_the_fewest_more_such_requests_fit_is_shown(
             app = RateLimitMiddleware(app, rules=rules[:1], limiter=limiter, headers=headers)
         shown = [(await call(app)).headers["ratelimit"].partition(";t=")[0] for _ in range(5)]
         assert shown == [f'"tokens";r={left}' for left in (760, 520, 280, 40, 40)]
+
+
+async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
+    app = middleware(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
+    await call(app)
+    answer = await call(app)
+    assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
+    assert answer.headers["retry-after"] == "3600"

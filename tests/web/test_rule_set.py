@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Scope
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
 
-from ...asgi import hello, page, scope_of, send_scope, statuses
-from ..middlewares import checks
+from ..asgi import hello, page, scope_of, send_scope, statuses
+from .middlewares import checks
 
 PLENTY = "1000000/minute"
 WORDS = ["a", "A", "b", "shop", "x1", "5", "", "\u00e9", "a;p", "v2", ".well", "a\n", "s\u017f", "a b", "~"]
@@ -179,11 +179,6 @@ async def test_many_rules_together_charge_what_each_of_them_alone_would() -> Non
 async def test_many_rules_together_charge_what_each_of_them_alone_would_in_many_sets(seed: int) -> None:
     for number in range(30):
         await search(seed * 100 + number, 100)
-
-
-def hidden_in(rules: list[Rule]) -> list[str]:
-    findings = RateLimitMiddleware(hello, rules=rules).findings
-    return [finding.message for finding in findings if finding.code == "SG104"]
 
 
 async def test_a_middleware_without_arguments_counts_at_endpoints_alone() -> None:

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import anyio.lowlevel
 import pytest
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.testing import RecordingObserver
 
-from ...asgi import call, hello, statuses
-from ..middlewares import FollowedFiles, end_of_looks
+from ..asgi import call, hello, statuses
+from .middlewares import FollowedFiles, end_of_looks
 
 Middleware: TypeAlias = Any
 """What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""
@@ -69,19 +69,6 @@ async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
     assert [record.levelname for record in caplog.records if "config_rejected" in record.message] == ["ERROR"]
 
 
-async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    desk.path.unlink()
-    for _ in range(3):
-        await desk.visit(app)
-    assert desk.heard.kinds == ["config_rejected"]
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.rewrite(PLAIN.replace("3/hour", "4/hour"))
-    await desk.visit(app)
-    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
-    assert await statuses(app, 2) == [200, 429]
-
-
 async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     app = desk.middleware(PLAIN.replace("3/", "900/"))
     looks = 0
@@ -98,18 +85,6 @@ async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monke
         await statuses(app, 10)
         end_of_looks()
     assert looks == 5
-
-
-async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_themselves(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    other = RateLimitMiddleware(hello, limiter=desk.limiter, rules=[Rule("*", "3/hour")])
-    assert await statuses(other, 4) == [200, 200, 200, 429]
-    assert await statuses(app, 2) == [200, 200], "two middlewares are two buckets"
-    for number in range(3):
-        desk.rewrite(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
-        await desk.visit(app)
-    assert desk.heard.kinds == ["config_reloaded"] * 3
-    assert await statuses(app, 2) == [200, 429]
 
 
 async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk: Desk) -> None:
@@ -133,19 +108,6 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Des
     await desk.visit(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
     assert (await call(app)).status == 403
-
-
-async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk) -> None:
-    desk.write("proxies.netset", "203.0.113.0/24\n")
-    app = desk.middleware('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
-    desk.write("proxies.netset", "")
-    await desk.visit(app)
-    assert desk.heard.kinds == ["config_rejected"]
-    behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
-    assert behind == [200] * 3, "each client is still one of its own"
-    desk.write("proxies.netset", "# nobody\n")
-    await desk.visit(app)
-    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
 
 
 async def test_another_store_needs_a_restart(desk: Desk) -> None:
@@ -175,17 +137,6 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     assert await statuses(app, 4) == [200, 200, 200, 429]
     assert desk.heard.kinds == ["config_rejected"]
     assert "no such luck" in caplog.text
-
-
-async def test_the_middleware_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    desk.rewrite("enabled = false\n" + PLAIN)
-    await desk.visit(app)
-    assert await statuses(app, 2) == [200, 200]
-    desk.rewrite(PLAIN)
-    await desk.visit(app)
-    assert await statuses(app, 1) == [429]
 
 
 async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
@@ -244,46 +195,7 @@ async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: De
     assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"
 
 
-# -- bans ----------------------------------------------------------------------------------------------------------
-
-BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\nsignals = { "/.env" = 1 }\n'
-
-
-async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
-    app = desk.middleware(BANS)
-    assert await statuses(app, 1, "/.env") == [200]
-    desk.rewrite(BANS.replace("3/1h", "4/1h"))
-    await desk.visit(app)
-    assert await statuses(app, 4, "/.env") == [200, 200, 403, 403]
-    assert desk.heard.kinds == ["config_reloaded", "banned"]
-
-
-async def test_a_ban_outlives_the_file_that_made_it_and_its_level_counts_under_the_next(desk: Desk) -> None:
-    app = desk.middleware(BANS.replace("3/1h", "1/1h"))
-    assert (await call(app, "/.env")).headers["retry-after"] == "60"
-    desk.rewrite("rules = []\n")
-    await desk.visit(app)
-    assert (await call(app)).headers["retry-after"] == "58"
-    desk.rewrite(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
-    await desk.visit(app)
-    assert (await call(app)).headers["retry-after"] == "56", "a ban keeps its end"
-    desk.clock.advance("56s")
-    assert await statuses(app, 1) == [200]
-    assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
-
-
-# -- what may be taken ---------------------------------------------------------------------------------------------
-
-
-async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
-    app = desk.middleware(PLAIN)
-    desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
-    link = desk.path.with_name("link")
-    link.symlink_to("next.toml")
-    link.replace(desk.path)
-    await desk.visit(app)
-    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
-    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
+# -- what may be taken -------------------------------------------------------------------------------------------------
 
 
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
@@ -297,3 +209,40 @@ async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_whe
     await desk.visit(app)
     assert desk.heard.kinds == ["config_reloaded", "config_reloaded", "windows_restarted"]
     assert await statuses(app, 5) == [200] * 4 + [429]
+
+
+async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
+    app = desk.middleware(PLAIN)
+    desk.path.unlink()
+    for _ in range(3):
+        await desk.visit(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.rewrite(PLAIN.replace("3/hour", "4/hour"))
+    await desk.visit(app)
+    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk) -> None:
+    desk.write("proxies.netset", "203.0.113.0/24\n")
+    app = desk.middleware('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
+    desk.write("proxies.netset", "")
+    await desk.visit(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
+    assert behind == [200] * 3, "each client is still one of its own"
+    desk.write("proxies.netset", "# nobody\n")
+    await desk.visit(app)
+    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+
+
+async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
+    app = desk.middleware(PLAIN)
+    desk.write("next.toml", PLAIN.replace("3/hour", "1/day"))
+    link = desk.path.with_name("link")
+    link.symlink_to("next.toml")
+    link.replace(desk.path)
+    await desk.visit(app)
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]

@@ -28,8 +28,8 @@ from slidegate import (
 from slidegate.events import Event
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
-from ...remote_stores import RemoteStore
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..remote_stores import RemoteStore
 
 OTHER = "198.51.100.7"
 TWICE: Any = RateLimit("2/minute", name="tight")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import anyio.lowlevel
 import pytest
-from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, header
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.stats import Statistics
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
-from ..middlewares import charged
+from ..asgi import call, hello, scope_of, send_scope, statuses
+from .limited import AT, METHODS, limited
+from .middlewares import charged
 
 PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
 
@@ -34,6 +33,14 @@ def is_curl(request: Any) -> bool:
 CURL = {"user-agent": "curl/8.5"}
 
 
+def is_marked(request: Any) -> bool:
+    return bool(request.headers.get("x-counts") == "yes")
+
+
+async def is_marked_async(request: Any) -> bool:
+    return is_marked(request)
+
+
 def fails(request: Any) -> bool:
     raise LookupError("no such country")
 
@@ -41,6 +48,41 @@ def fails(request: Any) -> bool:
 async def fails_later(request: Any) -> bool:
     await anyio.lowlevel.checkpoint()
     raise LookupError("no such country")
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("when", [None, is_marked, is_marked_async])
+@pytest.mark.parametrize("methods", [None, ["POST"], ["get", "PUT"]])
+async def test_exactly_the_requests_that_it_is_about_are_counted(at: str, when: Any, methods: Any) -> None:
+    app = limited(at, "5/hour", when=when, methods=methods)
+    taken = {name.upper() for name in methods or METHODS}
+    taken |= {"HEAD"} if "GET" in taken else set()
+    dice, counted = random.Random(7), 0
+    for method, counts in dice.choices(list(product(METHODS, ("yes", "no"))), k=60):
+        answer = await call(app, "/", method, headers={"X-Counts": counts})
+        is_about = method in taken and (when is None or counts == "yes")
+        counted += is_about
+        assert answer.status == (429 if is_about and counted > 5 else 200), (method, counts, counted)
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"count_if": lambda status: status == 200}])
+async def test_what_it_is_not_about_takes_nothing_of_any_kind(options: Any, at: str) -> None:
+    store = MemoryStore(clock=FakeClock())
+    app = limited(at, "2/hour", limiter=Limiter(store), methods=["POST"], when=is_marked, **options)
+    for _ in range(4):
+        answer = await call(app)
+        assert (answer.status, "ratelimit" in answer.headers) == (200, False)
+    assert store.stats().keys == 0
+
+
+async def test_a_condition_at_an_endpoint_may_read_the_body() -> None:
+    async def has_large_body(request: Any) -> bool:
+        return len(await request.body()) > 3
+
+    app = limited("decorator", "1/hour", when=has_large_body)
+    sent = [b"abc", b"abcd", b"abc", b"abcd"]
+    assert [(await call(app, "/", "POST", body=body)).status for body in sent] == [200, 200, 200, 429]
 
 
 @pytest.mark.parametrize("when", [fails, fails_later, lambda request: request.body()])
@@ -79,31 +121,6 @@ async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> No
     assert asked == ["/a", "/b", "/b"]
 
 
-async def test_a_condition_that_no_request_of_a_path_meets_is_not_asked() -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("/login", "9/hour", when=fails), Rule("*", "1/hour")])
-    assert await statuses(app, 2, "/other") == [200, 429]
-
-
-async def test_rules_that_only_look_on_take_conditions() -> None:
-    seen: list[str] = []
-    observer = RecordingObserver(without=["refused"])
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
-    app = RateLimitMiddleware(
-        hello,
-        limiter=limiter,
-        rules=[
-            Rule("*", "1/hour", when=is_curl, shadow=True, name="strict"),
-            Rule("*", "1/hour", when=is_curl, shadow=True, on_exceeded=lambda key, _: seen.append(key)),
-        ],
-    )
-    assert await statuses(app, 3) == [200] * 3
-    assert not seen
-    assert "shadow_refused" not in [event.kind for event in observer.events]
-    assert await statuses(app, 2, headers=CURL) == [200] * 2
-    assert seen == [PEER]
-    assert [event.kind for event in observer.events].count("shadow_refused") == 2
-
-
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
@@ -121,33 +138,6 @@ async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None,
     assert b'"violated-policies": ["closed"]' in answer.body
     assert (await call(app, "/admin/users", "HEAD")).body == b""
     assert (await call(app, "/other")).status == 200
-
-
-async def test_a_blocked_request_is_charged_nowhere() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    rules = [Rule("*", "2/hour", name="all"), Rule("*", block=True, when=is_curl), Rule("*", "1/hour", name="one")]
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
-    assert await statuses(app, 9, headers=CURL) == [403] * 9
-    assert (await limiter.peek(PEER, "2/hour", 0, rule="all")).remaining == 2
-    assert (await call(app)).status == 200
-
-
-async def test_lists_and_bans_come_before_a_block() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(
-        hello,
-        limiter=limiter,
-        rules=[Rule("*", block=True, status=503)],
-        allowlist=Networks(["192.0.2.0/24"]),
-        blocklist=Networks(["198.51.100.0/24"]),
-    )
-    assert await statuses(app, 1, client=("192.0.2.1", 1)) == [200]
-    assert await statuses(app, 1, client=("198.51.100.1", 1)) == [403]
-    assert await statuses(app, 1) == [503]
-    await limiter.ban(PEER, "1h")
-    answer = await call(app)
-    assert answer.status == 403
-    assert answer.headers["retry-after"] == "3600"
 
 
 async def test_a_block_does_not_strike() -> None:
@@ -186,51 +176,6 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
     assert (await call(app, method="OPTIONS", headers=CURL | PREFLIGHT)).status == 403
     if when is not None:
         assert (await call(app, method="OPTIONS", headers=PREFLIGHT)).status == 200
-
-
-async def test_what_an_inner_middleware_blocks_stays_charged_further_out() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", block=True, when=is_curl)])
-    app = RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "1/hour", name="outer")])
-    assert await statuses(app, 3, headers=CURL) == [403, 429, 429]
-    assert await statuses(app, 1) == [429]
-
-
-async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:
-    app = Starlette(routes=[Route("/a", lambda request: PlainTextResponse("a"))])
-    middleware = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], default_limits="1/hour")
-    assert await statuses(middleware, 3, "/a", headers=CURL) == [200] * 3
-    assert await statuses(middleware, 2, "/a") == [200, 429]
-
-
-# -- what is wrong at construction -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Rule("*", "1/s", when=True), "when: expected a function of request"),
-        (lambda: Rule("*", "1/s", block=True), "block: it does not go with limits"),
-        (lambda: Rule("*", block=True, key=header("x")), "block: it does not go with key"),
-        (lambda: Rule("*", block=True, wait="1s"), "block: it does not go with wait"),
-        (lambda: Rule("*", block=True, final=True), "block: it does not go with final"),
-        (lambda: Rule("*", block=True, status=200), "status: expected a whole number from 400 to 599"),
-        (lambda: Rule("*", "1/s", status=503), "status: it goes with block; add block=True"),
-        (lambda: Rule("*", block=True, count_if=lambda status: True), "block: it does not go with count_if"),
-        (lambda: Rule("*", block=True, on_exceeded=print), "block: it does not go with on_exceeded"),
-        (lambda: Rule("*"), "expected limits"),
-    ],
-)
-def test_what_cannot_work_is_said_at_construction(make: Callable[[], Rule], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        make()
-
-
-def test_two_blocks_of_one_path_are_two_rules_and_two_limits_need_names() -> None:
-    RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=is_curl), Rule("*", block=True, when=fails)])
-    RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=fails)])
-    with pytest.raises(ConfigurationError, match="one bucket"):
-        RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=is_curl)])
 
 
 # -- a walk over the rules, one by one, decides the same ---------------------------------------------------------------

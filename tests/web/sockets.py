@@ -1,0 +1,101 @@
+"""The client of a websocket behind a server that keeps ASGI's rules, and an application that only listens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..asgi import PEER, scope_of
+
+BYE: Message = {"type": "websocket.disconnect", "code": 1000}
+
+
+def texts(count: int) -> list[Message]:
+    return [{"type": "websocket.receive", "text": f"m{number}"} for number in range(count)]
+
+
+class Client:
+    """A client that has sent some messages in advance, and notes what comes back.
+
+    Whoever closes, the application gets a disconnect, as behind every server.
+
+    Attributes:
+        came: What the server has sent.
+        coming: What the application has not received yet.
+        refused: The close codes that the server has refused.
+    """
+
+    def __init__(
+        self, *sent: Message, address: str = PEER, strict: bool = False, hangs: bool = False, **headers: str
+    ) -> None:
+        """Make a client.
+
+        Args:
+            sent: What it sends after its handshake.
+            address: Its address.
+            strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
+            hangs: Whether the client does not read, so that a close takes for ever.
+            headers: The header fields of its handshake.
+        """
+        self.scope = scope_of("/", type="websocket", client=(address, 1), headers=headers)
+        self.strict = strict
+        self.hangs = hangs
+        self.came: list[Message] = []
+        self.refused: list[int] = []
+        self.accepted = asyncio.Event()
+        self.coming: asyncio.Queue[Message] = asyncio.Queue()
+        for message in ({"type": "websocket.connect"}, *sent):
+            self.coming.put_nowait(message)
+
+    async def send(self, message: Message) -> None:
+        code = message.get("code", 1000)
+        if message["type"] == "websocket.close" and self.strict and self.accepted.is_set():
+            if code != 1000 and not 3000 <= code <= 4999:
+                self.refused.append(code)
+                raise Exception(f"invalid close code {code} (must be 1000 or from [3000, 4999])")
+            assert not self.closes, f"{message} after the close"
+        self.came.append(message)
+        if message["type"] == "websocket.accept":
+            self.accepted.set()
+        elif message["type"] == "websocket.close":
+            if self.hangs:
+                await asyncio.Event().wait()
+            self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
+
+    async def run(self, app: ASGIApp) -> Client:
+        await app(self.scope, self.coming.get, self.send)
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        """What the server has sent, without the part that all names share."""
+        return [message["type"].removeprefix("websocket.") for message in self.came]
+
+    @property
+    def closes(self) -> list[tuple[int, str]]:
+        return [(m["code"], m.get("reason", "")) for m in self.came if m["type"] == "websocket.close"]
+
+
+class Listener:
+    """An application that accepts, and notes what it receives until the connection ends."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.heard.clear()
+        await receive()
+        await send({"type": "websocket.accept"})
+        while not self.heard or self.heard[-1]["type"] == "websocket.receive":
+            self.heard.append(await receive())
+        scope["state"] = {"ended": self.heard[-1]}
+
+
+async def opened(app: Any, *clients: Client) -> list[asyncio.Task[Client]]:
+    """Connect clients, and return the tasks of their connections when all are accepted."""
+    tasks = [asyncio.create_task(client.run(app)) for client in clients]
+    for client in clients:
+        await client.accepted.wait()
+    return tasks

@@ -1,0 +1,213 @@
+"""`@RateLimit` in the wrong place: above a route decorator, without parentheses, or where an endpoint should be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
+
+from ..asgi import call, page, statuses
+
+MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
+
+
+def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(endpoint)
+    async def wrapped(*args: Any, **options: Any) -> Any:
+        return await endpoint(*args, **options)
+
+    return wrapped
+
+
+def complaint(app: Any) -> str:
+    """Return what the start of an application is told."""
+    try:
+        with TestClient(app):
+            return ""
+    except ConfigurationError as error:
+        return str(error)
+
+
+# -- above a route -----------------------------------------------------------------------------------------------------
+
+WORDS = {"route": "@router.get(f'/{next(names)}')", "limit": "@RateLimit('1/hour')", "wraps": "@wrapping"}
+STACKS = [stack for length in range(1, 5) for stack in product(WORDS, repeat=length) if "route" in stack]
+
+
+def put_up(stack: tuple[str, ...], router: Any) -> None:
+    """Define an endpoint below a stack of decorators."""
+    source = "\n".join([*(WORDS[word] for word in stack), "async def page():", "    return 'hi'"])
+    names = iter(range(len(stack)))
+    exec(source, {"RateLimit": RateLimit, "router": router, "wrapping": wrapping, "names": names})
+
+
+def is_misplaced(stack: tuple[str, ...]) -> bool:
+    """Tell whether a limit stands above all routes, so that none has it."""
+    return next(word for word in stack if word != "wraps") == "limit"
+
+
+def test_in_every_stack_of_decorators_a_limit_above_all_routes_fails_the_start_and_no_other_does() -> None:
+    assert sum(map(is_misplaced, STACKS)) > 15
+    for stack in STACKS:
+        app = FastAPI(middleware=[MIDDLEWARE])
+        put_up(stack, app)
+        found = complaint(app)
+        assert ("it would never run" in found) is is_misplaced(stack), f"{stack}: {found!r}"
+
+
+async def test_without_a_lifespan_it_is_found_at_the_first_request() -> None:
+    app = FastAPI(middleware=[MIDDLEWARE])
+    put_up(("limit", "wraps", "route"), app)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"'GET /0'.*next to 'page'"):
+            await call(app, "/0")
+
+
+def test_a_class_below_a_mount_is_found_as_a_function_is() -> None:
+    inner = FastAPI()
+
+    def route(path: str) -> Any:
+        def add(endpoint: Any) -> Any:
+            inner.add_route(path, endpoint)
+            return endpoint
+
+        return add
+
+    app = FastAPI(middleware=[MIDDLEWARE])
+    app.mount("/v1", inner)
+
+    @route("/right")
+    @RateLimit("1/hour")
+    class Right(HTTPEndpoint): ...
+
+    assert complaint(app) == ""
+
+    @RateLimit("1/hour")
+    @route("/wrong")
+    class Wrong(HTTPEndpoint): ...
+
+    app.middleware_stack = None
+    assert "'* /v1/wrong'" in complaint(app)
+    assert "next to 'Wrong'" in complaint(app)
+
+
+def test_a_function_that_is_limited_in_one_application_may_be_free_in_another() -> None:
+    limited = Starlette(routes=[Route("/", RateLimit("1/hour")(page))], middleware=[MIDDLEWARE])
+    free = Starlette(routes=[Route("/", page)], middleware=[MIDDLEWARE])
+    assert [complaint(app) for app in (limited, free)] == ["", ""]
+    assert [TestClient(free).get("/").status_code for _ in range(3)] == [200] * 3
+
+
+# -- without parentheses: the endpoint would be taken for a function that returns limits, and never run ----------------
+
+SIGNATURES = ("", "request", "request: Request", "connection", "item: int", "request, item=1", "*args", "**options")
+DEFINED = ("def page({}):", "async def page({}):")
+DECORATORS = ("", "@app.get('/')", "@wrapping", "@functools.cache", "@app.get('/')\n@wrapping")
+WHERE = ("{}", "def make():\n{}\nmake()", "class Pages:\n{}")
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("where", "decorators"), list(product(WHERE, DECORATORS)))
+def test_it_is_refused_where_it_is_written_whatever_the_endpoint_takes(where: str, decorators: str) -> None:
+    for head, signature in product(DEFINED, SIGNATURES):
+        for above in ("", "@wrapping\n"):
+            written = f"{above}@RateLimit\n{decorators}\n{head.format(signature)}\n    return 'hi'"
+            source = where.format(written if where == "{}" else indented(written))
+            names = {"RateLimit": RateLimit, "Request": Request, "app": FastAPI(), "functools": functools}
+            with pytest.raises(ConfigurationError, match=r'write @RateLimit\("5/minute"\) above \'page\'') as caught:
+                exec(source, {**names, "wrapping": wrapping})
+            assert "5/minute" in str(caught.value), source
+
+
+def test_it_is_refused_above_a_class() -> None:
+    with pytest.raises(ConfigurationError, match=r'write @RateLimit\("5/minute"\) above \'Page\''):
+
+        @RateLimit  # type: ignore[arg-type]
+        class Page(HTTPEndpoint):
+            pass
+
+
+class Plans:
+    def plan(self, request: Any) -> str:
+        return "1/hour"
+
+    def __call__(self, request: Any) -> str:
+        return "1/hour"
+
+    def of_this_class(request: Any) -> str:  # type: ignore[misc]
+        return "1/hour"
+
+    limit = RateLimit(of_this_class)  # type: ignore[arg-type]
+
+
+def limits_functions() -> list[RateLimit]:
+    """Return limits whose function is written in ways that are no decorator."""
+
+    async def later(request: Any) -> str:
+        return "1/hour"
+
+    @functools.cache
+    def cached(request: Any) -> str:
+        return "1/hour"
+
+    def made(amount: int) -> Callable[[Any], str]:
+        def plan_of(request: Any) -> str:
+            return f"{amount}/hour"
+
+        return plan_of
+
+    def limited_by(function: Callable[[Any], str]) -> RateLimit:
+        return RateLimit(function)
+
+    @limited_by
+    def registered(request: Any) -> str:
+        return "1/hour"
+
+    many = []
+    for amount in (1, 1):
+
+        def counted(request: Any, amount: int = amount) -> str:
+            return f"{amount}/hour"
+
+        many.append(counted)
+    lambdas: list[Any] = [lambda request: "1/hour", functools.partial(made(1))]
+    given = [later, cached, made(1), *lambdas, Plans().plan, Plans(), *many]
+    return [*map(RateLimit, given), Plans.limit, registered]
+
+
+@pytest.mark.parametrize("limit", limits_functions(), ids=str)
+@pytest.mark.parametrize("as_dependency", [False, True])
+async def test_a_function_that_returns_limits_still_works(limit: RateLimit, as_dependency: bool) -> None:
+    app = FastAPI(middleware=[MIDDLEWARE])
+    if as_dependency:
+        app.get("/", dependencies=[Depends(limit)])(lambda: "hi")
+    else:
+        app.get("/")(limit(lambda: "hi"))
+    assert await statuses(app, 2) == [200, 429]
+
+
+@pytest.mark.parametrize("of", [FastAPI, Starlette])
+def test_a_limit_in_the_place_of_an_endpoint_ends_the_start(of: Any) -> None:
+    limit: Any = RateLimit(lambda request: "5/minute")
+    app = of(routes=[Route("/page", limit)], middleware=[MIDDLEWARE])
+    if of is FastAPI:
+        app = FastAPI(middleware=[MIDDLEWARE])
+        app.get("/page")(limit)
+    found = complaint(app)
+    assert "/page' is a limit" in found
+    assert '@RateLimit("5/minute")' in found

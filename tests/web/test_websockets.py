@@ -1,0 +1,474 @@
+"""Websockets: refused at the handshake, closed at a limit of messages, and closed when their client is banned."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fastapi import Depends, FastAPI, WebSocket
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    everyone,
+)
+from slidegate.core import StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
+from slidegate.web import websockets
+
+from ..asgi import PEER, scope_of, send_scope
+from ..redis_servers import needs_redis
+from ..remote_stores import RemoteStore
+from .sockets import BYE, Client, Listener, opened, texts
+from .test_servers import BOUND_S, SERVERS, Serve, serving
+
+
+def around(app: Any, nested: int = 0, **options: Any) -> tuple[Any, Limiter]:
+    """Return an application with middlewares around it, the innermost with some options, and the limiter of all."""
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(app, rules=[], limiter=limiter, **options)
+    for _ in range(nested):
+        app = RateLimitMiddleware(app, rules=[], limiter=limiter)
+    return app, limiter
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+async def echo(socket: WebSocket) -> None:
+    await socket.accept()
+    async for text in socket.iter_text():
+        await socket.send_text(text.upper())
+
+
+def test_with_the_denial_extension_the_client_reads_the_whole_answer() -> None:
+    app = Starlette(routes=[WebSocketRoute("/ws", echo)])
+    app.add_middleware(RateLimitMiddleware, limits="3/hour")
+    client = TestClient(app)
+    for left in (2, 1, 0):
+        with client.websocket_connect("/ws") as socket:
+            assert (b"ratelimit", f'"default";r={left};t=3600'.encode()) in (socket.extra_headers or ())
+            for text in ("hi", "ho", "he", "ha"):  # messages are not counted
+                socket.send_text(text)
+                assert socket.receive_text() == text.upper()
+    with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect("/ws"):
+        pass
+    assert denied.value.status_code == 429
+    assert denied.value.headers["retry-after"] == "3600"
+    assert denied.value.headers["ratelimit"] == '"default";r=0;t=3600'
+    assert denied.value.json()["violated-policies"] == ["default"]
+
+
+@pytest.mark.parametrize("extensions", [{}, None, {"tls": {}}])
+async def test_without_the_extension_it_is_closed_before_accept(extensions: Any) -> None:
+    listener = Listener()
+    middleware = RateLimitMiddleware(listener, limits="9/hour", blocklist=Networks(["203.0.113.0/24"]))
+    answer = await send_scope(middleware, scope_of("/ws", type="websocket", extensions=extensions))
+    assert answer.messages == [{"type": "websocket.close", "code": 1008}]
+    assert listener.heard == []
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_disconnect() -> None:
+    app = Listener()
+    client = await Client(*texts(12), BYE).run(around(app, messages=MessageLimits("10/s"))[0])
+    assert app.heard[:10] == texts(10)
+    assert [(message["type"], message["code"]) for message in app.heard[10:]] == [("websocket.disconnect", 1013)]
+    assert client.kinds == ["accept", "close"]
+    assert client.closes == [(1013, "message limit exceeded")]
+    assert client.coming.get_nowait() == texts(12)[11], "nothing is read after the close"
+
+
+@pytest.mark.parametrize(("key", "expected"), [("connection", [3, 3, 3]), ("client", [3, 0, 3]), (everyone, [3, 0, 0])])
+async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_together(
+    key: Any, expected: list[int]
+) -> None:
+    app = Listener()
+    middleware, _ = around(app, messages=MessageLimits("3/s", key=key, beyond="drop"))
+    heard = []
+    for address in ("203.0.113.1", "203.0.113.1", "203.0.113.2"):
+        await Client(*texts(5), BYE, address=address).run(middleware)
+        heard.append(len(app.heard) - 1)
+    assert heard == expected
+
+
+async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_close_does_nothing() -> None:
+    seen: list[str] = []
+
+    async def talkative(scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        await socket.accept()
+        assert await socket.receive_text() == "m0"
+        try:
+            await send({"type": "websocket.send", "text": "still there?"})
+            await receive()
+            await socket.send_text("and now?")
+        except WebSocketDisconnect:
+            seen.append("disconnected")
+        await send({"type": "websocket.close", "code": 1000})
+
+    client = await Client(*texts(2), BYE).run(around(talkative, messages=MessageLimits("1/s"))[0])
+    assert seen == ["disconnected"]
+    assert client.kinds == ["accept", "send", "close"]
+
+
+async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -> tuple[int, int]:
+    """Return what open websockets hold, and what is left of them when they are over and nothing was collected."""
+    go = anyio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        await Listener()(scope, receive, send)
+        await go.wait()
+
+    middleware = RateLimitMiddleware(waiting, rules=[], messages=messages)
+    await Client(*texts(1), BYE).run(RateLimitMiddleware(Listener(), rules=[], messages=messages))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(Client(*texts(1), BYE).run, middleware)
+            await anyio.wait_all_tasks_blocked()
+            held = tracemalloc.get_traced_memory()[0]
+            go.set()
+        return held // count, tracemalloc.get_traced_memory()[0] // count
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
+    await bytes_of_sockets(MessageLimits("10/s; 100/minute"))  # fills what the interpreter keeps for later tuples
+    held, left = await bytes_of_sockets(MessageLimits("10/s; 100/minute"))
+    bare_held, bare_left = await bytes_of_sockets(None)
+    assert held - bare_held < 2_000
+    assert left - bare_left < 500
+
+
+async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
+    class Away(RemoteStore):
+        """A store that does not answer where something is counted."""
+
+        def hit(self, checks: Any, subjects: Any = (), **line: Any) -> Any:
+            if checks:
+                raise StoreUnavailable("away")
+            return super().hit(checks, subjects, **line)
+
+    limiter = Limiter(Away(), on_error="deny")
+    limits = MessageLimits("9/hour", key="client", beyond="drop")
+    middleware = RateLimitMiddleware(Listener(), rules=[], limiter=limiter, messages=limits, bans=BanPolicy("1/hour"))
+    await Client(*texts(5), BYE).run(middleware)
+    assert [ban async for ban in limiter.bans()] == []
+
+
+# -- servers that refuse the close codes 1008 and 1013 -----------------------------------------------------------------
+
+
+def echoing(heard: list[str]) -> FastAPI:
+    """Return an application that notes why its websockets end."""
+    app = FastAPI()
+
+    @app.websocket("/")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            while True:
+                await websocket.send_text(await websocket.receive_text())
+        except WebSocketDisconnect as ended:
+            heard.append(f"disconnect {ended.code}")
+
+    return app
+
+
+@pytest.mark.parametrize("nested", [0, 1, 2])
+async def test_one_message_too_many_closes_it_behind_a_strict_server_too(nested: int) -> None:
+    heard: list[str] = []
+    client = Client(*texts(5), strict=True)
+    async with asyncio.timeout(BOUND_S):
+        await client.run(around(echoing(heard), nested, messages=MessageLimits("3/hour"))[0])
+    assert (client.refused, client.closes) == ([1013], [(1000, "message limit exceeded")])
+    assert heard == ["disconnect 1013"], "the application is told why"
+
+
+@pytest.mark.parametrize("nested", [0, 1])
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_ban_closes_it_behind_a_strict_server_too(idle: bool, nested: int, at_once: None) -> None:
+    heard: list[str] = []
+    app, limiter = around(echoing(heard), nested, bans=BanPolicy("20/10m", "1h"))
+    client = Client(strict=True)
+    async with asyncio.timeout(BOUND_S):
+        (ends,) = await opened(app, client)
+        await limiter.ban("203.0.113.0/24", "1h")
+        if not idle:
+            client.coming.put_nowait({"type": "websocket.receive", "text": "hi"})
+        await ends
+    assert client.closes == [(1000, "banned")]
+    assert heard == ["disconnect 1008"]
+
+
+async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks_the_code_there_too() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        if message.get("code") not in (1000, None):
+            raise ValueError(f"invalid close code {message['code']}")
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    app = FastAPI()
+
+    @app.websocket("/", dependencies=[Depends(RateLimit("1/hour"))])
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+
+    for middleware in (around(app)[0], RateLimitMiddleware(app, limits="1/hour")):
+        sent.clear()
+        for _ in range(2):
+            await middleware(scope_of("/", type="websocket"), receive, send)
+        assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
+
+
+async def test_a_client_that_has_gone_is_closed_once_and_its_error_is_the_one_of_the_server() -> None:
+    tried: list[int] = []
+
+    class Left(Client):
+        async def send(self, message: Message) -> None:
+            if message["type"] == "websocket.close":
+                tried.append(message["code"])
+                raise ConnectionResetError("the client has gone")
+
+    with pytest.raises(ConnectionResetError, match="the client has gone"):
+        await Left(*texts(3)).run(around(Listener(), messages=MessageLimits("1/hour"))[0])
+    assert tried == [1013]
+
+
+# -- bans of idle clients ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the bans of open websockets asked for again at once; how long two questions are apart is not tested."""
+    monkeypatch.setattr(websockets, "EVERY_S", 0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        await asyncio.sleep(0)
+
+
+def questions(limiter: Limiter) -> list[int]:
+    """Return a list to which each question about bans adds about how many keys it was."""
+    asked: list[int] = []
+    find = limiter.store.bans.find
+
+    def counting(keys: Sequence[Any]) -> Any:
+        asked.append(len(keys))
+        return find(keys)
+
+    limiter.store.bans.find = counting  # type: ignore[method-assign]
+    return asked
+
+
+@pytest.mark.parametrize("options", [{}, {"messages": MessageLimits("9/second", key="client")}])
+async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(options: Any, at_once: None) -> None:
+    middleware, limiter = around(Listener(), **options)
+    idle, other = Client(), Client(address="198.51.100.1")
+    async with asyncio.timeout(BOUND_S):
+        ends, stays = await opened(middleware, idle, other)
+        await limiter.ban("203.0.113.0/24", "1h")
+        await ends
+        assert (idle.closes, idle.scope["state"]["ended"]["code"]) == ([(1008, "banned")], 1008)
+        assert not stays.done()
+        other.coming.put_nowait(BYE)
+        await stays
+        assert other.closes == []
+
+
+async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websockets, "EVERY_S", 3_600)
+    app = Listener()
+    middleware, limiter = around(app, bans=BanPolicy("3/10m", "1h"))
+    asked = questions(limiter)
+    await Client(*texts(10), BYE).run(middleware)
+    assert (len(app.heard), asked) == (11, [])
+
+
+@pytest.mark.parametrize("store", ["lmdb", pytest.param("redis", marks=needs_redis)])
+async def test_a_ban_that_another_worker_makes_closes_it(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest, at_once: None
+) -> None:
+    if store == "lmdb":
+        limiter, other = (Limiter(LmdbStore(tmp_path)) for _ in range(2))
+    else:
+        server = request.getfixturevalue("server")
+        server.command("FLUSHALL")
+        limiter, other = (Limiter(RedisStore(server.url), deadline="5s") for _ in range(2))
+    async with limiter, other:
+        idle = Client()
+        async with asyncio.timeout(BOUND_S):
+            (ends,) = await opened(RateLimitMiddleware(Listener(), rules=[], limiter=limiter), idle)
+            await other.ban(PEER, "1h")
+            await ends
+        assert idle.closes == [(1008, "banned")]
+
+
+async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_closed(at_once: None) -> None:
+    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+        await Listener()(scope, receive, send)
+
+    middleware, limiter = around(listening)
+    asked = questions(limiter)
+    clients = [Client(address=f"198.51.{number // 250}.{number % 250}") for number in range(600)]
+    async with asyncio.timeout(BOUND_S):
+        tasks = await opened(middleware, *clients)
+        asked.clear()
+        await until(lambda: len(asked) >= 6)
+        assert max(asked) == 2 * websockets.AT_ONCE, "the key and the address of each client"
+        assert sorted(asked[:3]) == sorted(asked[3:6]) == [2 * 88, 2 * 256, 2 * 256]
+        banned = clients[7::100]
+        for client in banned:
+            await limiter.ban(client.scope["client"][0], "1h")
+        await until(lambda: sum(task.done() for task in tasks) >= len(banned))
+    assert [client for client in clients if client.closes] == banned
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_question_that_fails_is_logged_and_followed_by_another(
+    caplog: pytest.LogCaptureFixture, at_once: None
+) -> None:
+    middleware, limiter = around(Listener())
+    find, failures = limiter.store.bans.find, iter(range(3))
+
+    def failing(keys: Sequence[Any]) -> Any:
+        if next(failures, None) is not None:
+            raise RuntimeError("no")
+        return find(keys)
+
+    limiter.store.bans.find = failing  # type: ignore[method-assign]
+    async with asyncio.timeout(BOUND_S):
+        (ends,) = await opened(middleware, Client())
+        await limiter.ban(PEER, "1h")
+        assert (await ends).closes == [(1008, "banned")]
+    assert "not looked through" in caplog.text
+
+
+@pytest.mark.parametrize("does", ["close", "accept"])
+async def test_a_websocket_that_is_not_accepted_or_has_ended_is_forgotten(does: str, at_once: None) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": f"websocket.{does}", **({"code": 4000} if does == "close" else {})})
+
+    middleware, limiter = around(app)
+    asked = questions(limiter)
+    await Client().run(middleware)
+    gc.collect()
+    for _ in range(2):
+        asked.clear()
+        for _ in range(50):
+            await asyncio.sleep(0)
+    assert asked == []
+
+
+@pytest.mark.parametrize("serve", SERVERS)
+def test_real_servers_close_it_and_tell_the_application(serve: Serve) -> None:
+    limiter, ended = Limiter(), threading.Event()
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], limiter=limiter)])
+
+    async def idle(socket: WebSocket) -> None:
+        await socket.accept()
+        async for _ in socket.iter_text():
+            pass
+        ended.set()
+
+    app.websocket("/")(idle)
+    with serving(serve, app) as host, connect(f"ws://{host}/") as client:
+        asyncio.run(limiter.ban("127.0.0.1/32", "1h"))
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=BOUND_S)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+        assert ended.wait(BOUND_S)
+
+
+async def in_a_task(receive: Receive) -> Message:
+    return await asyncio.create_task(receive())  # type: ignore[arg-type]
+
+
+async def within_a_timeout(receive: Receive) -> Message:
+    async with asyncio.timeout(BOUND_S):
+        return await receive()
+
+
+async def beside_a_task_group(receive: Receive) -> Message:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.sleep, 0)
+        return await receive()
+
+
+WAITS: list[Callable[[Receive], Any]] = [
+    in_a_task,
+    within_a_timeout,
+    beside_a_task_group,
+    lambda receive: asyncio.wait_for(receive(), BOUND_S),
+    lambda receive: receive(),
+]
+
+
+@pytest.mark.parametrize("nested", [0, 1])
+@pytest.mark.parametrize("wait", WAITS)
+async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not_cancelled(
+    wait: Callable[[Receive], Any], nested: int, at_once: None
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        message = await wait(receive)
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        scope["state"] = {"ended": message, "cancelling": task.cancelling()}
+
+    middleware, limiter = around(app, nested)
+    idle = Client()
+    async with asyncio.timeout(BOUND_S):
+        (ends,) = await opened(middleware, idle)
+        await limiter.ban(PEER, "1h")
+        await ends
+    assert idle.closes == [(1008, "banned")]
+    ended = {"type": "websocket.disconnect", "code": 1008, "reason": "banned"}
+    assert idle.scope["state"] == {"ended": ended, "cancelling": 0}
+
+
+async def test_an_application_that_is_cancelled_is_cancelled() -> None:
+    (ends,) = await opened(around(Listener())[0], Client())
+    ends.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ends
