@@ -75,6 +75,32 @@ GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
         COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
         RECORD._replace(client="2001:db8::80"),
     ),
+    "a client with a port": (COMMON.replace("192.0.2.7", "192.0.2.7:5123"), RECORD),
+    "an IPv6 client with a port": (
+        COMMON.replace("192.0.2.7", "[2001:db8::1]:443"),
+        RECORD._replace(client="2001:db8::1"),
+    ),
+    "a client with a port and a user name with a space": (
+        COMMON.replace("192.0.2.7", "192.0.2.7:5123").replace("- -", "- jane doe"),
+        RECORD,
+    ),
+    "a client with a port behind a virtual host": (
+        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "192.0.2.7:5123"),
+        RECORD._replace(host="www.example.org"),
+    ),
+    "a host name with a port for a client": (
+        COMMON.replace("192.0.2.7", "crawler.example.net:5123"),
+        RECORD._replace(client="crawler.example.net"),
+    ),
+    "nginx, a client with a port": (
+        changed(NGINX, remote_addr="192.0.2.7:5123"),
+        JSON_RECORD._replace(time_us=NOON_US),
+    ),
+    "Caddy, a client with a port": (
+        changed(CADDY, request={**CADDY["request"], "client_ip": "[2001:db8::1]:443"}),
+        JSON_RECORD._replace(client="2001:db8::1"),
+    ),
+    "Traefik, a client with a port": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7:5123"), JSON_RECORD),
     "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
     "CRLF": (f"{COMMON}\r\n", RECORD),
     "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
@@ -118,30 +144,23 @@ GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
 
 BAD: dict[str, tuple[bytes, Skip]] = {
     "nothing": (b"", Skip.EMPTY),
-    "spaces": (b"  \t\r\n", Skip.EMPTY),
     "NUL": (COMMON.encode().replace(b"/a", b"/\0"), Skip.BINARY),
     "UTF-16": (COMMON.encode("utf-16"), Skip.BINARY),
-    "words": (b"the quick brown fox", Skip.FORMAT),
     "an agent on a line of its own": (b' "curl/7.54.0"', Skip.FORMAT),
     "too few words before the date": (COMMON.replace(" - -", "").encode(), Skip.FORMAT),
     "backslashes without an end": (b"[1] " + b'x [a] "' + b"\\" * 50_000, Skip.FORMAT),
     "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
     "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
     "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
-    "status of four digits": (COMMON.replace("200", "2000").encode(), Skip.STATUS),
     "JSON without its end": (changed(NGINX)[:-5], Skip.JSON),
     "a JSON list": (b"[1, 2]", Skip.FORMAT),
     "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
     "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
     "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
-    "an integer of 400 digits": (changed(CADDY, ts=10**400), Skip.TIME),
     "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
     "a negative status": (changed(CADDY, status=-1), Skip.STATUS),
-    "true as status": (changed(CADDY, status=True), Skip.STATUS),
     "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
-    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.FORMAT),
-    "no path": (changed(NGINX, uri=None), Skip.FORMAT),
-    "a time of 60,000 characters": (changed(NGINX, time_iso8601="1" * 60_000), Skip.TIME),
+    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.CLIENT),
     "a time with 100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), Skip.TIME),
     "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), Skip.CLIENT),
     "Caddy's second word on an error": (changed(CADDY, logger="http.log.error.log0"), Skip.FORMAT),
@@ -254,14 +273,10 @@ def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataOb
         assert 0 <= found.status <= 999
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_a_line_is_too_long_beyond_the_limit_and_not_before(tmp_path: Path, extra: int) -> None:
-    line = f"{COMMON} ".encode()
-    line += b"a" * (MAX_LINE_BYTES + extra - len(line))
-    (tmp_path / "access.log").write_bytes(line + b"\n" + COMMON.encode())
-    log = AccessLogs([tmp_path / "access.log"])
-    assert list(log) == [RECORD] * (1 if extra > 0 else 2)
-    assert log.counts.skipped == ({Skip.TOO_LONG: 1} if extra > 0 else {})
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_line_is_too_long_beyond_the_limit_and_not_before(extra: int) -> None:
+    line = f"{COMMON} ".encode().ljust(MAX_LINE_BYTES + extra, b"a")
+    assert parse_line(line + b"\n") == (Skip.TOO_LONG if extra else RECORD)
 
 
 @pytest.mark.deep

@@ -27,7 +27,6 @@ class Skip(StrEnum):
     TIME = "unreadable time"
     STATUS = "no status"
     GZIP = "damaged gzip data"
-    ZSTD = "damaged zstd data"
 
 
 class AccessRecord(NamedTuple):
