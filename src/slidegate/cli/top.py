@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
 import click
-from rich.live import Live
-from rich.text import Text
 
 from ..admin import views
 from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter import Limiter
-from .report import Report, Reporter, Result, Table, with_report
-from .store import open_limiter, with_store
+from .output import as_json, echo, echo_json, table
+from .store import ask, with_store
 
 SHOWN: Final = 10
 MAX_CLIENTS: Final = 100
@@ -26,8 +25,8 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 @click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the stats go.")
 @click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Show one look and end, as happens where no terminal shows it.")
-@with_report("json")
-async def top(out: Reporter, store: str | None, window: str, every: float, once: bool) -> Result:
+@as_json
+def top(store: str, window: str, every: float, once: bool, as_json: bool) -> None:
     """Watch requests, refusals and bans of all workers that publish stats in a store.
 
     What shadow rules would have refused is in the column shadow_refused. Clients are shown where workers have a
@@ -36,16 +35,23 @@ async def top(out: Reporter, store: str | None, window: str, every: float, once:
     \b
     Example: slidegate top --store redis://localhost:6379/0
     """
-    async with open_limiter(store) as limiter:
-        if not once and out.is_live:
-            with Live(screen=True, auto_refresh=False) as live:
-                while True:
-                    # Text and no markup: names come from outside.
-                    lines = out.lines(_text(await _stats(limiter, window)))
-                    live.update(Text("\n".join((*lines, "", "Ctrl-C ends it"))), refresh=True)
-                    await asyncio.sleep(every)
-        stats = await _stats(limiter, window)
-    return Report(stats, _text(stats))
+    live = not (once or as_json) and sys.stdout is not None and sys.stdout.isatty()
+
+    async def watch(limiter: Limiter) -> None:
+        while True:
+            stats = await _stats(limiter, window)
+            if as_json:
+                echo_json(stats)
+            else:
+                click.clear()  # nothing happens where no terminal is
+                for line in _text(stats):
+                    echo(line)
+            if not live:
+                return
+            echo("Ctrl-C ends it")
+            await asyncio.sleep(every)
+
+    ask(store, watch)
 
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
@@ -63,7 +69,7 @@ async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     }
 
 
-def _text(stats: dict[str, Any]) -> Iterator[str | Table]:
+def _text(stats: dict[str, Any]) -> Iterator[str]:
     workers, total = len(stats["workers"]), stats["total"]
     yield (
         f"{workers} worker{'s' * (workers != 1)}, last {stats['window_s']:g} s: {total['passed']:,} passed "
@@ -72,6 +78,6 @@ def _text(stats: dict[str, Any]) -> Iterator[str | Table]:
     for title in ("rule", "route"):
         named = sorted(stats[f"{title}s"].items(), key=lambda pair: (-pair[1]["qps"], pair[0]))[:SHOWN]
         if named:
-            yield from ("", Table((title, *_COLUMNS), [{title: name, **traffic} for name, traffic in named]))
+            yield from ("", *table((title, *_COLUMNS), [{title: name, **traffic} for name, traffic in named]))
     if stats["clients"]:
-        yield from ("", Table(("client", "requests", "refused"), stats["clients"][:SHOWN]))
+        yield from ("", *table(("client", "requests", "refused"), stats["clients"][:SHOWN]))

@@ -1,6 +1,6 @@
 """The clients of a log, and whether each looks like a person, a crawler or a scanner.
 
-The rules are few, each goes by the share of a client's requests, and `ClientTally.look` says which one spoke:
+The rules are few, each goes by the share of a client's requests, and `ClientTally.look` names the one that decided:
 
 * of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
 * of a crawler most have an agent that says so;
@@ -20,7 +20,6 @@ from zlib import crc32
 from ..logs import AccessRecord
 from ..web.client_ip import client_ip
 
-MINUTE_US: Final = 60_000_000
 MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
 MAX_AGENT: Final = 200
@@ -72,29 +71,30 @@ class ClientTally:
         browsed: How many came with that of a browser.
         probes: How many requests were for paths that scanners ask for.
         agents: Its agents, at most 32.
-        busiest_minute: The most requests in one minute of the clock: enough for a chart; `suggest.Peaks` counts as
-            windows do.
     """
 
     __slots__ = (
-        *("_minute", "_minute_count", "agents", "banned", "browsed", "busiest_minute", "crawled", "failed", "paths"),
-        *("probes", "refused", "requests", "succeeded"),
+        "agents",
+        "banned",
+        "browsed",
+        "crawled",
+        "failed",
+        "paths",
+        "probes",
+        "refused",
+        "requests",
+        "succeeded",
     )
 
     def __init__(self) -> None:
         self.requests = self.refused = self.banned = self.failed = self.probes = 0
         self.succeeded = self.crawled = self.browsed = 0
-        self.busiest_minute = self._minute = self._minute_count = 0
         self.agents: tuple[str, ...] = ()
         self.paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
         """Count one request, as the log tells it."""
         self.requests += 1
-        minute = record.time_us // MINUTE_US
-        self._minute_count = self._minute_count + 1 if minute == self._minute else 1
-        self._minute = minute
-        self.busiest_minute = max(self.busiest_minute, self._minute_count)
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
         elif 100 <= record.status <= 399:
