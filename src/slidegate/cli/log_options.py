@@ -80,9 +80,10 @@ class Logs:
             click.ClickException: No line was a record, none lies between the moments, or none was an HTTP request.
         """
         first_us, last_us, kept, requests = MAX_TIME_US, 0, 0, 0
-        hidden = not sys.stderr.isatty() or self.records.size_bytes is None
+        size_bytes = self.records.size_bytes
+        hidden = size_bytes is None or sys.stderr is None or not sys.stderr.isatty()
         bar: Any
-        with click.progressbar(length=self.records.size_bytes, label=subject, file=sys.stderr, hidden=hidden) as bar:
+        with click.progressbar(length=size_bytes or 1, label=subject, file=sys.stderr, hidden=hidden) as bar:
             try:
                 for number, record in enumerate(self.records, 1):
                     if not number % _EVERY:

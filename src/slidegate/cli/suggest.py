@@ -71,7 +71,7 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
 def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
     peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
     yield ""
-    yield f"# {rule.requests:,} requests of {rule.clients:,} clients; it would have refused {rule.refused:,} of these."
+    yield f"# It would have refused {rule.refused:,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
     yield f"# Median of the clients' peaks: {peaks}."
     yield "[[rules]]"
     yield f"path = {_quoted(rule.path)}"
