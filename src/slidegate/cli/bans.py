@@ -140,7 +140,7 @@ def export_bans(store: str) -> None:
 
 
 @bans.command("import")
-@click.argument("file", type=click.File(encoding="utf-8-sig", errors="replace"))
+@click.argument("file", type=click.File(encoding="utf-8-sig", errors="replace", lazy=True))
 @with_store
 @may_create
 @as_json

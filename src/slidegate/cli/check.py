@@ -57,12 +57,11 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
     \b
     Example: slidegate check main:app
     """
-    is_file = Path(target).exists() or target.endswith(".toml")
+    is_file = Path(target).is_file() or target.endswith(".toml")
     if target.endswith(".py") or not (is_file or ":" in target):
-        module = target.removesuffix(".py").strip("/").replace("/", ".") or "main"
+        written = f"{target.removesuffix('.py').strip('./').replace('/', '.') or 'main'}:app"
         raise click.BadParameter(
-            f"expected a configuration file, or an application as module:app; did you mean {module + ':app'!r}, not "
-            f"{target!r}?"
+            f"{target!r} is no file of settings; an application is module:app: did you mean {written!r}?"
         )
     if is_file:
         found = asyncio.run(_about_file(Path(target)))
