@@ -140,7 +140,5 @@ def test_memory_grows_with_clients_and_not_with_lines() -> None:
     assert simulated.clients.requests == 5_000
     clients = simulated.clients.tallies.values()
     assert len(clients) == 50
-    assert len(simulated.timeline.steps) <= 288
-    assert sum(requests for _, requests, _ in simulated.timeline.points()) == 5_000
     assert all(len(client.agents) <= 32 and len(client.paths) <= 64 for client in clients)
     assert set(simulated.routes) == {"/page/{id}"}

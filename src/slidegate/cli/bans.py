@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import click
 
@@ -140,11 +140,11 @@ def export_bans(store: str) -> None:
 
 
 @bans.command("import")
-@click.argument("file", type=click.File(encoding="utf-8-sig", errors="replace", lazy=True))
+@click.argument("file")
 @with_store
 @may_create
 @as_json
-def import_bans(file: TextIO, store: str, create: bool, as_json: bool) -> None:
+def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
     """Read the bans that `slidegate bans export` wrote from FILE, or from stdin if it is -.
 
     A file with a line that cannot be read changes nothing. Of two bans of a key, the one that lasts longer stays.
@@ -152,7 +152,8 @@ def import_bans(file: TextIO, store: str, create: bool, as_json: bool) -> None:
     \b
     Example: slidegate bans import bans.jsonl
     """
-    lines = file.readlines()
+    with click.open_file(file, encoding="utf-8-sig", errors="replace") as opened:
+        lines = opened.readlines()
 
     async def take_over(limiter: Limiter) -> int:
         return await limiter.import_bans(lines)
@@ -161,7 +162,7 @@ def import_bans(file: TextIO, store: str, create: bool, as_json: bool) -> None:
         imported = ask(store, take_over, writes=True, makes=create)
     except ConfigurationError as error:
         where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
-        raise click.ClickException(f"{file.name}, {where}{colon}{what}; nothing is imported") from error
+        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
     if as_json:
         echo_json({"imported": imported, "over": over})
