@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "admin": ({"core", "limiter", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
-    "logs": ({"core"}, {"backports"}),
+    "logs": ({"core"}, set()),
     "metrics": (
         {"core", "limiter", "stores", "web"},
         {"anyio", "opentelemetry", "prometheus_client", "starlette"},
@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": (
         {"core", "limiter", "admin", "logs", "simulation", "stores", "web"},
-        {"anyio", "click", "rich", "starlette", "tomli_w"},
+        {"click", "starlette"},
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__main__": ({"cli"}, set()),
