@@ -109,6 +109,21 @@ def test_rules_begin_as_shadows_with_the_line_that_switches_them_on(
     assert simulated(switched_on, SAMPLE, tmp_path, capsys)["clients_touched"] == number(TOGETHER.findall(text)[0]) > 0
 
 
+def test_nothing_that_a_log_holds_becomes_a_line_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {
+        **{"remote_addr": 'x\n[[rules]]\npath = "*"\nexempt = true\x1b[2J', "status": 200, "request_method": "GET"},
+        **{"time_iso8601": "2026-03-03T10:00:00Z", "request_uri": '/%22%0Aexempt%20=%20true%0A#\x7f\u202e"\\'},
+    }
+    log = tmp_path / "access.log"
+    log.write_text(f"{json.dumps(line)}\n" * 50)
+    text = suggested(capsys, str(log))
+    assert "\x1b" not in text
+    assert all(set(rule) == {"path", "limits", "shadow"} for rule in tomllib.loads(text)["rules"])
+    assert simulated(text, str(log), tmp_path, capsys)["requests"] == 50
+
+
 @pytest.mark.parametrize("headroom", [1, 2, 3.5])
 def test_limits_have_headroom_and_none_is_below_what_one_page_load_makes(
     headroom: float, capsys: pytest.CaptureFixture[str]

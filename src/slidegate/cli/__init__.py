@@ -19,11 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         from .program import program
-    except ModuleNotFoundError as error:  # the extra is not installed
+
+        program.main(arguments, prog_name="slidegate")
+    except ModuleNotFoundError as error:  # the extra is not installed, or half of it
         sys.stderr.write(f'slidegate: the command needs the package {error.name}: pip install "slidegate[cli]"\n')
         return 1
-    try:
-        program.main(arguments, prog_name="slidegate")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

@@ -15,7 +15,7 @@ from ..core.limits import MAX_WINDOW_US, parse_duration_us
 from ..limiter import Limiter
 from ..limiter.keys import AnyKey
 from ..limiter.limiter import PERMANENT
-from .output import as_json, echo, echo_json, note, one_line, table, time_of
+from .output import echo, echo_json, note, one_line, table, time_of, with_format
 from .store import ask, with_key, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
@@ -38,7 +38,7 @@ def bans() -> None:
 @with_store
 @click.option("--policy", metavar="NAME", help="Only bans that this policy or person made.")
 @click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or maker.")
-@as_json
+@with_format
 def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None:
     """List the bans in force.
 
@@ -70,7 +70,7 @@ def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None
 @click.option("--reason", default="", metavar="TEXT", help="For the operator; clients do not see it.")
 @click.option("--by", metavar="NAME", help="Who bans; by default your name on this machine.")
 @may_create
-@as_json
+@with_format
 def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None, create: bool, as_json: bool) -> None:
     """Ban KEY: an address, a network, or another key such as user:42.
 
@@ -97,7 +97,7 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
 @with_key
 @with_store
 @click.option("--by", metavar="NAME", help="Who takes the ban back; by default your name on this machine.")
-@as_json
+@with_format
 def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
     """Take the ban of exactly KEY back, and forget its strikes.
 
@@ -143,7 +143,7 @@ def export_bans(store: str) -> None:
 @click.argument("file")
 @with_store
 @may_create
-@as_json
+@with_format
 def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
     """Read the bans that `slidegate bans export` wrote from FILE, or from stdin if it is -.
 

@@ -30,7 +30,7 @@ from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
 from ..web.routes import DEPTH, layers, router_of, routes_of
-from .output import as_json, echo, echo_json, failed, note, one_line
+from .output import echo, echo_json, failed, note, one_line, with_format
 from .store import middleware_of
 
 CODES: Final = {
@@ -46,13 +46,13 @@ _NOBODY: Final = "192.0.2.0"
 @click.argument("target")
 @click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
 @click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
-@as_json
+@with_format
 @click.pass_context
 def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
-    """Look for probable mistakes in TARGET, a configuration file or an application as module:app.
+    """Look for probable mistakes in TARGET.
 
-    An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, and with 1 if
-    something was, or if TARGET cannot be used.
+    TARGET is a configuration file, or an application as module:app. An application is started as a server starts it,
+    and stopped again. Ends with 0 if nothing was found, and with 1 if something was, or if TARGET cannot be used.
 
     \b
     Example: slidegate check main:app
@@ -63,18 +63,22 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
         raise click.BadParameter(
             f"{target!r} is no file of settings; an application is module:app: did you mean {written!r}?"
         )
-    if is_file:
-        found = asyncio.run(_about_file(Path(target)))
-    else:
-        sys.path.insert(0, app_dir)
-        found = asyncio.run(_about_app(_imported(target, factory=factory)))
+    try:
+        if is_file:
+            found = asyncio.run(_about_file(Path(target)))
+        else:
+            sys.path.insert(0, app_dir)
+            found = asyncio.run(_about_app(_imported(target, factory=factory)))
+    except ConfigurationError as error:
+        raise failed(error) from error
     findings = list(dict.fromkeys(found))  # several middlewares may have one finding
     if as_json:
         echo_json(*(finding._asdict() for finding in findings))
     else:
         for line in map(str, findings) if findings else ["Nothing was found."]:
             echo(line)
-    ctx.exit(1 if findings else 0)
+    if findings:
+        ctx.exit(1)
 
 
 def _imported(name: str, *, factory: bool) -> ASGIApp:

@@ -20,7 +20,7 @@ import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
-from .output import as_json, echo, echo_json
+from .output import echo, echo_json, with_format
 from .store import middleware_of
 
 _S: Final = 1_000_000
@@ -29,7 +29,7 @@ _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
 
 @click.command()
 @click.argument("limits")
-@as_json
+@with_format
 def explain(limits: str, as_json: bool) -> None:
     """Show what LIMITS let through, and when a client may come back.
 

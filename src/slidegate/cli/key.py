@@ -12,7 +12,7 @@ from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
-from .output import as_json, echo, echo_json, note, table, time_of
+from .output import echo, echo_json, note, table, time_of, with_format
 from .store import ask, middleware_of, with_key, with_store
 
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
@@ -35,7 +35,7 @@ def key() -> None:
 @click.option(
     "--rule", "named", metavar="NAME=LIMITS", multiple=True, help='A rule in code: "api=100/10s". Repeatable.'
 )
-@as_json
+@with_format
 def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...], as_json: bool) -> None:
     """Show the windows of KEY slice by slice, and its ban.
 
@@ -68,7 +68,7 @@ def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...],
 @key.command("reset")
 @with_key
 @with_store
-@as_json
+@with_format
 def reset_key(key: AnyKey, store: str, as_json: bool) -> None:
     """Forget the windows of KEY under every rule. Bans and strikes stay.
 

@@ -18,7 +18,7 @@ import click
 
 from ..core.logs import escaped, logger, written
 
-as_json = click.option(
+with_format = click.option(
     "--format",
     "as_json",
     type=click.Choice(["text", "json"]),

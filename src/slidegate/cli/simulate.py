@@ -14,7 +14,7 @@ from ..simulation.replay import Replay
 from ..simulation.report import MAX_SHOWN, FirstRefusal, Refusals, Simulated
 from ..web.keys import header
 from .log_options import Logs, check_header, header_of, with_logs
-from .output import as_json, echo, echo_json, failed, note, table, time_of
+from .output import echo, echo_json, failed, note, table, time_of, with_format
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
 
@@ -24,7 +24,7 @@ _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "wh
 @click.option("--rules", metavar="FILE", help="A configuration file with rules and bans instead.")
 @click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
 @click.option("--ban-after", metavar="LIMIT", help='With --limit: ban who is refused so often, "20/10m".')
-@as_json
+@with_format
 @with_logs
 @click.pass_context
 def simulate(
@@ -36,7 +36,9 @@ def simulate(
     ban_after: str | None,
     as_json: bool,
 ) -> None:
-    """Replay access logs through the middleware in virtual time, and say whom its limits would have refused.
+    """Replay access logs, and say whom limits would have refused.
+
+    Each line is a request to the middleware itself, at the time of the line.
 
     \b
     Example: slidegate simulate access.log --limit "60/minute" --ban-after 20/10m
@@ -56,7 +58,8 @@ def simulate(
     else:
         for line in _text(simulated):
             echo(line)
-    ctx.exit(1 if interrupted else 0)
+    if interrupted:
+        ctx.exit(1)
 
 
 def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_after: str | None) -> Replay:

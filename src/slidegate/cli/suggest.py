@@ -11,7 +11,7 @@ from ..logs.reader import STANDARD_INPUT
 from ..simulation.clients import Clients
 from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion, Survey
 from .log_options import Logs, check_header, header_of, share_of, with_logs
-from .output import as_json, echo_json
+from .output import echo, echo_json, with_format
 
 _SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this line to switch the rule on"
 
@@ -27,12 +27,13 @@ _SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this lin
 )
 @click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
 @click.option("--routes", type=click.IntRange(0, 100), default=8, show_default=True, help="Routes with own limits.")
-@as_json
+@with_format
 @with_logs
 def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_json: bool) -> None:
-    """Work out limits from access logs that leave room for all but a share of clients, as TOML to paste.
+    """Work out limits from access logs, as TOML to paste.
 
-    The rules are shadow rules, which refuse nobody until they are switched on.
+    They leave room for all but a share of the clients. The rules are shadow rules, which refuse nobody until they are
+    switched on.
 
     \b
     Example: slidegate suggest access.log --touch 0.1%
@@ -47,31 +48,33 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
     suggestion = Suggestion(survey, share, headroom, routes)
     logs.read("Counting peaks", suggestion.add)
     rules, warnings = suggestion.rules(), survey.warnings(share)
+    refused = len(frozenset[str]().union(*(rule.refused for rule in rules)))
     if as_json:
         echo_json(
             {
-                **{"requests": clients.requests, "clients": len(clients.tallies), "refused": len(suggestion.refused)},
+                **{"requests": clients.requests, "clients": len(clients.tallies), "refused": refused},
                 **{"touch": share, "headroom": headroom},
-                **{"rules": [rule._asdict() for rule in rules], "warnings": warnings},
+                **{"rules": [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules], "warnings": warnings},
             }
         )
         return
     seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
-    click.echo(f"# {seen}. Each limit is {headroom:g} times what all of them but {touch.strip()} need,")
-    click.echo(f"# and at least {PAGE_LOAD}, because one page load makes so many requests.")
-    click.echo(f"# Switched on together, these rules would have refused {len(suggestion.refused):,} of the clients.")
+    echo(f"# {seen}. Each limit is {headroom:g} times what all of them but {touch.strip()} need,")
+    echo(f"# and at least {PAGE_LOAD}, because one page load makes so many requests.")
+    echo(f"# Switched on together, these rules would have refused {refused:,} of the clients.")
     for warning in warnings:
-        click.echo(f"# Warning: {warning}.")
+        echo(f"# Warning: {warning}.")
     if not rules:
-        click.echo("# No limits: every client may be refused, so nobody is left who could say what is usual.")
+        echo("# No limits: every client may be refused, so nobody is left who could say what is usual.")
     for rule in rules:
-        click.echo("\n".join(_toml(rule, clients.header)))
+        for line in _toml(rule, clients.header):
+            echo(line)
 
 
 def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
     peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
     yield ""
-    yield f"# It would have refused {rule.refused:,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
+    yield f"# It would have refused {len(rule.refused):,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
     yield f"# Median of the clients' peaks: {peaks}."
     yield "[[rules]]"
     yield f"path = {_quoted(rule.path)}"

@@ -12,7 +12,7 @@ import click
 from ..admin import views
 from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter import Limiter
-from .output import as_json, echo, echo_json, table
+from .output import echo, echo_json, table, with_format
 from .store import ask, with_store
 
 SHOWN: Final = 10
@@ -25,12 +25,13 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 @click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the stats go.")
 @click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Show one look and end, as happens where no terminal shows it.")
-@as_json
+@with_format
 def top(store: str, window: str, every: float, once: bool, as_json: bool) -> None:
-    """Watch requests, refusals and bans of all workers that publish stats in a store.
+    """Watch the traffic of all workers of a store.
 
-    What shadow rules would have refused is in the column shadow_refused. Clients are shown where workers have a
-    dashboard or an admin API. Ctrl-C ends it.
+    These are the requests, refusals and bans of the workers that publish stats in the store. What shadow rules would
+    have refused is in the column shadow_refused. Clients are shown where workers have a dashboard or an admin API.
+    Ctrl-C ends it.
 
     \b
     Example: slidegate top --store redis://localhost:6379/0

@@ -178,7 +178,7 @@ class SuggestedRule(NamedTuple):
         limits: The amount for each window.
         requests: How many requests the rule counts.
         clients: Of how many clients.
-        refused: How many of them it would have refused at least once.
+        refused: Those of them that it would have refused at least once.
         median: For each window the median of the peaks of all clients.
     """
 
@@ -186,7 +186,7 @@ class SuggestedRule(NamedTuple):
     limits: dict[str, int]
     requests: int
     clients: int
-    refused: int
+    refused: frozenset[str]
     median: dict[str, int]
 
     @property
@@ -203,9 +203,6 @@ class Suggestion:
         touch: The share of clients, 0 to 1, whose needs are left out.
         headroom: How many times what the others need a limit is.
         routes: How many routes get a rule of their own.
-
-    Attributes:
-        refused: The clients that the suggested rules would have refused together, after `rules` was called.
     """
 
     def __init__(self, survey: Survey, touch: float, headroom: float = HEADROOM, routes: int = MAX_ROUTES) -> None:
@@ -217,7 +214,6 @@ class Suggestion:
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
         self._requests: Counter[str] = Counter()
         self._now_us = 0
-        self.refused: set[str] = set()
 
     def add(self, record: AccessRecord) -> None:
         """Count one record."""
@@ -250,7 +246,6 @@ class Suggestion:
     def rules(self) -> list[SuggestedRule]:
         """Return the suggested rules; a limit that a longer one makes needless is left out."""
         left_out = self.standing_out()
-        self.refused = set()
         suggested = []
         for path, clients in self._peaks.items():
             others = [peaks for name, peaks in clients.items() if name not in left_out]
@@ -258,13 +253,12 @@ class Suggestion:
                 continue  # nobody is left who could say what is usual here
             amounts = [self._amount(smallest_amount(others, index)) for index in range(len(WINDOWS))]
             kept = [index for index, amount in enumerate(amounts) if all(amount < it for it in amounts[index + 1 :])]
-            refused = {
+            refused = frozenset(
                 name for name, peaks in clients.items() if any(peaks.touched(index, amounts[index]) for index in kept)
-            }
-            self.refused |= refused
+            )
             limits = {WINDOWS[index]: amounts[index] for index in kept}
             median = {WINDOWS[index]: _median(clients, index) for index in kept}
-            suggested.append(SuggestedRule(path, limits, self._requests[path], len(clients), len(refused), median))
+            suggested.append(SuggestedRule(path, limits, self._requests[path], len(clients), refused, median))
         return suggested
 
     def _amount(self, needed: int) -> int:
