@@ -45,11 +45,11 @@ _NOBODY: Final = "192.0.2.0"
 @click.command()
 @click.argument("target")
 @click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
-@click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
+@click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
 @with_format
 @click.pass_context
 def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
-    """Look for probable mistakes in TARGET.
+    """Find probable mistakes in TARGET.
 
     TARGET is a configuration file, or an application as module:app. An application is started as a server starts it,
     and stopped again. Ends with 0 if nothing was found, and with 1 if something was, or if TARGET cannot be used.
@@ -148,12 +148,12 @@ async def _about_store(limiter: Limiter) -> list[Finding]:
     return []
 
 
-def _unreachable(said: str) -> Finding:
-    return Finding("SG202", f"{said}; is the address right, and may this user read and write there?")
+def _unreachable(what: str) -> Finding:
+    return Finding("SG202", f"{what}; is the address right, and may this user read and write there?")
 
 
 async def _about_file(path: Path) -> list[Finding]:
-    middleware_of(path)  # a mistake in the file is said before anything of its store
+    middleware_of(path)  # a mistake in the file comes before any of its store
     try:
         with _instead_of_a_missing_store(path) as store:
             middleware = middleware_of(path, store=store)
@@ -167,7 +167,7 @@ async def _about_file(path: Path) -> list[Finding]:
 
 @contextmanager
 def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
-    """Make a store for a while, as near as can be to where the one of a file would be made, if that is not there yet.
+    """Where the store of a file is not there yet, let a temporary one be made as near to its path as possible.
 
     Yields:
         Its address; empty where the file's own store is to be opened.
@@ -186,8 +186,8 @@ def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
     except OSError as error:
         error.filename = str(directory)
         raise
-    with made as place:
-        yield f"lmdb://{quote(place)}/store?{urlsplit(address).query}"
+    with made as temporary:
+        yield f"lmdb://{quote(temporary)}/store?{urlsplit(address).query}"
 
 
 @asynccontextmanager
@@ -221,6 +221,6 @@ async def _answer(sent: asyncio.Queue[Message], running: asyncio.Future[None], p
     if message is None and not running.done():
         raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
-        # Starlette sends a whole traceback, whose frames are indented; behind them stands the exception.
+        # Starlette sends a whole traceback, whose frames are indented; the exception comes last.
         error = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
         raise failed(ConfigurationError(f"the application's {phase} failed: {error}"))

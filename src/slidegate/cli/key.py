@@ -21,7 +21,7 @@ _SLICE_COLUMNS: Final = ("rule", "from", "to", "count")
 
 @click.group()
 def key() -> None:
-    """Look at one key, or forget its windows.
+    """Show one key, or forget its windows.
 
     \b
     Example: slidegate key show 203.0.113.7 --rules slidegate.toml

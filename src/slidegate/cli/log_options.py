@@ -29,7 +29,7 @@ _MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%
 
 
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which logs are read, and how, as one parameter `logs`."""
+    """Give a command the options of reading logs, as one parameter `logs`."""
 
     @click.argument("log", nargs=-1, required=True)
     @click.option("--log-format", metavar="FORMAT", help="The format string of nginx, for custom logs.")

@@ -83,7 +83,7 @@ def failed(error: BaseException) -> click.ClickException:
 
 @contextmanager
 def silent_log() -> Iterator[None]:
-    """Keep the library from logging: a command itself says what it has found, and how it failed."""
+    """Keep the library from logging: a command itself says what it has found, or why it failed."""
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:

@@ -46,7 +46,7 @@ class _Program(click.Group):
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(import_module("slidegate").__version__, message="%(prog)s %(version)s")
 def program() -> None:
-    """Tools around sliding-window rate limits: try a limit before it is on, and look after it when it is.
+    """Tools around sliding-window rate limits: try a limit before it is in force, and operate it when it is.
 
     \b
     Example: slidegate explain "5/minute; 50/hour"

@@ -36,7 +36,7 @@ def simulate(
     ban_after: str | None,
     as_json: bool,
 ) -> None:
-    """Replay access logs, and say whom limits would have refused.
+    """Replay access logs, and show whom limits would have refused.
 
     Each line is a request to the middleware itself, at the time of the line.
 
@@ -69,7 +69,7 @@ def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_a
         key = None if header_name is None else header(header_name)
         return Replay(limit, key=key, bans=None if ban_after is None else BanPolicy(ban_after, key=key))
     if ban_after is not None or header_name is not None:
-        raise click.UsageError("--key and --ban-after go with --limit; with --rules, keys and bans stand in the file")
+        raise click.UsageError("--key and --ban-after go with --limit; with --rules, keys and bans are in the file")
     try:
         replay = Replay(rules=rules)
     except ConfigurationError as error:
@@ -130,7 +130,7 @@ def _refusals(rules: Mapping[str, Refusals]) -> list[dict[str, Any]]:
 
 
 def _clients(clients: Iterable[tuple[str, ClientTally]]) -> list[dict[str, Any]]:
-    rows = ((name, one.requests, one.refused, one.banned, *one.look()) for name, one in clients)
+    rows = ((name, one.requests, one.refused, one.banned, *one.classify()) for name, one in clients)
     return [dict(zip(_CLIENT_COLUMNS, row, strict=True)) for row in rows]
 
 

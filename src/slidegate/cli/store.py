@@ -1,7 +1,7 @@
 """A store that a command works on: its options, its limiter, and the rules of a configuration file.
 
 A command that only reads opens the store for reading only, so that it makes no file and no row. A command that writes
-wants a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
+needs a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
 
     Args:
         path: The file.
-        store: The address of a store in the place of the file's, which is not touched then; empty for the file's.
+        store: The address of a store instead of the file's, which is not touched then; empty for the file's.
 
     Raises:
         click.ClickException: The file cannot be used.
@@ -153,7 +153,7 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
 
 
 async def _no_app(*_: Any) -> None:
-    """Stand where an application would."""
+    """Stand in for an application."""
 
 
 def _ignore(*_: Any) -> None:

@@ -60,12 +60,12 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
         return
     seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
     echo(f"# {seen}. Each limit is {headroom:g} times what all of them but {touch.strip()} need,")
-    echo(f"# and at least {PAGE_LOAD}, because one page load makes so many requests.")
+    echo(f"# and at least {PAGE_LOAD}, the requests of one page load.")
     echo(f"# Switched on together, these rules would have refused {refused:,} of the clients.")
     for warning in warnings:
         echo(f"# Warning: {warning}.")
     if not rules:
-        echo("# No limits: every client may be refused, so nobody is left who could say what is usual.")
+        echo("# No limits: every client may be refused, so there is none whose needs could be met.")
     for rule in rules:
         for line in _toml(rule, clients.header):
             echo(line)

@@ -23,8 +23,10 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 @click.command()
 @with_store
 @click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the stats go.")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Show one look and end, as happens where no terminal shows it.")
+@click.option(
+    "--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between updates."
+)
+@click.option("--once", is_flag=True, help="Show them once and end, as where the output is no terminal.")
 @with_format
 def top(store: str, window: str, every: float, once: bool, as_json: bool) -> None:
     """Watch the traffic of all workers of a store.

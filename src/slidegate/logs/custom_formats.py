@@ -54,14 +54,14 @@ def parse_by_format(template: str) -> Parse:
         template: The format string, or the whole ``log_format`` line of the configuration.
 
     Raises:
-        ConfigurationError: It is no format string, its lines lack a part of a request, or nobody can know where one of
-            its variables ends.
+        ConfigurationError: It is no format string, its lines lack a part of a request, or the end of one of its
+            variables cannot be known.
     """
     if not isinstance(template, str) or len(template) > _MAX_CHARACTERS or not _VARIABLE.search(template):
         raise ConfigurationError(f"{quoted(template)} is no format string of nginx; expected one, {_EXAMPLE}")
     wrapped = _LOG_FORMAT.fullmatch(template)
     text = template if wrapped is None else "".join(_QUOTED_PARTS.findall(wrapped[1])) or wrapped[1]
-    pieces = [piece.strip("{}") if place % 2 else piece for place, piece in enumerate(_VARIABLE.split(text))]
+    pieces = [piece.strip("{}") if index % 2 else piece for index, piece in enumerate(_VARIABLE.split(text))]
     logged = set(pieces[1::2])
     missing = [what for what, enough in _NEEDED if not any(names <= logged for names in enough)]
     if missing:
@@ -87,7 +87,7 @@ def _pattern(template: str, pieces: list[str]) -> re.Pattern[str]:
     for (before, after), name, follower in zip(pairwise(pieces[::2]), pieces[1::2], followers, strict=True):
         if follower and not after and "is_args" not in (name, follower):
             raise ConfigurationError(
-                f"nobody can know where ${name} ends and ${follower} begins in {quoted(template)}; expected text "
+                f"it cannot be known where ${name} ends and ${follower} begins in {quoted(template)}; expected text "
                 f"between them, {_EXAMPLE}"
             )
         shape = _shape(name, before, after, follower)

@@ -79,7 +79,7 @@ def _parse_known(text: str) -> AccessRecord | Skip:
 
 
 def _parse_clf(text: str) -> AccessRecord | Skip:
-    """Read a line of Combined or Common, with or without a virtual host in front; more may stand behind it."""
+    """Read a line of Combined or Common, with or without a virtual host in front; more may follow."""
     match = _CLF.match(text)
     words = match[1].split() if match else []
     if match is None or len(words) < 3:
@@ -93,7 +93,7 @@ def _parse_clf(text: str) -> AccessRecord | Skip:
 
 
 def _is_virtual_host(first: str, second: str) -> bool:
-    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it.
+    """Return whether a virtual host is in front of the client: a fourth word may also come from a user name with a space in it.
 
     An address in front is the client: the second word may be what the client's own identd says.
     """
@@ -242,7 +242,7 @@ def _host_of(host: str | None) -> str | None:
 def text_time_us(text: str) -> int | None:
     """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for any other text.
 
-    A time without a zone is the writer's local time, and nobody knows where that was: it is refused.
+    A time without a zone is the writer's local time, and nobody knows where that is: it is refused.
     """
     if len(text) > MAX_TIME_CHARACTERS:
         return None
@@ -263,7 +263,7 @@ def text_time_us(text: str) -> int | None:
 
 
 def _number_time_us(value: object, millionths: int = 0) -> int | None:
-    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by its size."""
+    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, recognised by its size."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_TIME_US * 1_000:
         return None
     for unit_us in (1_000_000, 1_000, 1):

@@ -1,6 +1,6 @@
 """The clients of a log, and whether each looks like a person, a crawler or a scanner.
 
-The rules are few, each goes by the share of a client's requests, and `ClientTally.look` names the one that decided:
+The rules are few, each goes by the share of a client's requests, and `ClientTally.classify` names the one that decided:
 
 * of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
 * of a crawler most have an agent that says so;
@@ -24,7 +24,7 @@ MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
 MAX_AGENT: Final = 200
 PROXY_AGENTS: Final = 10
-"""From so many different agents on, an address is probably that of a proxy or a NAT."""
+"""An address with this many different agents is probably that of a proxy or a NAT."""
 SCANNER: Final = "scanner"
 CRAWLER: Final = "crawler"
 PERSON: Final = "person"
@@ -46,7 +46,7 @@ def _kind_of_agent(agent: str) -> str:
     return CRAWLER if _CRAWLS.search(agent) else PERSON if _BROWSES.match(agent) else PROGRAM
 
 
-class Look(NamedTuple):
+class Classification(NamedTuple):
     """The kind of a client, and the reason.
 
     Attributes:
@@ -93,7 +93,7 @@ class ClientTally:
         self.paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
-        """Count one request, as the log tells it."""
+        """Count one request, as the log has it."""
         self.requests += 1
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
@@ -112,20 +112,22 @@ class ClientTally:
             if path not in self.paths:
                 self.paths += (path,)
 
-    def look(self) -> Look:
-        """Return the kind of client that this looks like."""
+    def classify(self) -> Classification:
+        """Return the kind of client that this looks like, and why."""
         requests = max(self.requests, 1)
         share = self.failed / requests
         if self.probes >= min(_PROBED, requests) and self.probes >= _PROBED_SHARE * requests:
-            return Look(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
+            return Classification(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
         if share > 0.5 and len(self.paths) >= _MANY_PATHS:
             many = f"{len(self.paths)}{'+' if len(self.paths) == MAX_PATHS else ''}"
-            return Look(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
+            return Classification(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
         if self.crawled > 0.5 * requests:
-            return Look(CRAWLER, "its agent says so")
+            return Classification(CRAWLER, "its agent says so")
         if self.browsed > 0.5 * requests and share <= 0.5:
-            return Look(PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed")
-        return Look(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
+            return Classification(
+                PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed"
+            )
+        return Classification(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
 
     @property
     def many_agents(self) -> bool:
@@ -137,8 +139,8 @@ class Clients:
     """The clients of a log by name: as the middleware counts addresses, an IPv6 client by its /64.
 
     Args:
-        header: The header field whose value tells clients apart instead of the address; requests without it are told
-            apart by address. Values are shown as digests, because they may be secrets.
+        header: The header field whose value identifies clients instead of the address; requests without it are
+            identified by address. Values are shown as digests, because they may be secrets.
 
     Attributes:
         tallies: The counts of each client by its name.

@@ -115,7 +115,7 @@ class Simulated:
     def summary(self) -> dict[str, Any]:
         """Return the totals; shares are of clients."""
         touched, clients = self.touched(), len(self.clients.tallies)
-        kinds = Counter(client.look().kind for _, client in touched)
+        kinds = Counter(client.classify().kind for _, client in touched)
         return {
             "requests": self.clients.requests,
             "clients": clients,

@@ -91,7 +91,7 @@ class Peaks:
                 self.counted[index] = spent
 
     def touched(self, index: int, amount: int) -> bool:
-        """Tell whether a limit of this amount would refuse a request of the client.
+        """Return whether a limit of this amount would refuse a request of the client.
 
         Args:
             index: Which of the windows.
@@ -127,7 +127,7 @@ class Survey:
         self._routes: Counter[str] = Counter()
 
     def add(self, record: AccessRecord) -> None:
-        """Look at one record."""
+        """Count one record."""
         if record.method:
             self.clients.add(record)
             self._routes[self._guesser.of(record.path, record.status)] += 1
@@ -162,7 +162,7 @@ class Survey:
         for name, client in tallies.items():
             share = client.requests / requests
             if share > _LARGE_SHARE:
-                kind = client.look().kind
+                kind = client.classify().kind
                 who = "the crawler" if kind == CRAWLER else f"one {kind},"
                 yield f"{who} {name} made {share:.0%} of all requests; check it before you trust the rest"
         for name, client in tallies.items():
@@ -250,7 +250,7 @@ class Suggestion:
         for path, clients in self._peaks.items():
             others = [peaks for name, peaks in clients.items() if name not in left_out]
             if not others:
-                continue  # nobody is left who could say what is usual here
+                continue  # no client is left whose needs could be met
             amounts = [self._amount(smallest_amount(others, index)) for index in range(len(WINDOWS))]
             kept = [index for index, amount in enumerate(amounts) if all(amount < it for it in amounts[index + 1 :])]
             refused = frozenset(
