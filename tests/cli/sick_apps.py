@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule
+from slidegate import RateLimitMiddleware, Rule
 
 events: list[str] = []
 
@@ -28,16 +28,6 @@ async def talk(websocket: WebSocket) -> None:
     await websocket.close()
 
 
-@RateLimit("5/second")
-async def limited(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hello")
-
-
-@RateLimit.exempt
-async def exempt(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hello")
-
-
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     events.append("start")
@@ -48,7 +38,6 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 ROUTES = [
     Route("/items/{id:int}", page),
     Route("/items/{id:int}", page, methods=["DELETE"]),
-    Route("/limited", limited),
     Mount("/admin", routes=[Route("/users", page), WebSocketRoute("/talk", talk)]),
 ]
 

@@ -48,39 +48,45 @@ def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFix
     assert part["requests"] == len(inside) > 0
 
 
-@pytest.mark.parametrize("span", [["--since", "2030-01-01"], ["--until", "1970-01-01"]], ids=" ".join)
-@pytest.mark.parametrize("command", ["simulate", "suggest"])
-def test_a_range_that_holds_nothing_says_which_range_the_log_covers(
-    command: str, span: list[str], capsys: pytest.CaptureFixture[str]
+EMPTY = '192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "\\x16\\x03" 400 1 "-" "-"\n' * 5
+COVERED = "the log covers 2026-03-03T10:00:00Z to 2026-03-03T11:59:"
+
+
+@pytest.mark.parametrize("command", [("simulate", "--limit", "1/s"), ("suggest",)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("content", "words", "told"),
+    [
+        (None, ("--since", "2030-01-01"), COVERED),
+        (None, ("--until", "1970-01-01"), COVERED),
+        (None, ("--key", "header:X-API-Key"), "no request of this log has a field X-API-Key"),
+        (EMPTY, (), "none of 5 records is an HTTP request"),
+        ("half a li\n", (), "none of 1 lines is a record of an access log; line 1 of"),
+        ("", (), "the log is empty"),
+    ],
+)
+def test_a_log_with_nothing_to_count_says_so(
+    command: tuple[str, ...],
+    content: str | None,
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = ["--limit", "1/s"] if command == "simulate" else []
-    assert main([command, SAMPLE, *options, *span]) == 1
+    log = tmp_path / "access.log"
+    log.write_text(Path(SAMPLE).read_text() if content is None else content)
+    assert main([*command, str(log), *words]) == 1
     printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert "the log covers 2026-03-03T10:00:00Z to 2026-03-03T11:59:" in printed.err
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("Error: ")
+    assert told in printed.err
 
 
-@pytest.mark.parametrize("command", ["simulate", "suggest"])
-def test_a_key_that_the_log_does_not_hold_is_said(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--limit", "1/s"] if command == "simulate" else []
-    assert main([command, SAMPLE, *options, "--key", "header:X-API-Key"]) == 1
-    assert "no request of this log has a field X-API-Key" in capsys.readouterr().err
+def test_requests_without_the_header_that_counts_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "some.log"
     log.write_text("".join(f'192.0.2.7 [2026-03-03T10:00:0{n}Z] "GET / HTTP/1.1" 200 "{n or "-"}"\n' for n in range(5)))
-    format = '$remote_addr [$time_iso8601] "$request" $status "$http_x_api_key"'
-    assert main([command, str(log), *options, "--key", "header:X-API-Key", "--log-format", format]) == 0
+    words = ["--log-format", '$remote_addr [$time_iso8601] "$request" $status "$http_x_api_key"']
+    assert main(["simulate", str(log), "--limit", "1/s", "--key", "header:X-API-Key", *words]) == 0
     assert "1 of 5 requests have no field X-API-Key; they count by address" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["simulate", "suggest"])
-def test_a_log_without_any_request_says_so(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "probes.log"
-    log.write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "\\x16\\x03" 400 1 "-" "-"\n' * 5)
-    options = ["--limit", "1/s"] if command == "simulate" else []
-    assert main([command, str(log), *options]) == 1
-    assert "none of 5 records is an HTTP request" in capsys.readouterr().err
 
 
 def test_kinds_go_by_the_share_of_requests_and_errors_of_the_server_are_no_success(
