@@ -116,23 +116,6 @@ def test_kinds_go_by_the_share_of_requests_and_errors_of_the_server_are_no_succe
     assert "97% of its requests succeed" in rows["192.0.2.2"]["why"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [SAMPLE],
-        [SAMPLE, "--limit", "5/s", "--rules", "x.toml"],
-        [SAMPLE, "--limit", "5/s", "--key", "agent"],
-        [SAMPLE, "--limit", "5/s", "--since", "yesterday"],
-        [SAMPLE, "--limit", "5/s", "--log-fields", "[1]"],
-        [SAMPLE, "--limit", "5/s", "--log-format", "%h"],
-        ["--limit", "5/s"],
-    ],
-)
-def test_arguments_that_cannot_work_are_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *arguments]) == 2
-    assert capsys.readouterr().out == ""
-
-
 def test_a_client_with_a_port_is_one_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "access.log"
     clients = [f"192.0.2.7:{5_000 + n}" for n in range(10)] + [f"[2001:db8::1]:{n}" for n in range(1, 11)]

@@ -150,25 +150,6 @@ def test_json_holds_the_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("the log covers 2.0 hours" in warning for warning in found["warnings"])
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ((SAMPLE, "--touch", "0.5"), "in percent, such as 0.1%"),
-        ((SAMPLE, "--touch", "101%"), "in percent"),
-        ((SAMPLE, "--headroom", "0.5"), "--headroom"),
-        ((SAMPLE, "--key", "x"), "--key: expected ip or header:NAME"),
-        (("-",), "standard input only once"),
-    ],
-)
-def test_values_that_cannot_work_are_wrong_usage(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("suggest", *words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert told in said.err
-
-
 def test_where_every_client_may_be_refused_there_is_no_rule_to_paste(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

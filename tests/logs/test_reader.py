@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -219,22 +220,17 @@ def test_a_file_that_is_not_there_or_a_directory_is_an_error_of_the_system(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("files", "hold", "words"),
     [
-        (([],), "expected at least one file"),
-        (("access.log",), "expected a list of files"),
-        ((["-", "-"],), "expected standard input once"),
+        ([], 1, "expected at least one file"),
+        ("access.log", 1, "expected a list of files"),
+        (["-", "-"], 1, "expected standard input once"),
+        *(([str(SAMPLE)], hold, "such as 32768") for hold in (0, True, 1.5)),
     ],
 )
-def test_files_that_cannot_be_meant_are_refused(arguments: tuple[object], words: str) -> None:
+def test_arguments_that_cannot_work_are_refused(files: Any, hold: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        AccessLogs(*arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"hold": 0}, {"hold": True}, {"hold": 1.5}])
-def test_numbers_that_cannot_work_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="such as"):
-        AccessLogs([SAMPLE], **options)  # type: ignore[arg-type]
+        AccessLogs(files, hold=hold)
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
