@@ -93,7 +93,7 @@ def _parse_clf(text: str) -> AccessRecord | Skip:
 
 
 def _is_virtual_host(first: str, second: str) -> bool:
-    """Return whether a virtual host is in front of the client: a fourth word may also come from a user name with a space in it.
+    """Return whether a virtual host is in front of the client: a user name with a space is a fourth word too.
 
     An address in front is the client: the second word may be what the client's own identd says.
     """

@@ -7,7 +7,7 @@ is run to its end without an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
 from os import PathLike
@@ -61,8 +61,7 @@ class Replay:
 
     Args:
         limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
-        rules: The path of a configuration file, or rules, instead; the file's store is not opened, everything is
-            counted in memory.
+        rules: The path of a configuration file instead; its store is not opened, everything is counted in memory.
         key: The key that `limits` count by; by default the client's address.
         bans: Ban policies beside `limits`.
 
@@ -80,7 +79,7 @@ class Replay:
         self,
         limits: str | None = None,
         *,
-        rules: str | PathLike[str] | Sequence[Rule] | None = None,
+        rules: str | PathLike[str] | None = None,
         key: Key | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
     ) -> None:
@@ -96,17 +95,12 @@ class Replay:
         store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
         limiter.observe(self._collect, kinds=EVENT_KINDS, inline=True)
-        options: dict[str, Any] = {
-            "limiter": limiter,
-            "statistics": False,
-            "headers": None,
-            "ignore_checks": tuple(CODES),
-        }
-        if isinstance(rules, (str, PathLike)):
+        options: dict[str, Any] = {"statistics": False, "headers": None, "ignore_checks": tuple(CODES)}
+        if rules is None:
+            options |= {"limiter": limiter, "rules": [Rule("*", limits, key=key)], "bans": bans}
+        else:
             reading = ConfigLoader(Path(rules), {}, lambda *_: limiter, _ignore, lambda: 0.0, store="memory://")
             options = reading.options() | options | {"enabled": True}
-        else:
-            options |= {"rules": [Rule("*", limits, key=key)] if rules is None else rules, "bans": bans}
         given = all_rules(options.pop("limits", None), options.get("rules"))
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
         # A rule of nothing but permits has nothing left that could refuse.
@@ -158,7 +152,7 @@ def _refused_by(events: Iterable[Event]) -> str:
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a rule that refuses the requests that this one lets wait, and has no permits, because requests of a replay take no time."""
+    """Return a rule that refuses what this one lets wait, and has no permits: requests of a replay take no time."""
     twin = copy(rule)
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0
