@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.admin import AdminRoutes
 
 from ..asgi import hello, statuses
-from .stores_at_hand import fill, run
+from .stores_at_hand import fill, hanging_ends, run, start, touch
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -124,6 +127,23 @@ def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: 
     # Of 16 requests the windows of the store let 5 and 9 pass.
     assert [rules[name]["shadow_refused"] for name in limits if name in rules] == [11, 7]
     assert rules["all"]["passed"] == 16
+
+
+def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    fill(url, touch)
+    ours, theirs = pty.openpty()
+    process = start("top", "--every", "0.2", "--store", url, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with hanging_ends(process), open(ours, "rb", buffering=0) as terminal:
+        while shown.count(b"Ctrl-C ends it") < 2:
+            shown += terminal.read(1_024)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert shown.count(b"\x1b[2J") >= 2, "the terminal is cleared first"
 
 
 def test_top_of_an_empty_store_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:

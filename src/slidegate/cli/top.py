@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import click
@@ -54,7 +55,8 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
             echo("Ctrl-C ends it")
             await asyncio.sleep(every)
 
-    ask(store, watch)
+    with suppress(KeyboardInterrupt) if live else nullcontext():
+        ask(store, watch)
 
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
