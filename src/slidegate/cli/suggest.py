@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import click
@@ -48,27 +48,31 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
     suggestion = Suggestion(survey, share, headroom, routes)
     logs.read("Counting peaks", suggestion.add)
     rules, warnings = suggestion.rules(), survey.warnings(share)
-    refused = len(frozenset[str]().union(*(rule.refused for rule in rules)))
+    seen = {
+        "requests": clients.requests,
+        "clients": len(clients.tallies),
+        "refused": len(frozenset[str]().union(*(rule.refused for rule in rules))),
+        "touch": share,
+        "headroom": headroom,
+    }
     if as_json:
-        echo_json(
-            {
-                **{"requests": clients.requests, "clients": len(clients.tallies), "refused": refused},
-                **{"touch": share, "headroom": headroom},
-                **{"rules": [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules], "warnings": warnings},
-            }
-        )
+        shown = [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules]
+        echo_json({**seen, "rules": shown, "warnings": warnings})
         return
-    seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
-    echo(f"# {seen}. Each limit is {headroom:g} times what all of them but {touch.strip()} need,")
-    echo(f"# and at least {PAGE_LOAD}, the requests of one page load.")
-    echo(f"# Switched on together, these rules would have refused {refused:,} of the clients.")
-    for warning in warnings:
-        echo(f"# Warning: {warning}.")
-    if not rules:
-        echo("# No limits: every client may be refused, so there is none whose needs could be met.")
+    for line in _evidence(seen, warnings):
+        echo(line)
     for rule in rules:
         for line in _toml(rule, clients.header):
             echo(line)
+    if not rules:
+        echo("# No limits: every client may be refused, so there is none whose needs could be met.")
+
+
+def _evidence(seen: Mapping[str, float], warnings: Sequence[str]) -> Iterator[str]:
+    yield f"# {seen['requests']:,} requests of {seen['clients']:,} clients. Each limit is {seen['headroom']:g} times what"
+    yield f"# all of them but {100 * seen['touch']:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
+    yield f"# Switched on together, these rules would have refused {seen['refused']:,} of the clients."
+    yield from (f"# Warning: {warning}." for warning in warnings)
 
 
 def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:

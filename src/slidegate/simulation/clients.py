@@ -11,6 +11,7 @@ The rules are few, each goes by the share of a client's requests, and `ClientTal
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
@@ -58,6 +59,7 @@ class Classification(NamedTuple):
     why: str
 
 
+@dataclass(slots=True)
 class ClientTally:
     """The counts of one client. Its size is bounded whatever the client sends.
 
@@ -71,26 +73,19 @@ class ClientTally:
         browsed: How many came with that of a browser.
         probes: How many requests were for paths that scanners ask for.
         agents: Its agents, at most 32.
+        paths: Checksums of the paths it asked for, at most 64.
     """
 
-    __slots__ = (
-        "agents",
-        "banned",
-        "browsed",
-        "crawled",
-        "failed",
-        "paths",
-        "probes",
-        "refused",
-        "requests",
-        "succeeded",
-    )
-
-    def __init__(self) -> None:
-        self.requests = self.refused = self.banned = self.failed = self.probes = 0
-        self.succeeded = self.crawled = self.browsed = 0
-        self.agents: tuple[str, ...] = ()
-        self.paths: tuple[int, ...] = ()
+    requests: int = 0
+    refused: int = 0
+    banned: int = 0
+    failed: int = 0
+    succeeded: int = 0
+    crawled: int = 0
+    browsed: int = 0
+    probes: int = 0
+    agents: tuple[str, ...] = ()
+    paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
         """Count one request, as the log has it."""
@@ -155,18 +150,14 @@ class Clients:
         self.tallies: dict[str, ClientTally] = {}
         self.requests = self.without_header = self.first_us = self.last_us = 0
         self._client = client_ip()
-        self._names: dict[str, str] = {}
 
     def name(self, record: AccessRecord) -> str:
         """Return the name of the client of a request."""
         value = None if self.header is None else record.header(self.header)
         if value is not None:
-            digest = blake2b(value.encode(errors="replace"), digest_size=4).hexdigest()
+            digest = blake2b(value.encode(errors="replace"), digest_size=8).hexdigest()
             return f"header:{self.header}#{digest}"
-        name = self._names.get(record.client)
-        if name is None:
-            name = self._names[record.client] = self._client.locate({"client": (record.client, 0), "headers": []})[0]
-        return name
+        return self._client.locate({"client": (record.client, 0), "headers": []})[0]
 
     def add(self, record: AccessRecord) -> tuple[str, ClientTally]:
         """Count a request, and return the name and the counts of its client."""
