@@ -69,8 +69,9 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
 
 
 def _evidence(seen: Mapping[str, float], warnings: Sequence[str]) -> Iterator[str]:
-    yield f"# {seen['requests']:,} requests of {seen['clients']:,} clients. Each limit is {seen['headroom']:g} times"
-    yield f"# what all of them but {100 * seen['touch']:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
+    requests, clients, share = seen["requests"], seen["clients"], 100 * seen["touch"]
+    yield f"# {requests:,} requests of {clients:,} clients. Each limit is {seen['headroom']:g} times what all of them"
+    yield f"# but {share:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
     yield f"# Switched on together, these rules would have refused {seen['refused']:,} of the clients."
     yield from (f"# Warning: {warning}." for warning in warnings)
 
