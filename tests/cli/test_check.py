@@ -36,13 +36,6 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
     ("app", "expected"),
     [
         ("bare", {("SG201", "no RateLimitMiddleware")}),
-        (
-            "uncovered",
-            {
-                ("SG123", "'/nowhere' of rule 'lost'"),
-                ("SG123", "'/items/x' of rule 'no-number'"),
-            },
-        ),
         ("mounting", set()),
         ("half", {("SG124", "is for PATCH, which no route at '/one' takes, but GET /one")}),
     ],
@@ -54,15 +47,6 @@ def test_an_application_with_mistakes_is_told_of_each(
     assert len(findings) == len(expected)
     for code, told in expected:
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
-
-
-def test_rules_of_a_file_are_compared_with_the_routes_of_an_application(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text('[[rules]]\npath = "/admin/{rest:path}"\nlimits = "5/m"\n', "utf-8")
-    monkeypatch.setenv("RULES_OF_BARE", str(file))
-    assert found(capsys, f"{APPS}:guarded", "--factory") == []
 
 
 @pytest.mark.parametrize("made", ["/proc/nope", "/dev/null/nope", "{there}/slidegate.toml/nope"])
@@ -97,28 +81,24 @@ def test_a_store_that_does_not_answer_is_a_finding(tmp_path: Path, capsys: pytes
     assert finding["code"] == "SG202"
 
 
-def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("named", ["file", "SLIDEGATE_STORE", "ELSEWHERE"])
+def test_a_store_that_is_not_there_yet_is_not_made_wherever_it_is_named(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, store = tmp_path / "slidegate.toml", tmp_path / "store"
-    file.write_text(f'store = "lmdb://{store}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    lines = {
+        "file": f'store = "lmdb://{store}"\n',
+        "SLIDEGATE_STORE": "",
+        "ELSEWHERE": 'store = { env = "ELSEWHERE" }\n',
+    }
+    file.write_text(f'{lines[named]}limits = "5/m"\n', "utf-8")
+    monkeypatch.setenv(named, f"lmdb://{store}")
     assert main(["check", str(file)]) == 0
     assert "not there yet" in capsys.readouterr().err
-    assert not store.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["slidegate.toml"]
     store.mkdir()
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("store", ["", 'store = { env = "ELSEWHERE" }\n'])
-def test_a_store_that_the_environment_names_is_not_made_either(
-    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, place = tmp_path / "slidegate.toml", tmp_path / "store"
-    file.write_text(f'{store}rules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
-    monkeypatch.setenv("ELSEWHERE" if store else "SLIDEGATE_STORE", f"lmdb://{place}")
-    assert main(["check", str(file)]) == 0
-    assert "not there yet" in capsys.readouterr().err
-    assert not place.exists()
 
 
 @pytest.mark.parametrize("address", ["lmdb://./counts", "lmdb:counts", "lmdb:///nowhere/counts?max_kyes=5"])

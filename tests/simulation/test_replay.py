@@ -104,6 +104,21 @@ def test_the_request_at_the_promised_moment_passes_and_one_microsecond_before_do
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        ("/a%20b?c=d", "/a b", b"c=d"),
+        ("http://example.org/a?c=d", "/a", b"c=d"),
+        ("http://example.org", "/", b""),
+        ("http://[", "/http://[", b""),
+    ],
+)
+def test_every_form_of_a_target_is_a_path(target: str, path: str, query: bytes) -> None:
+    scope = scope_of(record(0, path=target))
+    assert scope is not None
+    assert (scope["path"], scope["query_string"]) == (path, query)
+
+
 def test_a_record_that_comes_late_counts_at_the_time_before_it() -> None:
     replay = Replay("1/10s")
     assert replay.play(record(100)).outcome == "passed"
