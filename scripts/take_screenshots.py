@@ -1,14 +1,12 @@
-"""Takes the pictures for the pages in docs/: the dashboard of four workers under made-up traffic, and a simulation.
+"""Takes the pictures for the pages in docs/: the dashboard of four workers under made-up traffic.
 
 Run it from the root of the checkout: ``python -m scripts.take_screenshots``. It needs Chromium on PATH, and takes
-about two minutes, in which traffic comes and goes. ``python -m scripts.take_screenshots simulation`` takes those of the
-report of a simulation alone, in seconds.
+about two minutes, in which traffic comes and goes.
 """
 
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,7 +27,6 @@ MAX_BYTES: Final = 150_000
 TRAFFIC_S: Final = 75
 SEED: Final = 20_260_303
 SIZE: Final = {"width": 1280, "height": 960}
-REPORT: Final = {"width": 880, "height": 945}
 FLOOD: Final = "203.0.113.7"
 PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 90)]
 PATHS: Final = ("/", "/articles/sliding-windows", "/articles/retry-after", "/reports", "/articles/fair-queues")
@@ -53,27 +50,10 @@ def traffic(site: Site, until_s: float) -> None:
 def main() -> int:
     """Take the pictures, and fail if one is too large."""
     PICTURES.mkdir(exist_ok=True)
-    simulation()
-    if sys.argv[1:] != ["simulation"]:
-        dashboard()
+    dashboard()
     large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > MAX_BYTES]
     print(f"too large: {', '.join(large)}" if large else f"written to {PICTURES}")
     return 1 if large else 0
-
-
-def simulation() -> None:
-    """Take the pictures of the report about the sample log."""
-    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        report = Path(place, "report.html")
-        words = ["simulate", "examples/demo/sample.log", "--limit", "30/minute; 300/hour", "--ban-after", "20/10m"]
-        command = [sys.executable, "-m", "slidegate", *words, "--quiet", "--html", str(report)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-        for scheme in ("light", "dark"):
-            page = browser.new_context(viewport=REPORT, color_scheme=scheme).new_page()
-            page.goto(report.as_uri())
-            page.screenshot(path=PICTURES / f"simulation-{scheme}.png")
-        browser.close()
 
 
 def dashboard() -> None:

@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "stats": ({"core", "limiter", "stores"}, {"anyio"}),
     "admin": ({"core", "limiter", "stats", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
-    "logs": ({"core"}, {"backports"}),
+    "logs": ({"core"}, set()),
     "metrics": (
         {"core", "limiter", "stores", "web"},
         {"anyio", "opentelemetry", "prometheus_client", "starlette"},
@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": (
         {"core", "limiter", "admin", "logs", "simulation", "stats", "stores", "web"},
-        {"anyio", "click", "rich", "starlette", "tomli_w"},
+        {"click", "starlette"},
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__main__": ({"cli"}, set()),

@@ -85,7 +85,6 @@ NGINX = parse_by_format(
     '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status '
     '"$http_user_agent" $request_time'
 )
-APACHE = parse_by_format('%h %l %u %t %m %U%q %>s "%{User-Agent}i" %{X-Forwarded-For}i %D')
 
 Reader = Callable[[str], object]
 
@@ -147,11 +146,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
         lambda text: parse_line(text.encode(), NGINX),
         ("", "192.0.2.7 - ", "192.0.2.7 - a [x] a, "),
     ),
-    "access log of Apache": (
-        lambda text: parse_line(text.encode(), APACHE),
-        ("", "192.0.2.7 - ", "192.0.2.7 - a [x] GET "),
-    ),
-    "format of an access log": (parse_by_format, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
+    "format of an access log": (parse_by_format, ("$a", "log_format ", "log_format x '")),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 
@@ -305,4 +300,4 @@ def test_a_log_may_hold_any_path(command: str, tmp_path: Path) -> None:
         "".join(line.format(place % 250, target) for place, target in enumerate(["/items/7"] * 40 + targets))
     )
     options = [] if command == "suggest" else ["--rules", str(rules)]
-    assert main([command, str(log), *options, "--quiet"]) == 0
+    assert main([command, str(log), *options]) == 0
