@@ -13,7 +13,7 @@
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
-  bench     measure beside the libraries we are compared with: bench [NAME] [args]
+  bench     measure beside the libraries we are compared with: bench NAME [args]
   lint      check style and types
   docs      build the documentation into site/
   build     build wheel and source distribution into dist/, and check them; nothing is uploaded
@@ -148,7 +148,7 @@ def lowest(*args: str) -> int:
 
 
 def bench(*args: str) -> int:
-    if ({*args} <= {"--save"} or "compiled" in args) and steps("python -m scripts.compile_wheel"):
+    if "compiled" in args and steps("python -m scripts.compile_wheel"):
         return 1
     return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
 
