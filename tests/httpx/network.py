@@ -1,18 +1,16 @@
-"""Servers and stores behind delays, in the time of a fake clock."""
+"""A server that answers from a list, in the time of a fake clock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import httpx
 
-from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 
 T = TypeVar("T")
@@ -26,23 +24,6 @@ def simulate(clock: FakeClock, work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     return asyncio.run(run())
-
-
-class DistantStore(RemoteStore):
-    """A store in memory to which the way takes time, there and back: its limiter treats it as one of other machines."""
-
-    def __init__(self, clock: FakeClock, delay_s: Callable[[], float]) -> None:
-        super().__init__(clock)
-        self.delay_s = delay_s
-        self.broken = self.broken_bans = False
-
-    async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(self.delay_s())
-        if self.broken or (self.broken_bans and question == self.inner.bans.ban):
-            raise StoreUnavailable("the wire is cut")
-        answer = question(*arguments)
-        await asyncio.sleep(self.delay_s())
-        return answer
 
 
 class Answers(httpx.AsyncBaseTransport):
