@@ -31,13 +31,13 @@ class PermitsContract:
         assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
         store.clock.advance("1s")
         assert not await store.hit(asked), "a second frees nothing"
-        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has permits of its own"
         assert await store.refund(first) is True
         third = await store.hit(asked)
         assert (third.allowed, third.remaining) == (True, 0)
         assert not await store.hit(asked)
         assert await store.refund(refused) is False
         assert store.raw.permits_held() == 2, "a permit is held as long as its decision is there"
+        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has permits of its own"
 
     @with_store(ability="permits_held")
     async def test_permits_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
