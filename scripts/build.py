@@ -18,9 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def tool(module: str, *arguments: object) -> None:
-    """Run a tool of this environment; end if it fails."""
-    if subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT).returncode:
-        raise SystemExit(f"{module} failed; the lines above say why")
+    """Run a tool of this environment, which says why where it fails."""
+    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=True)
 
 
 def build(place: Path) -> list[Path]:

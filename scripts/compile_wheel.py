@@ -26,12 +26,7 @@ BUILT = ROOT / ".cache" / "compiled"
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
-    """Return the files to compile.
-
-    Args:
-        config: What pyproject.toml says about this hook: paths of files and directories below src/slidegate, those to
-            `compile`, and those of them to `keep` as they are.
-    """
+    """Return the files to compile: pyproject.toml names files and directories to `compile`, and those to `keep`."""
 
     def files_of(names: list[str]) -> set[Path]:
         paths = [PACKAGE / name for name in names]

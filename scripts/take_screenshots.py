@@ -7,7 +7,6 @@ about two minutes, in which traffic comes and goes.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,6 @@ from tests.browser.site import TOKEN
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PICTURES: Final = ROOT / "docs" / "images"
-MAX_BYTES: Final = 150_000
 TRAFFIC_S: Final = 75
 SIZE: Final = {"width": 1280, "height": 960}
 FLOOD: Final = "203.0.113.7"
@@ -33,20 +31,18 @@ PATHS: Final = ("/", "/articles/sliding-windows", "/articles/retry-after", "/rep
 
 def traffic(site: Site, until_s: float) -> None:
     """Send requests: many people who read, and one client that floods in the second half of the time."""
-    chance, start_s = random.Random(20_260_303), time.monotonic()
+    chance = random.Random(1)
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
-        while time.monotonic() < until_s:
-            flooding = (time.monotonic() - start_s) > TRAFFIC_S / 2 and chance.random() < 0.4
+        while (left_s := until_s - time.monotonic()) > 0:
+            flooding = left_s < TRAFFIC_S / 2 and chance.random() < 0.4
             who = FLOOD if flooding else chance.choice(PEOPLE)
             fields = {"X-Forwarded-For": who, "X-API-Key": f"key-{chance.randint(1, 4)}"}
             client.get(chance.choice(PATHS), headers=fields)
-            if chance.random() < 0.05:
-                client.post("/login", headers={"X-Forwarded-For": chance.choice(PEOPLE[:4])})
             time.sleep(chance.random() * 0.05)
 
 
-def main() -> int:
-    """Make traffic, take the pictures, and fail if one is too large."""
+def main() -> None:
+    """Make traffic, and take the pictures."""
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
         until_s = time.monotonic() + TRAFFIC_S
         crowd = [threading.Thread(target=traffic, args=(site, until_s)) for _ in range(2)]
@@ -55,17 +51,15 @@ def main() -> int:
         for thread in crowd:
             thread.join()
         bearer = {"Authorization": f"Bearer {TOKEN}"}
-        for target, reason in ((FLOOD, "floods the reports"), ("192.0.2.0/28", "scanners"), ("user:42", "chargeback")):
-            ban = {"target": target, "duration": "6h", "reason": reason}
+        for target in (FLOOD, "192.0.2.0/28", "user:42"):
+            ban = {"target": target, "duration": "6h", "reason": "floods the reports"}
             httpx.post(f"{site.dashboard}api/bans", headers=bearer, json=ban).raise_for_status()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
             for scheme in ("light", "dark"):
                 take(browser, site, scheme)
             browser.close()
-    large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > MAX_BYTES]
-    print(f"too large: {', '.join(large)}" if large else f"written to {PICTURES}")
-    return 1 if large else 0
+    print(f"written to {PICTURES}")
 
 
 def take(browser: Browser, site: Site, scheme: Any) -> None:
@@ -84,4 +78,4 @@ def take(browser: Browser, site: Site, scheme: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
