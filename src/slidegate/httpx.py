@@ -52,8 +52,8 @@ LONGEST_US: Final = 3_600_000_000
 """The longest pause that is kept, an hour."""
 ASK_AGAIN_S: Final = 1.0
 """The longest sleep in a pause: one that an operator ends is over within this time."""
-SHARE_S: Final = 1.0
-"""How long a store may take to record a pause."""
+SAME_US: Final = 100_000
+"""A pause that ends no more than this much later than the one in force is the same: answers come many at once."""
 MAX_CHARACTERS: Final = 4_096
 """Header fields that are longer are not read."""
 UNIX_FROM: Final = 1_000_000_000
@@ -109,8 +109,8 @@ class _Limited:
         self._transport = transport
         self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
-        rule = check_name(name, "name")
-        self._charge = self._limiter.limited(limits, key=lambda key: key, wait=wait, rule=rule)(_charged)
+        self._limits, self._rule = limits, check_name(name, "name")
+        self._charge = self._limiter.limited(limits, key=lambda key: key, wait=wait, rule=self._rule)(_charged)
 
     async def _handle(self, request: Any) -> Any:
         """Send a request when its key has room, and again after a pause; return the answer when its head is there."""
@@ -176,15 +176,16 @@ class _Limited:
         pause_us = read_pause_us(answer.status_code, answer.headers, time())
         if not pause_us:
             return pause_us is not None
-        known = self._limiter.key_for(key)  # a ban's key is text that JSON can hold; a caller's need not be
         kind, failure = "pause_ignored", "it is longer than an hour"
         if pause_us <= LONGEST_US:
             try:
-                with anyio.fail_after(SHARE_S):
-                    ban = await self._limiter.banned(known)
-                    if ban is None or ban.by == PAUSED_BY:  # an operator's stays
-                        reason = f"it answered {answer.status_code}"
-                        await self._limiter.ban(known, timedelta(microseconds=pause_us), reason=reason, by=PAUSED_BY)
+                with anyio.fail_after(1):
+                    seen = await self._limiter.peek(key, self._limits, rule=self._rule)
+                    left_us = seen.retry_after_us if seen.reason is Reason.BANNED else 0
+                    if left_us is not None and left_us + SAME_US < pause_us:  # a longer ban, of whomever, stays
+                        span, reason = timedelta(microseconds=pause_us), f"it answered {answer.status_code}"
+                        # A ban's key is text that JSON can hold; a caller's need not be.
+                        await self._limiter.ban(self._limiter.key_for(key), span, reason=reason, by=PAUSED_BY)
                 return True
             except (StoreError, TimeoutError) as error:
                 kind, failure = "pause_unshared", repr(error)

@@ -32,12 +32,14 @@ class Answers(httpx.AsyncBaseTransport):
     def __init__(self, *answers: tuple[int, Mapping[str, str]]) -> None:
         self._answers = list(answers)
         self.asked_s: list[float] = []
+        self.delay_s = 0.0
         self.bodies: list[bytes] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         assert isinstance(request.stream, httpx.AsyncByteStream)
         self.bodies.append(b"".join([part async for part in request.stream]))
         self.asked_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.delay_s)
         status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
         return httpx.Response(status, headers=dict(headers))
 

@@ -224,8 +224,14 @@ async def test_whatever_a_key_is_it_counts_and_pauses(name: str) -> None:
     assert scene.server.gaps_s == [0, 7, 0]
 
 
-async def test_a_pause_does_not_replace_the_ban_of_an_operator() -> None:
-    scene = Scene((429, {"Retry-After": "60"}), retries=0, transport=Slow(1, status=429))
+async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator() -> None:
+    scene = Scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), retries=0)
+    scene.server.delay_s = 1
+    await asyncio.gather(scene.client.get(URL), scene.client.get(URL))
+    ban = await scene.limiter.banned("to:api.example.com")
+    assert ban is not None
+    assert ban.left_us(scene.clock.now_us) == 60_000_000
+    scene = Scene(retries=0, transport=Slow(1, status=429))
     asking = asyncio.create_task(scene.client.get(URL))
     await asyncio.sleep(0.5)
     await scene.limiter.ban("to:api.example.com", "permanent", by="alice")
@@ -233,6 +239,13 @@ async def test_a_pause_does_not_replace_the_ban_of_an_operator() -> None:
     with pytest.raises(TurnTimeout) as caught:
         await scene.client.get(URL)
     assert caught.value.retry_after_us is None
+
+
+async def test_many_refusals_at_once_are_one_pause() -> None:
+    scene = Scene((429, {"Retry-After": "7"}), retries=0)
+    scene.server.delay_s = 1
+    await asyncio.gather(*(scene.client.get(URL) for _ in range(20)))
+    assert scene.heard.kinds == ["banned"]
 
 
 async def test_a_pause_that_a_store_does_not_take_is_an_event_and_the_answer_is_returned(
