@@ -19,7 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return 0, or 2 if something that it needs cannot be started."""
     parser = argparse.ArgumentParser(prog="python3 dev.py example several_hosts", description=__doc__)
     parser.add_argument("--no-serve", action="store_true", help="end after the visit")
-    parser.add_argument("--port", type=int, default=8000, help="of the front; 0 for any free one; by default 8000")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="of the front; 0 for any free one; by default 8000",
+    )
     parser.add_argument("--redis", default=find_redis(), metavar="PROGRAM", help="a redis-server or a valkey-server")
     options = parser.parse_args(arguments)
     if options.redis is None:
@@ -32,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             visit(house)
             if not options.no_serve:
                 serve(house)
-    except (NotStarted, OSError) as error:
+    except (NotStarted, OSError, OverflowError) as error:
         return fail(str(error))
     print("Stopped.")
     return 0
