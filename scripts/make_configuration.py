@@ -71,8 +71,10 @@ def default(key: str, table: dict[str, Any]) -> str:
     value = table["properties"][key]
     if key in table.get("required", ()):
         return "required"
+    if isinstance(value.get("default"), dict) and value["default"]:
+        return f"`{{ {', '.join(f'{name} = {json.dumps(one)}' for name, one in value['default'].items())} }}`"
     if "default" in value:
-        return f"`{inline(value['default'])}`"
+        return f"`{json.dumps(value['default'])}`"
     return "" if "by default" in value["description"] else "none"
 
 
@@ -88,7 +90,7 @@ def kind(value: dict[str, Any]) -> str:
         title, _ = TABLES[value["$ref"].rpartition("/")[2]]
         return f"a table: [{title}](#{title.lower().replace(' ', '-')})"
     if "const" in value or "enum" in value:
-        return " or ".join(f"`{inline(one)}`" for one in value.get("enum", [value.get("const")]))
+        return " or ".join(f"`{json.dumps(one)}`" for one in value.get("enum", [value.get("const")]))
     if value.get("type") == "array":
         least = f" of at least {value['minItems']}" if value.get("minItems", 0) > 1 else ""
         return f"a list{least} ({kinds(value['items'])})"
@@ -100,24 +102,10 @@ def kind(value: dict[str, Any]) -> str:
 
 def bounds(value: dict[str, Any]) -> str:
     """Return the range of a number."""
+    more = f"more than {value['exclusiveMinimum']}" if "exclusiveMinimum" in value else value.get("minimum")
     if "maximum" in value:
-        least = value.get("minimum", f"more than {value.get('exclusiveMinimum')}")
-        return f", {least} to {value['maximum']}"
-    if "minimum" in value:
-        return f", {value['minimum']} or more"
-    return f", more than {value['exclusiveMinimum']}" if "exclusiveMinimum" in value else ""
-
-
-def inline(value: object) -> str:
-    """Return a value in TOML, on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(inline, value))}]"
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {inline(one)}" for key, one in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    return json.dumps(value)
+        return f", {more} to {value['maximum']}"
+    return "" if more is None else f", {more} or more" if "minimum" in value else f", {more}"
 
 
 if __name__ == "__main__":
