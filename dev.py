@@ -13,9 +13,8 @@
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
-  bench     measure beside the libraries we are compared with: bench [NAME] [args]
+  bench     measure beside the libraries we are compared with: bench NAME [args]
   lint      check style and types
-  docs      build the documentation into site/
   build     build wheel and source distribution into dist/, and check them; nothing is uploaded
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
@@ -39,11 +38,9 @@ SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 USE, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "develop", "bench", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-WORKERS = max(2, os.cpu_count() or 2)
-PYTEST = f"pytest --durations=25 -n {WORKERS} --dist worksteal"
+PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
 LINT = ("ruff check", "ruff format --check", "mypy")
-SITE = "zensical build --clean --strict"
 STEPS = {
     "coverage": (
         "coverage erase",
@@ -57,7 +54,6 @@ STEPS = {
     "soak": ("python -m tests.soak",),
     "faults": ("python -m tests.faults",),
     "lint": LINT,
-    "docs": (SITE,),
     "build": ("python -m scripts.build",),
     "wheels": ("cibuildwheel --output-dir wheelhouse",),
 }
@@ -121,7 +117,7 @@ def test(*args: str) -> int:
     if args[bool(chosen) :]:
         return run(environment(DEVELOP) / "pytest", *shlex.split(chosen), *args[bool(chosen) :])
     programs = ("python -m tests.redis_servers", "python -m tests.browser.chromium")[: 2 if chosen else 1]
-    return steps(*programs, *LINT, SITE, f"{PYTEST} {chosen}")
+    return steps(*programs, *LINT, "zensical build --clean --strict", f"{PYTEST} {chosen}")
 
 
 def compiled(*args: str) -> int:
@@ -148,7 +144,7 @@ def lowest(*args: str) -> int:
 
 
 def bench(*args: str) -> int:
-    if ({*args} <= {"--save"} or "compiled" in args) and steps("python -m scripts.compile_wheel"):
+    if "compiled" in args and steps("python -m scripts.compile_wheel"):
         return 1
     return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
 

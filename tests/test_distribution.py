@@ -105,7 +105,7 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Both, as `python3 dev.py build` builds and checks them."""
     into = tmp_path_factory.mktemp("dist")
-    build.main(["--into", str(into)])
+    build.main(into)
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 

@@ -260,9 +260,7 @@ LimitedTransport(
     limiter=Limiter(),
     transport=httpx.AsyncHTTPTransport(),
     wait=timedelta(minutes=2),
-    wait_max=10,
     retries=0,
-    longest=60.0,
     name="api",
 )
 

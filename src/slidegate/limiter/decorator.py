@@ -33,7 +33,7 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 
 DEFAULT_RULE: Final = "limited"
 _ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-MAX_WAITING: Final = 1_000
+MAX_WAITING: Final = 10_000
 """How many calls of one key may wait at a time."""
 
 
