@@ -18,7 +18,7 @@ from pydantic import AliasPath, BeforeValidator, Field
 from ..core import limits
 from ..core.bans.ban import MAX_REASON
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, LimitSet, LimitState
+from ..core.decision import Decision, LimitSet
 from ..core.logs import escaped
 from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
@@ -300,18 +300,17 @@ class List(View):
 
 
 class Middleware(View):
-    """A middleware, with everything that it enforces."""
+    """A middleware, with the rules and policies that it enforces."""
 
     name: str
     rules: list[Rule]
     endpoints: list[Rule]
     default_limits: list[str]
     policies: list[Policy]
-    lists: list[List]
 
     @classmethod
-    def of(cls, name: str, middleware: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> Self:
-        """Return a middleware; the arguments are those of `List.all_of`."""
+    def of(cls, name: str, middleware: RateLimitMiddleware) -> Self:
+        """Return a middleware."""
         bound = middleware.bound()
         own = {id(one.rule) for one in bound} & {id(rule) for rule in middleware.rules}
         identities = {id(one.rule): one.bucket.rule for one in bound}
@@ -321,7 +320,6 @@ class Middleware(View):
             endpoints=[Rule.of(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
             default_limits=[str(limit) for limit in middleware.default_limits],
             policies=[Policy.model_validate(policy) for policy in middleware.policies],
-            lists=List.all_of(name, middleware, events),
         )
 
 
@@ -371,40 +369,15 @@ class Ban(View):
 
 
 class Bans(View):
-    """A page of the bans in force."""
+    """A page of the bans in force.
+
+    `matching` of `total` are those that were asked for, on all pages together.
+    """
 
     bans: list[Ban]
     next: str | None
+    matching: int
     total: int
-
-
-class WindowNow(View):
-    """What is spent of a limit."""
-
-    rule: str
-    limit: str
-    kind: LimitKind
-    amount: int
-    used: int
-    remaining: int
-    retry_after_s: float | None
-    more_after_s: float | None
-    reset_after_s: float | None
-
-    @classmethod
-    def all_of(cls, decision: Decision, peeked: int = 0) -> list[Self]:
-        """Return each limit's part in a decision.
-
-        Args:
-            decision: The decision.
-            peeked: The units that it was only asked about, and that are not charged.
-        """
-        unspent = peeked if decision.allowed else 0
-        labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
-        return [
-            cls(**_spent(labels[state.rule], reading[0] - unspent, state))
-            for state, reading in zip(decision.states, decision.readings, strict=True)
-        ]
 
 
 class Slice(View):
@@ -415,12 +388,21 @@ class Slice(View):
     count: int
 
 
-class Window(WindowNow):
+class Window(View):
     """What is spent of a limit, slice by slice; a shadow rule refuses nobody.
 
     A fall-back stands for the limits of a function, where those of the client are not known to this worker.
     """
 
+    rule: str
+    limit: str
+    kind: LimitKind
+    amount: int
+    used: int
+    remaining: int
+    retry_after_s: float | None
+    more_after_s: float | None
+    reset_after_s: float | None
     refuses: bool
     fallback: bool
     slices: list[Slice]
@@ -435,37 +417,31 @@ class Window(WindowNow):
         """
         ahead_us = view.unix_us - view.now_us
         return [
-            cls(
-                **_spent(window.label, window.used, window),
-                refuses=not only_looks(window.rule),
-                fallback=window.fallback,
-                slices=[
-                    Slice(
-                        start_at=(part.start_us + ahead_us) / _S,
-                        end_at=(part.end_us + ahead_us) / _S,
-                        count=part.units,
-                    )
-                    for part in window.slices
-                ],
-            )
+            cls._of(window, ahead_us)
             for window in view.windows
             if window.used or recent is None or window.rule in recent
         ]
 
-
-def _spent(rule: str, used: int, window: WindowView | LimitState) -> dict[str, Any]:
-    limit = window.limit
-    return {
-        "rule": rule,
-        "limit": str(limit),
-        "kind": _kind(limit),
-        "amount": limit.amount,
-        "used": used,
-        "remaining": max(limit.amount - used, 0),
-        "retry_after_s": _seconds(window.retry_after_us),
-        "more_after_s": _seconds(window.more_after_us),
-        "reset_after_s": _seconds(window.reset_after_us),
-    }
+    @classmethod
+    def _of(cls, window: WindowView, ahead_us: int) -> Self:
+        limit = window.limit
+        return cls(
+            rule=window.label,
+            limit=str(limit),
+            kind=_kind(limit),
+            amount=limit.amount,
+            used=window.used,
+            remaining=max(limit.amount - window.used, 0),
+            retry_after_s=_seconds(window.retry_after_us),
+            more_after_s=_seconds(window.more_after_us),
+            reset_after_s=_seconds(window.reset_after_us),
+            refuses=not only_looks(window.rule),
+            fallback=window.fallback,
+            slices=[
+                Slice(start_at=(part.start_us + ahead_us) / _S, end_at=(part.end_us + ahead_us) / _S, count=part.units)
+                for part in window.slices
+            ],
+        )
 
 
 class Nearest(View):
@@ -476,6 +452,19 @@ class Nearest(View):
     used: int
     amount: int
     share: float
+
+    @classmethod
+    def of(cls, decision: Decision) -> Self | None:
+        """Return that limit, of those that one unit of each was asked about; None where there is none."""
+        unspent = 1 if decision.allowed else 0
+        used = [reading[0] - unspent for reading in decision.readings]
+        if not used:
+            return None
+        labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
+        pairs = zip(decision.states, used, strict=True)
+        state, most = max(pairs, key=lambda pair: pair[1] / pair[0].limit.amount)
+        amount = state.limit.amount
+        return cls(rule=labels[state.rule], limit=str(state.limit), used=most, amount=amount, share=most / amount)
 
 
 class BusyClient(View):
@@ -489,11 +478,10 @@ class BusyClient(View):
 
 
 class Clients(View):
-    """A page of the busiest clients."""
+    """The busiest clients."""
 
     window_s: float
     clients: list[BusyClient]
-    next: str | None
 
 
 class Refusals(View):
@@ -543,24 +531,6 @@ class Lifted(View):
     target: AnyText
 
 
-class Key(View):
-    """A key as stores hold it."""
-
-    key: AnyText
-
-
-class Reset(Key):
-    """A key whose windows were forgotten, if it had any."""
-
-    forgotten: bool
-
-
-class Charged(Key):
-    """What is spent after a charge."""
-
-    windows: list[WindowNow]
-
-
 # -- the limiter -------------------------------------------------------------------------------------------------------
 
 
@@ -579,14 +549,6 @@ class Events(View):
     """Events, newest first."""
 
     events: list[Event]
-    next: str
-
-
-class MiddlewareSummary(View):
-    """A middleware, and how many rules it has."""
-
-    name: str
-    rules: int
 
 
 class Finding(View):
@@ -607,9 +569,15 @@ class Config(View):
     per_process: bool
     deadline_s: float | None
     on_error: str | None
-    middlewares: list[MiddlewareSummary]
     findings: list[Finding]
     workers: list[Worker]
+
+
+class User(View):
+    """Who asks."""
+
+    role: Literal["read", "full"]
+    name: str
 
 
 class Snapshot(View):
