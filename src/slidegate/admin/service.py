@@ -17,6 +17,7 @@ import anyio
 from .. import core
 from ..core.addresses import parse_network
 from ..core.bans.ban import MAX_REASON, Ban, ban_key
+from ..core.bans.policy import hand_ban_key
 from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
@@ -168,6 +169,7 @@ class AdminService:
     @operation("POST", "/bans", status=201)
     async def ban(self, params: parameters.NewBan, by: Sender) -> views.Ban:
         """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
+        hand_ban_key(params.target)
         if not params.force and self._is_own(params.target, by):
             detail = (
                 f"{parameters.in_json(params.target)} is or holds the address that this request comes from, so the ban "
