@@ -21,7 +21,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
-    "admin": ({"core", "limiter", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
+    "admin": ({"core", "limiter", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, {"backports"}),
     "metrics": (
         {"core", "limiter", "stores", "web"},

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Other libraries are imported first: each has its own ways on Windows, which are not tried here.
 PROGRAM = """
 import asyncio, multiprocessing, os, signal, sys, time
-import click, fastapi, httpx, itsdangerous, pydantic, redis.asyncio, rich.live, starlette.testclient, tomli_w, uvicorn
+import click, fastapi, httpx, pydantic, redis.asyncio, rich.live, starlette.testclient, tomli_w, uvicorn
 
 for module in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
     sys.modules[module] = None
