@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -117,4 +122,42 @@ def test_a_small_line_ends_with_the_last_step_that_is_complete(counts: list[int]
     assert sum(line) == sum(counts[-told - 1 : -1])
 
 
-def test_a_stranger_gets_no_file_of_the_page(site: Site) -> None: ...
+# -- the page ------------------------------------------------------------------------------------------------------
+
+LOADED = re.compile(r"""(?:src|href)="(?!#)([^"]+)"|from "\./([\w.]+)\"""")
+MAX_BYTES = 100 * 1_024
+
+
+async def loaded(site: Site) -> dict[str, str]:
+    """Return path -> text of the page and of everything that it and its scripts load."""
+    texts: dict[str, str] = {}
+    wanted = ["/"]
+    while wanted:
+        path = wanted.pop()
+        answer = await Browser(site.app).send("GET", path)
+        assert answer.status == 200, path
+        texts[path] = answer.body.decode()
+        named = [f"/{name or 'static/' + module}" for name, module in LOADED.findall(texts[path])]
+        wanted += [name for name in named if name not in texts and name not in wanted]
+    return texts
+
+
+async def test_the_page_is_small_asks_no_other_place_and_shows_no_version(site: Site) -> None:
+    texts = await loaded(site)
+    assert sum(len(text) for text in texts.values()) <= MAX_BYTES
+    for path, text in texts.items():
+        assert set(re.findall(r"""https?://[^\s"'`)]+""", text)) <= {"http://www.w3.org/2000/svg"}
+        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
+        assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", text))
+        assert max(map(len, text.splitlines())) <= 120, path
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on PATH")
+def test_every_script_of_the_page_can_be_parsed(site: Site, tmp_path: Path) -> None:
+    scripts = {path: text for path, text in asyncio.run(loaded(site)).items() if path.endswith(".js")}
+    assert len(scripts) >= 10
+    for path, text in {**scripts, "/broken.js": "const = 1;"}.items():
+        file = tmp_path / f"{Path(path).stem}.mjs"
+        file.write_text(text, "utf-8")
+        done = subprocess.run(["node", "--check", file], capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) == (path in scripts), done.stderr

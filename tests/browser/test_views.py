@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Error, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from ..redis_servers import until
 from .conftest import OpenPage
@@ -493,8 +493,6 @@ def test_a_page_that_the_middleware_counts_says_which_rule_would_exempt_it(site:
 def test_who_has_no_token_sees_nothing_and_a_token_that_has_changed_ends_the_questions(
     site: Site, opened: OpenPage
 ) -> None:
-    with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
-        opened(site, "a-token-of-somebody-else", expected="status of 401")
     assert "This needs a token." in opened(site, None, expected="Failed to load resource").content()
     page = opened(site, TOKEN, expected="status of 401")
     settled(page)
