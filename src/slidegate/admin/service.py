@@ -5,11 +5,12 @@ Each method is an operation, from its `parameters` to one of the `views`.
 
 from __future__ import annotations
 
-import heapq
 import platform
 import sys
+from bisect import insort
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 import anyio
@@ -36,7 +37,6 @@ MAX_COMPARED: Final = 100
 _S: Final = 1_000_000
 _MAX_REFUSALS: Final = 50
 _MAX_SHADOWED: Final = 20
-_KEPT: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +153,29 @@ class AdminService:
     @operation("GET", "/bans")
     async def get_bans(self, params: parameters.BansQuery, by: Sender) -> views.Bans:
         """The bans in force, newest first, in pages."""
-        page, wanted = Page(params.limit, params.cursor), (params.q or "").casefold()
-        total = matching = 0
+        since, _, key = (params.cursor or "").partition(":")
+        after = (-inf, "") if params.cursor is None else (-int(since), key)
+        wanted, total, matching = (params.q or "").casefold(), 0, 0
+        first: list[tuple[tuple[float, str], Ban]] = []
         async for ban in self._limiter.bans():
             total += 1
             texts = (ban.key, ban.reason, ban.by)
-            if params.policy in (None, ban.by) and any(wanted in text.casefold() for text in texts):
-                matching += 1
-                page.add(ban)
-        bans = [views.Ban.model_validate(ban) for ban in page.bans()]
-        return views.Bans(bans=bans, next=page.next(), matching=matching, total=total)
+            if params.policy not in (None, ban.by) or not any(wanted in text.casefold() for text in texts):
+                continue
+            matching += 1
+            # An order that never changes: nothing is skipped or shown twice, whatever comes or goes between two pages.
+            place = -ban.wall_us, ban.key
+            if place > after:
+                insort(first, (place, ban))
+                del first[params.limit + 1 :]
+        page = [ban for _, ban in first[: params.limit]]
+        more = len(first) > params.limit
+        return views.Bans(
+            bans=[views.Ban.model_validate(ban) for ban in page],
+            next=f"{page[-1].wall_us}:{page[-1].key}" if more else None,
+            matching=matching,
+            total=total,
+        )
 
     # -- to change -----------------------------------------------------------------------------------------------------
 
@@ -316,48 +329,3 @@ def _shadow(name: str, limits: list[str], stats: Stats, shadowed: dict[tuple[str
         share=min(would_refuse / passed, 1.0) if passed else 0.0,
         clients=[views.ShadowClient(key=key, count=count) for key, count in clients[:_MAX_SHADOWED]],
     )
-
-
-class Page:
-    """The bans behind a place that come first, of any number of bans in any order, newest first.
-
-    A page ends at a ban, and the next one begins behind it in an order that never changes: nothing is skipped and
-    nothing shown twice, whatever comes or goes meanwhile. Nothing is kept between two pages, and few more bans are held
-    than the page has.
-
-    Args:
-        limit: How many bans the page has at most.
-        cursor: The `next` of the page before, None for the first page.
-    """
-
-    def __init__(self, limit: int, cursor: str | None) -> None:
-        self._limit = limit
-        since, _, key = (cursor or "").partition(":")
-        self._after = None if cursor is None else (-int(since), key)
-        self._found: list[Ban] = []
-
-    def add(self, ban: Ban) -> None:
-        """Take a ban in, if it may belong to the page."""
-        if self._after is None or _newest_first(ban) > self._after:
-            self._found.append(ban)
-            if len(self._found) > _KEPT:
-                self._found = self._first()
-
-    def bans(self) -> list[Ban]:
-        """Return the bans of the page in their order."""
-        return self._first()[: self._limit]
-
-    def next(self) -> str | None:
-        """Return the cursor of the next page; None if this is the last one."""
-        first = self._first()
-        if len(first) <= self._limit:
-            return None
-        last = first[self._limit - 1]
-        return f"{last.wall_us}:{last.key}"
-
-    def _first(self) -> list[Ban]:
-        return heapq.nsmallest(self._limit + 1, self._found, key=_newest_first)
-
-
-def _newest_first(ban: Ban) -> tuple[int, str]:
-    return -ban.wall_us, ban.key

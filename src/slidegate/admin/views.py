@@ -15,9 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AliasPath, BeforeValidator, Field
 
-from ..core import limits
 from ..core.bans.ban import MAX_REASON
-from ..core.concurrency import Concurrency
 from ..core.decision import Decision, LimitSet
 from ..core.logs import escaped
 from ..core.statistics.histogram import ResponseTimes
@@ -31,7 +29,6 @@ from ..web.middleware import RateLimitMiddleware
 from .activity import LoggedEvent, Refusal, only_looks
 from .messages import AnyText, View
 
-LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
 ListKind: TypeAlias = Literal["blocklist", "allowlist"]
 
 _LIST_KINDS: Final[tuple[ListKind, ...]] = ("blocklist", "allowlist")
@@ -155,10 +152,20 @@ class Lines(View):
 # -- rules and lists ---------------------------------------------------------------------------------------------------
 
 
-def _kind(limit: limits.AnyLimit) -> LimitKind:
-    if isinstance(limit, Concurrency):
-        return "concurrency"
-    return "window" if isinstance(limit, limits.Limit) else "quota"
+def _sorted(methods: Iterable[str] | None) -> list[str] | None:
+    return None if methods is None else sorted(methods)
+
+
+def _each_as_text(limits: Iterable[object]) -> list[str]:
+    return [str(limit) for limit in limits]
+
+
+def _is_given(function: object) -> bool:
+    return function is not None
+
+
+def _unless_function(cost: object) -> object:
+    return None if callable(cost) else cost
 
 
 def _key(key: object) -> str:
@@ -169,70 +176,23 @@ def _key(key: object) -> str:
     return escaped(getattr(key, "__qualname__", type(key).__qualname__), MAX_REASON)
 
 
-class Limit(View):
-    """A limit."""
-
-    text: str
-    amount: int
-    window_s: float | None
-    resolution: int | None
-    kind: LimitKind
-
-    @classmethod
-    def of(cls, limit: limits.AnyLimit) -> Self:
-        """Return a limit; only a window has a length and a resolution."""
-        window_s, resolution = (
-            (limit.window_us / _S, limit.resolution) if isinstance(limit, limits.Limit) else (None, None)
-        )
-        return cls(text=str(limit), amount=limit.amount, window_s=window_s, resolution=resolution, kind=_kind(limit))
-
-
 class Rule(View):
     """A rule in force."""
 
-    name: str
-    identity: str
+    name: Annotated[str, Field(validation_alias="label")]
     paths: list[str]
-    methods: list[str] | None
+    methods: Annotated[list[str] | None, BeforeValidator(_sorted)]
     connection: str | None
-    limits: list[Limit]
-    by_request: bool
-    key: str
-    cost: int | None
+    limits: Annotated[list[str], BeforeValidator(_each_as_text), Field(validation_alias="all_limits")]
+    by_request: Annotated[bool, BeforeValidator(_is_given), Field(validation_alias="limits_function")]
+    key: Annotated[str, BeforeValidator(_key)]
+    cost: Annotated[int | None, BeforeValidator(_unless_function)]
     action: str
     exempt: bool
     final: bool
-    status: int | None
     conditional: bool
     count_denied: bool
-    wait_s: float
-
-    @classmethod
-    def of(cls, rule: rules.Rule, identity: str | None = None) -> Self:
-        """Return a rule.
-
-        Args:
-            rule: The rule.
-            identity: The identity of its bucket, where a middleware gave it another one.
-        """
-        return cls(
-            name=rule.label,
-            identity=rule.identity if identity is None else identity,
-            paths=list(rule.paths),
-            methods=None if rule.methods is None else sorted(rule.methods),
-            connection=rule.connection,
-            limits=[Limit.of(limit) for limit in rule.all_limits],
-            by_request=rule.limits_function is not None,
-            key=_key(rule.key),
-            cost=rule.cost if isinstance(rule.cost, int) else None,
-            action=rule.action,
-            exempt=rule.exempt,
-            final=rule.final,
-            status=rule.status if rule.blocks else None,
-            conditional=rule.conditional,
-            count_denied=rule.count_denied,
-            wait_s=rule.wait_us / _S,
-        )
+    wait_s: Annotated[float, OfMicroseconds, Field(validation_alias="wait_us")]
 
 
 def _texts(signals: Any) -> dict[str, str]:
@@ -311,14 +271,13 @@ class Middleware(View):
     @classmethod
     def of(cls, name: str, middleware: RateLimitMiddleware) -> Self:
         """Return a middleware."""
-        bound = middleware.bound()
-        own = {id(one.rule) for one in bound} & {id(rule) for rule in middleware.rules}
-        identities = {id(one.rule): one.bucket.rule for one in bound}
+        own = {id(rule) for rule in middleware.rules}
+        met = [bound.rule for bound in middleware.bound() if id(bound.rule) not in own]
         return cls(
             name=name,
-            rules=[Rule.of(rule, identities.get(id(rule))) for rule in middleware.rules[:_MAX_RULES]],
-            endpoints=[Rule.of(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
-            default_limits=[str(limit) for limit in middleware.default_limits],
+            rules=[Rule.model_validate(rule) for rule in middleware.rules[:_MAX_RULES]],
+            endpoints=[Rule.model_validate(rule) for rule in met[:_MAX_RULES]],
+            default_limits=_each_as_text(middleware.default_limits),
             policies=[Policy.model_validate(policy) for policy in middleware.policies],
         )
 
@@ -396,7 +355,6 @@ class Window(View):
 
     rule: str
     limit: str
-    kind: LimitKind
     amount: int
     used: int
     remaining: int
@@ -428,7 +386,6 @@ class Window(View):
         return cls(
             rule=window.label,
             limit=str(limit),
-            kind=_kind(limit),
             amount=limit.amount,
             used=window.used,
             remaining=max(limit.amount - window.used, 0),

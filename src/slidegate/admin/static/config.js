@@ -4,8 +4,7 @@ import { get } from "./api.js";
 import { h, Listing, plain, stranger, table, update, words } from "./dom.js";
 import { count, duration, milliseconds, now } from "./format.js";
 
-const limits = (rule) =>
-  rule.by_request ? "from a function" : rule.limits.map(({ text }) => text).join("; ") || "none";
+const limits = (rule) => (rule.by_request ? "from a function" : rule.limits.join("; ") || "none");
 const does = (rule) => [
   rule.exempt ? "exempts" : rule.action,
   rule.final && "ends the list",
@@ -124,7 +123,7 @@ export class ConfigView {
         { title: "Does", wide: true, cell: (rule) => plain(does(rule).filter(Boolean).join(", "), 80) },
       ],
       "This middleware has no rules.",
-      (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.identity}`,
+      (rule) => `${rule.name} ${rule.paths.join(" ")} ${limits(rule)} ${rule.methods ?? ""}`,
     );
   }
 
