@@ -75,6 +75,7 @@ export class BansView {
         { title: "Ends in", cell: (ban) => (ban.until_at ? ends(ban) : "never") },
         {
           title: "Actions",
+          wide: true,
           cell: (ban) =>
             h(
               "span",
