@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -198,41 +197,6 @@ async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_t
         assert (await operator.get("clients", sort=sort, limit=2))["clients"] == whole[:2]
     await admin.limiter.ban("198.51.100.1", "1h")
     assert names((await operator.get("clients"))["clients"], "banned")[0]
-
-
-class TogetherStore(MemoryStore):
-    """A store that answers looks only once as many are under way as it was told."""
-
-    together = 0
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
-        self.under_way = 0
-        self.all_came = asyncio.Event()
-
-    def peek(self, checks: Any, *args: Any, **more: Any) -> Any:
-        return (
-            self.later(super().peek(checks, *args, **more)) if self.together and len(checks) else super().peek(checks)
-        )
-
-    async def later(self, decision: Any) -> Any:
-        self.under_way += 1
-        if self.under_way == self.together:
-            self.all_came.set()
-        await asyncio.wait_for(self.all_came.wait(), 10)
-        return decision
-
-
-@pytest.mark.interpreted("a store of the test derives from a compiled class")
-@pytest.mark.parametrize("sort", ["nearness", "requests"])
-async def test_clients_near_to_a_limit_are_asked_for_together(sort: str) -> None:
-    store = TogetherStore(FakeClock(NOW_US))
-    admin = AdminClient(Limiter(store))
-    operator = admin.operator()
-    for number in range(20):
-        await admin.visit(client=f"198.51.100.{number}")
-    store.together = 20
-    assert len((await operator.get("clients", sort=sort))["clients"]) == 20
 
 
 async def test_clients_leave_when_their_window_has_passed(admin: AdminClient, operator: Operator) -> None:

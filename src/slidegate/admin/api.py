@@ -29,7 +29,7 @@ class AdminRoutes(AdminGuard):
             several of them; or, instead of tokens, `auth`, a function of the request, sync or async, that returns None
             for a stranger, ``"read"``, ``"full"``, or ``User("full", "ann")``. `hosts` are the names under which it may
             be asked, with a port or for any port, such as ``["ops.example.org"]``; by default any. `client` finds the
-            address of a user where no middleware of this process has the limiter; by default theirs does.
+            address of a user; by default the way of the middleware on the limiter, whose lists hold here too.
 
     Raises:
         ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.

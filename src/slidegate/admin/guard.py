@@ -22,7 +22,6 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ..core.addresses import Address, address_key
-from ..core.bans.ban import BanSubject
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
@@ -126,11 +125,11 @@ class AdminGuard:
 
 
 class Clients:
-    """Finds the client of a request as the middlewares on a limiter do, and keeps out whom they would refuse.
+    """Finds the client of a request as the middleware on a limiter does, and keeps out whom it would refuse.
 
     Args:
         limiter: The limiter.
-        client: How the address is found in their place; then their lists are not asked.
+        client: How the address is found, where that is not the way of the middleware.
     """
 
     def __init__(self, limiter: Limiter, client: ClientAddress | None) -> None:
@@ -143,30 +142,29 @@ class Clients:
         Raises:
             AdminError: It is on a blocklist or banned, and on no allowlist.
         """
-        met = [
-            caller.client_of(scope)
-            for caller in (self._limiter.engine.callers.listed() if self._client is None else ())
-            if isinstance(caller, RateLimitMiddleware)
-        ]
-        if met:
-            key, address, subjects = met[0].key, met[0].address, met[0].subjects
-        else:
-            key, address = (self._client or client_ip()).locate(scope)
-            subjects = (key,) if address is None else (key, address, address_key(*address))
-        verdict = next((client.verdict for client in met if client.verdict is not None), None)
-        if verdict is None:
-            await self._heed_bans(subjects)
-        elif not verdict.allowed:
-            raise AdminError(403, "blocked", "This address is on the blocklist.")
+        callers = self._limiter.engine.callers.listed()
+        middlewares = [caller for caller in callers if isinstance(caller, RateLimitMiddleware)]
+        client = self._client or next((middleware.client for middleware in middlewares), None) or client_ip()
+        key, address = client.locate(scope)
+        if not any(_covers(middleware, "allowlist", address) for middleware in middlewares):
+            if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
+                raise AdminError(403, "blocked", "This address is on the blocklist.")
+            await self._heed_bans(key, address)
         return key, address
 
-    async def _heed_bans(self, subjects: Iterable[BanSubject]) -> None:
-        decision = await self._limiter.peek_all((), tuple(subjects))
+    async def _heed_bans(self, key: str, address: Address | None) -> None:
+        # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
+        subjects = (key,) if address is None else (key, address, address_key(*address))
+        decision = await self._limiter.peek_all((), subjects)
         if decision.reason is Reason.BANNED:
             wait_s = decision.retry_after
-            raise AdminError(
-                403, "banned", "This address is banned.", {} if wait_s is None else {"retry-after": str(wait_s)}
-            )
+            later = {} if wait_s is None else {"retry-after": str(wait_s)}
+            raise AdminError(403, "banned", "This address is banned.", later)
+
+
+def _covers(middleware: RateLimitMiddleware, name: str, address: Address | None) -> bool:
+    networks = middleware.lists[name]
+    return networks is not None and address is not None and networks.covers(*address)
 
 
 def _may_change(request: Request, host: str) -> bool:

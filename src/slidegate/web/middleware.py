@@ -29,7 +29,7 @@ from .broken import FailsAtStartup, end_start
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
-from .decide import Client, Decider
+from .decide import Decider
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
@@ -238,9 +238,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return those of them that stand for the limits that a function returns for each request."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
-    def client_of(self, scope: Scope) -> Client:
-        """Return the client of a request, with what the lists say of it: operators' tools ask."""
-        return self._decider.client(scope)
+    @property
+    def client(self) -> ClientAddress:
+        """What finds the client's address."""
+        return self._client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide about one request, and pass it on or answer it."""
