@@ -101,7 +101,7 @@ def take(browser: Browser, site: Site, scheme: str) -> None:
     page = opened(browser, site, scheme)
     page.screenshot(path=PICTURES / f"dashboard-now-{scheme}.png")
     page.evaluate("view => { location.hash = view; }", f"clients/{FLOOD}")
-    page.locator("main table").nth(1).wait_for()
+    page.locator("main table:visible").nth(1).wait_for()
     page.wait_for_timeout(500)
     page.screenshot(path=PICTURES / f"dashboard-client-{scheme}.png")
     page.context.close()
@@ -112,7 +112,7 @@ def opened(browser: Browser, site: Site, scheme: str) -> Page:
     password = {"username": "ops", "password": TOKEN}
     page = browser.new_context(viewport=SIZE, color_scheme=scheme, http_credentials=password).new_page()
     page.goto(site.dashboard)
-    page.locator("main table").nth(2).wait_for()
+    page.locator("main table:visible").nth(2).wait_for()
     return page
 
 

@@ -55,7 +55,7 @@ def ban(site: Site, target: str, reason: str = "") -> None:
 
 def settled(page: Page) -> None:
     """Wait until the view shows stats and goes on by itself."""
-    expect(page.locator("main table, main .empty").first).to_be_visible()
+    expect(page.locator("main table:visible, main .empty:visible").first).to_be_visible()
     expect(page.locator("main [aria-busy]")).to_have_count(0)
     expect(page.locator("#state")).to_have_text("Live")
 
@@ -245,6 +245,14 @@ def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage
     expect(chart.locator(".tip strong")).to_have_text(first.partition(": ")[0])
     page.keyboard.press("Tab")
     expect(chart.locator(".tip")).to_be_hidden()
+    # The slices of a window are a table, too, and stay one while the page refreshes.
+    page.get_by_role("link", name="203.0.113.7").first.click()
+    window = page.get_by_role("region", name="everybody 30/10m", exact=True)
+    window.get_by_text("As a table").press("Enter")
+    with page.expect_response(re.compile("/api/client\\?")), page.expect_response(re.compile("/api/clients")):
+        pass
+    rows = window.get_by_role("row").filter(has=page.get_by_role("cell")).all_inner_texts()
+    assert sum(int(row.split()[-1]) for row in rows) == 30
 
 
 def test_a_chart_tells_its_stats_without_a_picture(site: Site, opened: OpenPage) -> None:

@@ -1,6 +1,6 @@
 // Draws stats over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
 
-import { h, mark, replace, svg, update } from "./dom.js";
+import { h, mark, numbers, replace, svg, update } from "./dom.js";
 import { clock, count, moment } from "./format.js";
 
 const HEIGHT = 176;
@@ -230,40 +230,14 @@ export class Chart {
 
   tabulate() {
     if (!this.details.open || !this.data) return;
-    const { start_at: start, step_s: step } = this.data;
     const length = this.data[this.series[0].key].length;
-    const first = Math.max(0, length - ROWS);
-    const lines = [];
-    for (let place = length - 1; place >= first; place -= 1) {
-      const at = start + place * step;
-      lines.push(
-        h(
-          "tr",
-          { key: at },
-          h("th", { scope: "row" }, moment(at)),
-          this.series.map(({ key }) => h("td", { class: "number" }, this.text(this.data[key][place]))),
-        ),
-      );
+    const rows = [];
+    for (let place = length - 1; place >= Math.max(0, length - ROWS); place -= 1) {
+      const at = this.timeOf(place);
+      rows.push([at, moment(at), ...this.series.map(({ key }) => this.text(this.data[key][place]))]);
     }
-    update(
-      this.rows,
-      h(
-        "table",
-        {},
-        h("caption", { class: "unseen" }, `${this.title}, newest first`),
-        h(
-          "thead",
-          {},
-          h(
-            "tr",
-            {},
-            h("th", { scope: "col" }, "From"),
-            this.series.map(({ label }) => h("th", { scope: "col", class: "number" }, label)),
-          ),
-        ),
-        h("tbody", {}, lines),
-      ),
-    );
+    const heads = ["From", ...this.series.map(({ label }) => label)];
+    update(this.rows, numbers(`${this.title}, newest first`, heads, rows));
   }
 }
 

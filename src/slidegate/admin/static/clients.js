@@ -8,6 +8,7 @@ import {
   field,
   h,
   mark,
+  numbers,
   plain,
   replace,
   ruleAndLimit,
@@ -233,13 +234,20 @@ export class ClientsView {
         meter(used, amount, spent),
         h("span", { class: "figure" }, `${count(used)} / ${count(amount)}`),
       ),
-      window.slices.length > 0 && slices(window, `${spent}; ${between(window.slices)}`),
+      window.slices.length > 0 && [slices(window, `${spent}; ${between(window.slices)}`), asTable(name, window.slices)],
       h("p", { class: "small" }, `${count(remaining)} left; ${again(window)}${empty}`),
     );
   }
 }
 
 const between = (found) => `${found.length} slices from ${moment(found[0].start_at)} to ${moment(found.at(-1).end_at)}`;
+
+function asTable(name, found) {
+  const rows = found.toReversed().map((slice) => [slice.start_at, moment(slice.start_at), count(slice.count)]);
+  const place = { class: "scroll", role: "region", tabindex: "0", "aria-label": `${name}, slices as a table` };
+  const table = numbers(`${name}, newest first`, ["From", "Spent"], rows);
+  return h("details", {}, h("summary", {}, "As a table"), h("div", place, table));
+}
 
 function again({ retry_after_s: wait, more_after_s: more, refuses }) {
   if (wait) return `${refuses ? "" : "would be "}refused for another ${duration(wait)}`;

@@ -108,6 +108,25 @@ export function table(caption, columns, rows, empty, key) {
   );
 }
 
+// The numbers of a drawing as a table. A row is [key, head, ...cells].
+export function numbers(caption, heads, rows) {
+  const head = (text, place) => h("th", { scope: "col", class: place > 0 && "number" }, text);
+  const line = ([key, first, ...cells]) =>
+    h(
+      "tr",
+      { key },
+      h("th", { scope: "row" }, first),
+      cells.map((cell) => h("td", { class: "number" }, cell)),
+    );
+  return h(
+    "table",
+    {},
+    h("caption", { class: "unseen" }, caption),
+    h("thead", {}, h("tr", {}, heads.map(head))),
+    h("tbody", {}, rows.map(line)),
+  );
+}
+
 // A table of many rows: with a filter and in pages, both of which stay while the rows come and go.
 export class Listing {
   constructor(caption, columns, empty, key, most = 50) {
@@ -218,7 +237,10 @@ function become(kept, fresh) {
     if (kept.data !== fresh.data) kept.data = fresh.data;
     return;
   }
-  for (const { name } of [...kept.attributes]) if (!fresh.hasAttribute(name)) kept.removeAttribute(name);
+  for (const { name } of [...kept.attributes]) {
+    // What somebody has opened stays open.
+    if (name !== "open" && !fresh.hasAttribute(name)) kept.removeAttribute(name);
+  }
   for (const { name, value } of fresh.attributes) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);
   for (const name of HANDLERS) kept[name] = fresh[name];
   merge(kept, fresh);
