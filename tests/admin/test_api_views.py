@@ -14,17 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Networks,
-    Quota,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.admin import AdminRoutes
 from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND
 from slidegate.core.store import Event

@@ -471,13 +471,7 @@ def test_to_ban_ones_own_address_is_asked_about_twice(site: Site, opened: OpenPa
 
 def test_a_page_that_the_middleware_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
     client = "203.0.113.77"
-    page = opened(
-        site,
-        TOKEN,
-        expected="status of 429",
-        at="/counted/",
-        extra_http_headers={"X-Forwarded-For": client},
-    )
+    page = opened(site, TOKEN, expected="status of 429", at="/counted/", extra_http_headers={"X-Forwarded-For": client})
     site.flood(client, 40)
     page.get_by_role("tab", name="Configuration").click()
     expect(page.get_by_role("alert")).to_contain_text('Rule("/counted/{rest:path}", exempt=True)')
