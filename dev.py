@@ -14,7 +14,7 @@
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
   bench     measure beside the libraries we are compared with: bench NAME [args]
-  lint      check style and types
+  lint      check style and types; the scripts of the dashboard too, where node is there
   build     build wheel and source distribution into dist/, and check them; nothing is uploaded
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
@@ -40,7 +40,7 @@ PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--ge
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
-LINT = ("ruff check", "ruff format --check", "mypy")
+LINT = ("ruff check", "ruff format --check", "mypy", "python -m scripts.lint_page")
 STEPS = {
     "coverage": (
         "coverage erase",

@@ -64,14 +64,13 @@ def main() -> None:
 
 def take(browser: Browser, site: Site, scheme: Any) -> None:
     """Take the pictures of one scheme."""
-    page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
+    password: Any = {"username": "ops", "password": TOKEN}
+    page = browser.new_context(viewport=SIZE, color_scheme=scheme, http_credentials=password).new_page()
     page.goto(site.dashboard)
-    page.get_by_label("Token").fill(TOKEN)
-    page.keyboard.press("Enter")
-    page.locator("main table").nth(2).wait_for()
+    page.locator("main table:visible").nth(2).wait_for()
     page.screenshot(path=PICTURES / f"dashboard-now-{scheme}.png")
     page.evaluate("view => { location.hash = view; }", f"clients/{FLOOD}")
-    page.locator("main table").nth(1).wait_for()
+    page.locator("main table:visible").nth(1).wait_for()
     page.wait_for_timeout(500)
     page.screenshot(path=PICTURES / f"dashboard-client-{scheme}.png")
     page.context.close()

@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "stats": ({"core", "limiter", "stores"}, {"anyio"}),
-    "admin": ({"core", "limiter", "stats", "stores", "web"}, {"anyio", "itsdangerous", "pydantic", "starlette"}),
+    "admin": ({"core", "limiter", "stats", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, set()),
     "metrics": (
         {"core", "limiter", "stores", "web"},

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,7 +209,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "
 @contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Run the demo on a log of one line, and end it within a minute."""
-    (folder / "short.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 1\n')
+    line = '{} - - [03/Mar/2026:10:00:00 +0000] "GET {} HTTP/1.1" 200 1\n'
+    lines = [line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]
+    (folder / "short.log").write_text("".join(lines))
     server = subprocess.Popen(
         command("--port", "0", "--log", str(folder / "short.log")), cwd=ROOT, env=ENVIRONMENT, text=True, **options
     )
@@ -222,7 +225,8 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
         server.wait()
 
 
-DASHBOARD = re.compile(r"The dashboard is at (\S+), and its token is (\S+)$")
+DASHBOARD = re.compile(r"The dashboard is at (\S+)#now\?window=1h, and shows the replay\.$")
+TOKEN = re.compile(r"for this password: (\S+)$")
 CURL = re.compile(
     r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
 )
@@ -243,18 +247,26 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         lines = (CURL.search(line) for line in server.stdout)
-        address, token = next(found for line in server.stdout if (found := DASHBOARD.search(line))).groups()
+        address, token = (
+            next(found[1] for line in server.stdout if (found := wanted.search(line))) for wanted in (DASHBOARD, TOKEN)
+        )
         curls = list(itertools.islice((line for line in lines if line), 3))
         with httpx.Client(trust_env=False) as client:
+            client.auth = ("anybody", token)
             assert client.get(address).status_code == 200
-            asked = client.get(f"{address}api/now?window=1m", headers={"Authorization": f"Bearer {token}"})
-            assert asked.status_code == 200
+            seen = client.get(f"{address}api/now?window=5m").json()
+            assert (seen["stats"]["total"]["passed"], seen["stats"]["total"]["banned"]) == (4, 1)
+            assert {one["key"] for one in seen["clients"]} >= {"192.0.2.7", "203.0.113.77"}
+            (ban,) = client.get(f"{address}api/bans").json()["bans"]
+            assert ban["target"] == "203.0.113.77"
+            assert time.time() - 120 < ban["since_at"] <= time.time()
+            client.auth = None
             limited, blocked, banned = (sent(client, curl) for curl in curls)
         server.send_signal(signal.SIGINT)
         rest = server.stdout.read()
         assert server.wait() == 0
         server.stdout.close()
-    assert rest.endswith("8 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
+    assert rest.endswith("12 admitted, 1 refused, 1 blocked, 2 banned\nStopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     check_refusal(limited[-1])
     assert [answer.status_code for answer in blocked] == [403]

@@ -241,6 +241,11 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return those of them that stand for the limits that a function returns for each request."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
+    @property
+    def client(self) -> ClientAddress:
+        """What finds the client's address."""
+        return self._client
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide about one request, and pass it on or answer it."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
