@@ -82,21 +82,6 @@ def test_the_command_imports_exported_bans(name: str, tmp_path: Path, capsys: py
     assert listed(store, capsys) >= FOR_EVER
 
 
-def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, file = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second", tmp_path / "bans.jsonl"
-    assert main(["bans", "import", str(DATA / "bans.jsonl"), "--store", first, "--create"]) == 0
-    capsys.readouterr()
-    assert main(["bans", "export", "--store", first]) == 0
-    file.write_text(capsys.readouterr().out)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    ends = {row["struck"]: row["until_us"] for row in rows if "struck" in row}
-    assert all(end_us is None or end_us > rows[0]["written_us"] for end_us in ends.values())
-    assert main(["bans", "import", str(file), "--store", second, "--create", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"imported": len(rows) - 1 - len(ends), "over": 0}
-    assert listed(second, capsys) == listed(first, capsys)
-
-
 @pytest.mark.parametrize("number", [1, 2, 99])
 async def test_an_export_of_another_version_is_refused_by_its_name(number: int) -> None:
     lines = (DATA / "bans.jsonl").read_text("utf-8").replace('"version": 3', f'"version": {number}').splitlines()

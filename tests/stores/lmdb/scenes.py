@@ -189,15 +189,6 @@ def readers(path: str, kills: int, slots: int) -> Any:
     return store.peek(((bucket(5), "user:0", 1),)).remaining
 
 
-def speaking(path: str, bans: int) -> Any:
-    """Ban, and say so with a system call of its own, for a trace of them."""
-    store = LmdbStore(path, map_size=1 << 20, durability="safe")
-    for number in range(bans):
-        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
-        os.write(2, f"acknowledged {number}\n".encode())
-    return bans
-
-
 def patiently(ask: Callable[[], T]) -> T:
     """Ask until there is an answer: on a busy machine another process may hold the file for longer than a store waits.
 
@@ -335,7 +326,7 @@ def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
     return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
 
 
-SCENES = {scene.__name__: scene for scene in (crowd, starts, killing, banning, readers, speaking, growing, faults)}
+SCENES = {scene.__name__: scene for scene in (crowd, starts, killing, banning, readers, growing, faults)}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

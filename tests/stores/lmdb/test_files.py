@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
-import itertools
 import os
 import random
 import re
@@ -21,14 +19,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lmdb.verify
 import pytest
 
-from slidegate import Limiter
-from slidegate.core import ConfigurationError, LimitSet, Reason, parse_limits
+from slidegate.core import ConfigurationError, LimitSet, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
@@ -38,7 +34,7 @@ from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
-from .test_store import SHARED_MEMORY, child, disk_of, fork, gate_held, in_another_process
+from .test_store import child, fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
 ASKED = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
@@ -97,19 +93,6 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
     assert all(0 < (ban.ends_us or 0) - store.shared_stats.time() <= HOUR_US for ban in store.bans.active())
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
-    store.close()
-
-
-def test_half_a_record_of_a_ban_with_zeros_behind_it_is_no_ban(place: Path) -> None:
-    data = place / "data.mdb"
-    content = bytearray(data.read_bytes())
-    mark = re.search(rb"....(?=.{6}\[\d+,false,)", content, re.DOTALL)
-    assert mark is not None
-    content[-4_096:] = mark[0] + bytes(4_092)
-    data.write_bytes(content)
-    second_page_damaged(data)
-    store, _ = opened(place)
-    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
     store.close()
 
 
@@ -200,52 +183,6 @@ def test_another_layout_ends_the_start_and_is_left_alone(
     store.close()
 
 
-def test_who_runs_while_a_newer_slidegate_takes_the_file_over_leaves_it(tmp_path: Path) -> None:
-    path, clock = tmp_path / "lmdb", FakeClock()
-    store, _ = opened(path, clock=clock)
-    store.hit(ASKED)
-    newer = bytes([SCHEMA_VERSION + 1, 254 - SCHEMA_VERSION])
-    txn = store._env.begin()
-    txn.put(b"schema", newer, db=store._env.dbs.meta)
-    store._env.commit(txn)
-    clock.advance("2s")
-    store.hit(ASKED)  # about once a second it looks
-    with pytest.raises(StoreUnavailable, match=f"layout version {SCHEMA_VERSION + 1}, .*upgrade slidegate"):
-        store.hit(ASKED)
-    store.close()
-    with lmdb.open(str(path), max_dbs=16, readonly=True) as env:
-        meta = env.open_db(b"meta", create=False)
-        with env.begin() as read:
-            assert read.get(b"schema", db=meta) == newer
-
-
-def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, heard = opened(place)
-
-    def damaged(*_: object) -> None:
-        raise lmdb.CorruptedError("mdb_get: page 7 is not there")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("slidegate.stores.lmdb.transaction.Transaction.save", damaged)
-        with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
-            store.hit(ASKED)
-    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
-    assert heard.kinds == ["store_set_aside", "bans_rescued"]
-    assert len(store.bans.active()) == 2
-    store.close()
-
-
-def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = opened(place)
-    shutil.rmtree(place)
-    monkeypatch.setattr(store._env, "_looked_us", 0)
-    store.hit(ASKED)
-    assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]  # type: ignore[union-attr]
-    assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2  # type: ignore[union-attr]
-    assert (place / "data.mdb").exists()
-    store.close()
-
-
 def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_an_error_of_the_store(
     tmp_path: Path,
 ) -> None:
@@ -285,79 +222,6 @@ def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_
     store, heard = opened(place)
     assert heard.kinds == ["store_set_aside", "bans_rescued"]
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
-    store.close()
-
-
-def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("somebody may be writing")
-
-    first, _ = opened(place)
-    monkeypatch.setattr(lmdb.verify, "verify", fail)
-    in_another_process(first, lambda own: own.hit(ASKED))
-    assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
-    first.close()
-
-
-def test_full_slots_of_readers_are_no_damage(place: Path) -> None:
-    """Those who would read have no answer until there is room again, and nothing of the file is lost."""
-    (place / "lock.mdb").unlink()  # it would have as many slots as before
-
-    def read(times: int) -> object:
-        other = lmdb.open(str(place), max_readers=5)
-        return other, [other.begin() for _ in range(times)]
-
-    with child(lambda: read(4)):
-        store, heard = opened(place)  # for which one slot is enough
-        with child(lambda: read(1)):
-            assert_no_reader_is_answered(store)
-            assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
-        assert store.peek(ASKED).remaining == 2
-        assert len(store.bans.active()) == 2
-        assert heard.kinds == []
-        store.close()
-
-
-def assert_no_reader_is_answered(store: LmdbStore) -> None:
-    asks = (lambda: store.peek(ASKED), store.stats, store.bans.active, lambda: store.bans.find(["user:eve"]))
-    for ask in (*asks, *asks):
-        with pytest.raises(StoreUnavailable, match="READERS_FULL"):
-            ask()
-
-
-def test_a_file_that_grows_whenever_a_reader_has_mapped_it_whole_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process makes it larger, and fills it, each time that the reader has let others write again."""
-    path, grown, flock = tmp_path / "lmdb", list[int](), fcntl.flock
-    store, heard = opened(path, map_size=1 << 16)
-    store.hit(ASKED)
-    code = f"""
-import sys
-from slidegate.core import LimitSet, parse_limits
-from slidegate.stores.lmdb import LmdbStore
-store, asked, number = LmdbStore({str(path)!r}, map_size=1 << 16), LimitSet("rule", parse_limits("5/hour")), 0
-while store.stats().bytes_used <= int(sys.argv[1]):
-    store.hit(((asked, f"user:{{sys.argv[1]}}-{{number:>040}}", 1),))
-    number += 1
-"""
-
-    def grow() -> None:
-        grown.append((path / "data.mdb").stat().st_size)
-        subprocess.run([sys.executable, "-c", code, str(grown[-1])], check=True, timeout=60)
-
-    def let_others_write(file: int, operation: int) -> None:
-        flock(file, operation)
-        if operation == fcntl.LOCK_UN and len(grown) < 4:
-            grow()
-
-    grow()
-    with monkeypatch.context() as patched:
-        patched.setattr(fcntl, "flock", let_others_write)
-        assert store.peek(ASKED).remaining == 3
-    assert grown == sorted(grown)
-    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
-    assert set(heard.kinds) <= {"map_grown"}
     store.close()
 
 
@@ -519,18 +383,6 @@ def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
         LmdbStore(tmp_path / "lmdb", **SMALL)
-
-
-def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lmdb_opening, "CAN_TAKE_ROOM", False)
-    monkeypatch.delattr(os, "posix_fallocate")
-    store, _ = opened(tmp_path / "lmdb", map_size=1 << 16)
-    asked = ASKED[0][0]
-    assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
-    assert (tmp_path / "lmdb" / "data.mdb").stat().st_size < store.stats().bytes_held
-    store.close()
 
 
 # -- whose files -----------------------------------------------------------------------------------------------------
@@ -863,49 +715,3 @@ print(store.hit(((LimitSet("rule", parse_limits("5/hour")), "user:eve", 1),)).re
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     store.close()
     assert ended.stdout.strip() == "banned", ended.stderr
-
-
-async def test_the_event_loop_goes_on_while_a_running_file_is_looked_at_page_by_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, loop, verify = tmp_path / "lmdb", asyncio.get_running_loop(), lmdb.verify.verify
-    store = LmdbStore(path, **SMALL)
-    limiter, went_on = Limiter(store, on_error="allow"), list[bool]()
-
-    def look(*given: Any, **named: Any) -> Any:
-        turned = threading.Event()
-        loop.call_soon_threadsafe(turned.set)
-        went_on.append(turned.wait(1.0))
-        return verify(*given, **named)
-
-    await limiter.hit("user:ann", "5/hour")
-    monkeypatch.setattr(lmdb.verify, "verify", look)
-    all_but_the_heads_damaged(path / "data.mdb")
-    for _ in range(500):
-        await limiter.hit("user:ann", "5/hour")
-        if went_on:
-            break
-        await asyncio.sleep(0.01)
-    await limiter.close()
-    if not went_on:
-        pytest.fail("nobody looked at it")
-    assert all(went_on)
-
-
-async def test_on_a_full_disk_keys_that_are_known_keep_their_limits_where_every_commit_is_synced() -> None:
-    heard = RecordingObserver(without=["near_limit"])
-    with TemporaryDirectory(prefix="slidegate-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as root:
-        store = LmdbStore(Path(root) / "lmdb", map_size=1 << 20, durability="safe")
-        limiter = Limiter(store, on_error="allow", observers=[heard], deadline="60s")
-        known, numbers, reasons = [f"known:{key:>050}" for key in range(50)], itertools.count(), list[Reason]()
-        for key in known:
-            await limiter.hit(key, "15/hour")
-        with disk_of(3 << 20):
-            while len(reasons) < 500 and Reason.UNAVAILABLE not in reasons:
-                for _ in range(15):
-                    fresh = [f"new:{next(numbers):>050}" for _ in range(100)]
-                    await asyncio.gather(*(limiter.hit(key, "5/hour") for key in fresh))
-                reasons += [(await limiter.hit(key, "15/hour")).reason for key in known]
-        await limiter.close()
-    assert set(reasons) == {Reason.OK}
-    assert "map_full" in heard.kinds

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,30 +52,6 @@ def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: i
     seen = play("banning", tmp_path / "lmdb", kills, durability)
     assert seen["lost"] == 0
     assert seen["spoken"] > 0
-
-
-@pytest.mark.all
-def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed: apt-get install strace")
-    trace = tmp_path / "trace"
-    calls = "trace=openat,write,pwrite64,pwritev,writev,fsync,fdatasync,msync"
-    play("speaking", tmp_path / "lmdb", 5, before=(strace, "-f", "-e", calls, "-o", str(trace)))
-    lines = trace.read_text(encoding="utf-8", errors="replace").splitlines()
-    (meta,) = [found[1] for line in lines if (found := re.search(r'data\.mdb", \S*O_DSYNC\S*\) += (\d+)', line))]
-    synced = written = spoken = 0
-    for line in lines:
-        if re.search(r"f(data)?sync\(", line):
-            synced += 1
-        elif f"pwrite64({meta}," in line and synced:
-            written += 1  # through a file that is opened so that this waits for the disk
-        elif "acknowledged" in line:
-            spoken += 1
-            assert synced, f"no sync before {line}"
-            assert written, f"the head was not written before {line}"
-            synced = written = 0
-    assert spoken == 5
 
 
 @pytest.mark.all

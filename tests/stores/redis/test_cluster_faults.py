@@ -30,7 +30,6 @@ BACK_TICKS: Final = 100
 NEVER_TICKS: Final = 3_000
 """A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
 LIMIT: Final = "1000/hour"
-PLENTY: Final = "1000000/hour"
 
 
 @pytest.fixture(scope="module")
@@ -246,51 +245,4 @@ async def test_one_node_of_three_takes_nobody_else_off_the_store(trouble: str, k
     assert {"store_failed", "store_recovered"} <= set(site.heard.kinds)
 
 
-async def test_a_ban_that_is_known_holds_while_the_node_with_the_bans_is_gone(scene: Scene) -> None:
-    site = Site(scene)
-    key = next(key for server, key in site.keys.items() if server is not scene.keeper)
-    async with site.limiter:
-        await site.ready()
-        await site.limiter.ban(key, "1h")
-        async with asyncio.timeout(BOUND_S):
-            while (await site.limiter.hit(key, PLENTY)).reason is not Reason.BANNED:
-                pass
-        async with dead(scene.proxy_of(scene.keeper)):
-            for _ in range(30):
-                assert (await site.limiter.hit(key, LIMIT)).reason is Reason.BANNED
-                await asyncio.sleep(0.05)
-
-
 # -- the slot of the bans is on its way ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("some_have_gone", [False, True])
-async def test_while_the_slot_of_the_bans_moves_limits_go_on_and_commands_wait(
-    some_have_gone: bool, scene: Scene
-) -> None:
-    site = Site(scene)
-    source = scene.keeper
-    target = next(server for server in scene.cluster.servers if server is not source)
-    slot = scene.cluster.slot_of("slidegate:7:{bans}")
-    async with site.limiter:
-        await site.ready()
-        await site.limiter.ban("198.51.100.7", "1h")
-        with scene.cluster.migrating(slot, target):
-            if some_have_gone:
-                source.command("MIGRATE", "127.0.0.1", target.port, "slidegate:7:{bans}:list", 0, 5_000)
-            for _ in range(15):
-                assert set((await site.served(3)).values()) == {3}
-                await asyncio.sleep(0.1)
-            ban = asyncio.create_task(site.limiter.ban("198.51.100.8", "1h"))
-            await asyncio.sleep(0.1)
-            assert not ban.done(), "some of its keys are here and some there"
-        async with asyncio.timeout(BOUND_S):
-            await ban
-            assert {found.key async for found in site.limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
-        assert set((await site.served(3)).values()) == {3}
-        scene.cluster.move_slot(slot, source)
-        async with asyncio.timeout(BOUND_S):
-            while (await site.limiter.hit("198.51.100.7", PLENTY, cost=0)).reason is not Reason.BANNED:
-                pass
-        await site.limiter.unban("198.51.100.7")
-        assert (await site.limiter.hit("198.51.100.7", LIMIT)).allowed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
@@ -69,38 +68,6 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
             await new.bans.ban("user:eve", None, "", "ann")
             for store in workers:
                 assert (await hit(store, "user:eve")).reason is Reason.BANNED
-
-
-async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptied_meanwhile() -> None:
-    with RedisServer() as server:
-        async with workers_at(server, 1) as (worker,), workers_at(server, 1, read_only=True) as (stranger,):
-            prefix = worker._prefix
-            tool = RedisStore(server.url, prefix=prefix, timeout=BOUND_S, read_only=True)
-            assert await hit(worker)
-            assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
-            with pytest.raises(StoreError, match="nothing of slidegate"):
-                await settle(stranger.peek(((TEN, "user:ann", 1),)))
-            server.command("FLUSHALL")
-            async with asyncio.timeout(BOUND_S):
-                with suppress(StoreError):
-                    while True:
-                        await settle(tool.peek(((TEN, "user:ann", 1),)))
-            with pytest.raises(StoreError, match="nothing of slidegate"):
-                await settle(tool.peek(((TEN, "user:ann", 1),)))
-            assert server.command("DBSIZE") == 0
-            assert await hit(worker)
-            assert (await look(tool)).remaining == 8
-            await tool.close()
-
-
-async def look(tool: RedisStore) -> Decision:
-    """Look until the store answers."""
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                return await settle(tool.peek(((TEN, "user:ann", 1),)))
-            except StoreError:
-                await asyncio.sleep(0.01)
 
 
 async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisServer) -> None:
