@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -41,22 +39,10 @@ def test_what_is_no_number_of_places_is_refused_with_an_example(amount: object) 
         Concurrency(amount)  # type: ignore[arg-type]
 
 
-def test_a_limit_with_a_window_is_told_to_have_none() -> None:
-    with pytest.raises(ConfigurationError, match="it has no window"):
-        Concurrency("4/minute")
-
-
 @pytest.mark.parametrize("limits", [Concurrency(4), ["5/minute", Concurrency(4)]])
 def test_a_concurrency_limit_is_none_of_the_limits(limits: object) -> None:
     with pytest.raises(ConfigurationError, match="write concurrency=4"):
         parse_limits(limits)  # type: ignore[call-overload]
-
-
-def test_a_concurrency_limit_survives_copying_and_pickling() -> None:
-    limit = Concurrency(4, name="renders")
-    assert str(limit) == "renders: 4 at a time"
-    assert copy.copy(limit) == pickle.loads(pickle.dumps(limit)) == limit
-    assert isinstance(copy.copy(limit), Concurrency)
 
 
 def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from slidegate import Limit, MemoryStore
 from slidegate.core import LimitSet
-from slidegate.core.ring import MAX_UNITS, expires_us
+from slidegate.core.ring import MAX_UNITS
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
@@ -95,7 +95,3 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
-
-
-def test_a_ring_of_nothing_is_over() -> None:
-    assert expires_us(b"", 60_000_000) == 0

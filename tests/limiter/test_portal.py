@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import subprocess
 import sys
@@ -65,23 +64,6 @@ def test_limiters_share_the_thread_until_the_last_is_closed() -> None:
     assert not threads()
     with Limiter(SlowStore()).sync as three:
         assert three.hit("user:1", "5/minute"), "a later one begins anew"
-    assert not threads()
-
-
-def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
-    limiter = Limiter(SlowStore())
-    limiter.sync.hit("user:1", "5/minute")
-    asyncio.run(limiter.close())
-    until(lambda: not threads(), "the thread ends")
-
-
-def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
-    lost, limiter = Limiter(SlowStore()), Limiter(SlowStore())
-    for each in (lost, limiter):
-        each.sync.hit("user:1", "5/minute")
-    del lost, each
-    gc.collect()
-    limiter.sync.close()
     assert not threads()
 
 

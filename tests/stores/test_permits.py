@@ -15,20 +15,16 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, Quota, StoreError
-from slidegate.core import StoreUnavailable
+from slidegate import Quota, StoreError
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
-from slidegate.core.reservation import Reservation
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
-from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
 TWO = LimitSet("render", [Concurrency(2)])
@@ -203,27 +199,6 @@ async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Worke
     assert kept.allowed
 
 
-class Deaf(RemoteStore):
-    """A store that cannot be told that a request has ended."""
-
-    def refund(self, reservations: Sequence[Reservation]) -> bool:
-        raise StoreUnavailable("deaf")
-
-
-async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    kept = await take(holds)
-    assert await Limiter(Deaf(inner=holds)).refund(kept) is False
-    assert holds.permits_held() == 0
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    crew.clock.advance(us=1)
-    taken = [await take(other), await take(other)]
-    assert all(taken)
-    assert await settle(holds.refund(kept.take_back())) is False
-    assert not await take(other)
-
-
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     held = [await take(holds), await take(holds)]
@@ -251,14 +226,6 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
     assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
 
 
-@pytest.mark.parametrize("lease", ["0.5s", "11m", "soon", 0, None])
-@pytest.mark.parametrize("kind", ["lmdb", "redis"])
-def test_a_lease_that_cannot_work_is_refused(kind: str, lease: Any, tmp_path: Path) -> None:
-    make: Any = LmdbStore if kind == "lmdb" else RedisStore
-    with pytest.raises(ConfigurationError, match="permit_lease"):
-        make(tmp_path / "lmdb" if kind == "lmdb" else "redis://127.0.0.1:1/0", permit_lease=lease)
-
-
 # -- in a file -------------------------------------------------------------------------------------------------------
 
 
@@ -267,18 +234,6 @@ def take_now(store: LmdbStore, key: str = "ann") -> Decision:
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision
-
-
-def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
-    gone, here = in_file.hire(), in_file.hire()
-    held = [take_now(gone, f"user:{number}") for number in range(1_000)]
-    full = here.stats().bytes_used
-    in_file.clock.advance(us=LEASE_US)
-    for _ in range(20):
-        here.renew_permits()
-    again = [take_now(here, f"later:{number}") for number in range(1_000)]
-    assert here.stats().bytes_used < 1.5 * full
-    assert len(held) == len(again)
 
 
 def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
@@ -380,27 +335,6 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
 
 
 # -- at servers ------------------------------------------------------------------------------------------------------
-
-
-async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
-    holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
-    many = LimitSet("many", [Concurrency(700)])
-    held = [await take(holds, bucket=many) for _ in range(700)]
-    for first in range(0, 1_000, 100):
-        held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
-    at_server.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    at_server.clock.advance(us=LEASE_US - 1)
-    assert not await take(other, bucket=many)
-    assert (await take(other, "user:77")).remaining == 0
-    assert holds.permits_held() == 1_700 == len(held)
-    renewing = asyncio.ensure_future(renew(holds))
-    await turns()
-    for decision in reversed(held[:700]):
-        await settle(holds.refund(decision.take_back()))
-    await renewing
-    assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
-    assert at_server.seen[0].events == []
 
 
 async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import itertools
 import os
 import random
 import re
@@ -19,12 +21,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lmdb.verify
 import pytest
 
-from slidegate.core import ConfigurationError, LimitSet, parse_limits
+from slidegate import Limiter
+from slidegate.core import ConfigurationError, LimitSet, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
@@ -34,7 +38,7 @@ from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
-from .test_store import child, fork, gate_held, in_another_process
+from .test_store import SHARED_MEMORY, child, disk_of, fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
 ASKED = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
@@ -96,20 +100,6 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     store.close()
 
 
-def test_all_bans_of_a_large_damaged_file_are_rescued(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "lmdb")
-    keys = {f"user:{number}" for number in range(5_000)}
-    for key in keys:
-        store.bans.ban(key, HOUR_US, "r" * 200, "manual")
-    store.close()
-    data = tmp_path / "lmdb" / "data.mdb"
-    assert data.stat().st_size > 2 << 20
-    second_page_damaged(data)
-    store = LmdbStore(tmp_path / "lmdb")
-    assert {ban.key for ban in store.bans.active()} == keys
-    store.close()
-
-
 @pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000), None])
 def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -> None:
     data = place / "data.mdb"
@@ -118,13 +108,6 @@ def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -
     assert content is not None or "it ends after 32768 bytes" in heard.events[0].message
     assert heard.kinds[0] == "store_set_aside"
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
-    store.close()
-
-
-def test_an_empty_file_is_a_new_environment(place: Path) -> None:
-    (place / "data.mdb").write_bytes(b"")
-    store, heard = opened(place)
-    assert heard.kinds == []
     store.close()
 
 
@@ -222,6 +205,68 @@ def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_
     store, heard = opened(place)
     assert heard.kinds == ["store_set_aside", "bans_rescued"]
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+def test_full_slots_of_readers_are_no_damage(place: Path) -> None:
+    """Those who would read have no answer until there is room again, and nothing of the file is lost."""
+    (place / "lock.mdb").unlink()  # it would have as many slots as before
+
+    def read(times: int) -> object:
+        other = lmdb.open(str(place), max_readers=5)
+        return other, [other.begin() for _ in range(times)]
+
+    with child(lambda: read(4)):
+        store, heard = opened(place)  # for which one slot is enough
+        with child(lambda: read(1)):
+            assert_no_reader_is_answered(store)
+            assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+        assert store.peek(ASKED).remaining == 2
+        assert len(store.bans.active()) == 2
+        assert heard.kinds == []
+        store.close()
+
+
+def assert_no_reader_is_answered(store: LmdbStore) -> None:
+    asks = (lambda: store.peek(ASKED), store.stats, store.bans.active, lambda: store.bans.find(["user:eve"]))
+    for ask in (*asks, *asks):
+        with pytest.raises(StoreUnavailable, match="READERS_FULL"):
+            ask()
+
+
+def test_a_file_that_grows_whenever_a_reader_has_mapped_it_whole_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes it larger, and fills it, each time that the reader has let others write again."""
+    path, grown, flock = tmp_path / "lmdb", list[int](), fcntl.flock
+    store, heard = opened(path, map_size=1 << 16)
+    store.hit(ASKED)
+    code = f"""
+import sys
+from slidegate.core import LimitSet, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+store, asked, number = LmdbStore({str(path)!r}, map_size=1 << 16), LimitSet("rule", parse_limits("5/hour")), 0
+while store.stats().bytes_used <= int(sys.argv[1]):
+    store.hit(((asked, f"user:{{sys.argv[1]}}-{{number:>040}}", 1),))
+    number += 1
+"""
+
+    def grow() -> None:
+        grown.append((path / "data.mdb").stat().st_size)
+        subprocess.run([sys.executable, "-c", code, str(grown[-1])], check=True, timeout=60)
+
+    def let_others_write(file: int, operation: int) -> None:
+        flock(file, operation)
+        if operation == fcntl.LOCK_UN and len(grown) < 4:
+            grow()
+
+    grow()
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", let_others_write)
+        assert store.peek(ASKED).remaining == 3
+    assert grown == sorted(grown)
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    assert set(heard.kinds) <= {"map_grown"}
     store.close()
 
 
@@ -715,3 +760,49 @@ print(store.hit(((LimitSet("rule", parse_limits("5/hour")), "user:eve", 1),)).re
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     store.close()
     assert ended.stdout.strip() == "banned", ended.stderr
+
+
+async def test_the_event_loop_goes_on_while_a_running_file_is_looked_at_page_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, loop, verify = tmp_path / "lmdb", asyncio.get_running_loop(), lmdb.verify.verify
+    store = LmdbStore(path, **SMALL)
+    limiter, went_on = Limiter(store, on_error="allow"), list[bool]()
+
+    def look(*given: Any, **named: Any) -> Any:
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        went_on.append(turned.wait(1.0))
+        return verify(*given, **named)
+
+    await limiter.hit("user:ann", "5/hour")
+    monkeypatch.setattr(lmdb.verify, "verify", look)
+    all_but_the_heads_damaged(path / "data.mdb")
+    for _ in range(500):
+        await limiter.hit("user:ann", "5/hour")
+        if went_on:
+            break
+        await asyncio.sleep(0.01)
+    await limiter.close()
+    if not went_on:
+        pytest.fail("nobody looked at it")
+    assert all(went_on)
+
+
+async def test_on_a_full_disk_keys_that_are_known_keep_their_limits_where_every_commit_is_synced() -> None:
+    heard = RecordingObserver(without=["near_limit"])
+    with TemporaryDirectory(prefix="slidegate-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as root:
+        store = LmdbStore(Path(root) / "lmdb", map_size=1 << 20, durability="safe")
+        limiter = Limiter(store, on_error="allow", observers=[heard], deadline="60s")
+        known, numbers, reasons = [f"known:{key:>050}" for key in range(50)], itertools.count(), list[Reason]()
+        for key in known:
+            await limiter.hit(key, "15/hour")
+        with disk_of(3 << 20):
+            while len(reasons) < 500 and Reason.UNAVAILABLE not in reasons:
+                for _ in range(15):
+                    fresh = [f"new:{next(numbers):>050}" for _ in range(100)]
+                    await asyncio.gather(*(limiter.hit(key, "5/hour") for key in fresh))
+                reasons += [(await limiter.hit(key, "15/hour")).reason for key in known]
+        await limiter.close()
+    assert set(reasons) == {Reason.OK}
+    assert "map_full" in heard.kinds

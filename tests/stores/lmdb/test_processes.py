@@ -22,21 +22,6 @@ def play(scene: str, path: Path, *given: object, before: tuple[str, ...] = ()) -
     return json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize(
-    ("processes", "times", "amount", "keys"),
-    [
-        (4, 5_000, 1_000, 1),
-        pytest.param(8, 1_000, 500, 1, marks=pytest.mark.all),
-        pytest.param(4, 50_000, 10_000, 1, marks=pytest.mark.deep),
-        pytest.param(8, 10_000, 5, 1_000, marks=pytest.mark.deep),
-    ],
-)
-def test_processes_together_admit_exactly_the_amount_of_each_key(
-    tmp_path: Path, processes: int, times: int, amount: int, keys: int
-) -> None:
-    assert sum(play("crowd", tmp_path / "lmdb", processes, times, amount, keys)) == amount * keys
-
-
 @pytest.mark.parametrize(("kills", "amount"), [(25, 5_000), pytest.param(400, 100_000, marks=pytest.mark.deep)])
 def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: int) -> None:
     seen = play("killing", tmp_path / "lmdb", 4, kills, amount)
@@ -52,11 +37,6 @@ def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: i
     seen = play("banning", tmp_path / "lmdb", kills, durability)
     assert seen["lost"] == 0
     assert seen["spoken"] > 0
-
-
-@pytest.mark.all
-def test_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
-    assert play("readers", tmp_path / "lmdb", 40, 16) == 3
 
 
 @pytest.mark.all
@@ -76,18 +56,3 @@ def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     assert not seen["shrunk"]
     assert seen["grown"]
     assert seen["keys"] == processes * (rounds * 200 + 300)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("processes", "rounds", "seed"),
-    [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
-)
-def test_after_faults_every_process_answers_from_the_store(
-    tmp_path: Path, processes: int, rounds: int, seed: int
-) -> None:
-    seen = play("faults", tmp_path / "lmdb", processes, rounds, seed)
-    assert seen["codes"] == [], f"seed {seed}: somebody ended by itself: {seen}"  # SIGABRT is -6, SIGBUS is -7
-    assert seen["silent"] == 0, f"seed {seed}: {seen}"
-    # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
-    assert seen["admitted"] <= seen["amount"] * 2 * seen["files"], f"seed {seed}: {seen}"

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -245,6 +244,32 @@ async def test_a_job_that_fails_fails_alone(store: LmdbStore) -> None:
     assert [first.remaining, last.remaining] == [1000 - LOOK_EVERY - 1, 1000 - LOOK_EVERY - 2]  # type: ignore[union-attr]
 
 
+class Ended(FakeClock):
+    """A clock that is an iterator, and has come to its end."""
+
+    ends = False
+
+    def __call__(self) -> int:
+        return next(iter(())) if self.ends else super().__call__()
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(tmp_path: Path, durability: Any) -> None:
+    wall, quota = Ended(10**15), ((LimitSet("quota", [Quota("5/day")]), "ann", 1),)
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, wall_clock=wall, **SMALL)
+    asked = ((bucket("5/hour"), "ann", 1),)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, checks)) for checks in (asked, quota, asked)]
+        await asyncio.sleep(0)
+        wall.ends = True
+    await asyncio.wait(waiting, timeout=60)
+    assert isinstance(waiting[1].exception(), RuntimeError)
+    assert [waiting[at].result().remaining for at in (0, 2)] == [4, 3]
+    assert (await asyncio.wait_for(_waited(store, asked), 60)).remaining == 2
+    wall.ends = False
+    store.close()
+
+
 async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path) -> None:
     first, second = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
     for number in range(500):
@@ -458,23 +483,6 @@ async def _settled(question: Callable[[Any], Any], checks: Any) -> Any:
     return await settle(question(checks))
 
 
-@pytest.mark.parametrize("durability", ["fast", "safe"])
-async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> None:
-    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
-    asked = ((bucket("5/hour"), "ann", 1),)
-    await _waited(store, asked)
-    with gate_held(store):
-        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(5)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        store.close()
-        await asyncio.wait(waiting, timeout=60)
-        assert [type(task.exception()) for task in waiting] == [StoreUnavailable] * 5
-    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
-    assert (await _waited(store, asked)).remaining == 3, "they have charged nothing"
-    store.close()
-
-
 def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
     policy = BanPolicy("3/minute", "10m")
     store = LmdbStore(tmp_path / "lmdb", **SMALL)
@@ -489,27 +497,6 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
     assert store.bans.strike(policy, "user:bob", 1, "refused")
     assert [ban.key for ban in store.bans.active()] == ["user:bob", "user:eve"]
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"map_size": 1}, "map_size: expected a whole number from 65536"),
-        ({"map_size": 1 << 20, "max_map_size": 1 << 16}, "max_map_size"),
-        ({"max_keys": 0}, "max_keys"),
-        ({"max_bans": True}, "max_bans"),
-        ({"durability": "sure"}, 'durability: expected "fast" or "safe", not \'sure\''),
-        ({"clock": 3}, "clock: expected a function"),
-        ({"path": 3}, 'path: expected a directory, for example "/var/lib/app/slidegate", not 3'),
-        ({"path": ""}, "path: expected a directory"),
-        ({"durability": "x" * 1_000}, "not '" + "x" * 78 + "…"),
-        ({"path": "/missing/slidegate"}, "/missing does not exist"),
-    ],
-)
-def test_what_cannot_work_is_refused_at_construction(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        LmdbStore(**{"path": tmp_path / "lmdb", **given})
-    assert message in str(refused.value)
 
 
 def test_one_path_has_one_set_of_options(store: LmdbStore) -> None:
@@ -572,17 +559,6 @@ def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> N
 
 
 # -- by address ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_limiter_is_made_from_an_address_with_options(tmp_path: Path) -> None:
-    place = tmp_path / "a place"
-    url = f"lmdb://{quote(str(place))}?map_size=1048576&max_map_size=2097152&max_keys=1&max_bans=7&durability=safe"
-    async with Limiter.from_url(url, on_error="deny", deadline=10) as limiter:
-        assert isinstance(limiter.store, LmdbStore)
-        assert not limiter.engine.per_process
-        assert await limiter.hit("user:ann", "5/hour")
-        assert limiter.store.stats().bytes_held == 1 << 20
-    assert (place / "data.mdb").exists()
 
 
 # -- what else can be in a file --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Every node is reached through a proxy, and tells clients the proxy's port.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
@@ -25,10 +24,6 @@ from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 pytestmark = [needs_redis, pytest.mark.all]
 
 TICK_S: Final = 0.02
-BACK_TICKS: Final = 100
-"""Two seconds: every worker is back by then after the last fault."""
-NEVER_TICKS: Final = 3_000
-"""A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
 LIMIT: Final = "1000/hour"
 
 
@@ -74,87 +69,6 @@ async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
             proxy.port = server.front
             await stack.enter_async_context(proxy)
         yield Scene(nodes, proxies)
-
-
-class Limiters:
-    """Limiters as workers have them, at work from the moment when they are made."""
-
-    def __init__(self, url: str, count: int, keys: list[str], *, deadline: str = "50ms") -> None:
-        self.heard = [RecordingObserver(without=["refused", "near_limit"]) for _ in range(count)]
-        self.all = [
-            Limiter(
-                RedisStore(url, readable=True), secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard]
-            )
-            for heard in self.heard
-        ]
-        self.keys = keys
-        self._busy = [asyncio.create_task(self._work(limiter)) for limiter in self.all]
-
-    async def _work(self, limiter: Limiter) -> None:
-        while True:
-            await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
-            await asyncio.sleep(0.005)
-
-    async def back(self, most_ticks: int) -> list[int]:
-        """Return for each limiter after how many ticks the store answered for every key, -1 if that is too many."""
-        return await asyncio.gather(*(self._back(limiter, most_ticks) for limiter in self.all))
-
-    async def _back(self, limiter: Limiter, most_ticks: int) -> int:
-        for tick in range(most_ticks):
-            decisions = await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
-            if all(decision.reason is not Reason.UNAVAILABLE for decision in decisions):
-                return tick
-            await asyncio.sleep(TICK_S)
-        return -1
-
-    async def close(self) -> None:
-        for task in self._busy:
-            task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
-        for limiter in self.all:
-            await limiter.close()
-
-
-async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
-    """Let everything happen between clients and nodes for a while, and end with all well but some latency."""
-    for _ in range(moves):
-        proxy = rng.choice(scene.proxies)
-        proxy.delay_s = rng.uniform(0.001, 0.012)
-        match rng.randrange(6):
-            case 0 | 1:
-                proxy.drop()
-            case 2:
-                proxy.cut_after(rng.randrange(2_000))
-            case 3:
-                proxy.freeze()
-            case 4:
-                await proxy.refuse()
-                await proxy.accept()
-        await asyncio.sleep(rng.uniform(0.0, 0.03))
-        if rng.random() < 0.5:
-            for other in scene.proxies:
-                other.thaw()
-    for proxy in scene.proxies:
-        proxy.cut_no_more()
-        proxy.thaw()
-        proxy.delay_s = 0.001
-
-
-@pytest.mark.parametrize(
-    ("rounds", "most_ticks"), [(3, NEVER_TICKS), pytest.param(60, BACK_TICKS, marks=pytest.mark.deep)]
-)
-async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
-    rounds: int, most_ticks: int, scene: Scene, rng: random.Random
-) -> None:
-    keys = [scene.key_on(server) for server in scene.cluster.servers]
-    for number in range(rounds):
-        limiters = Limiters(scene.url, 6, keys)
-        try:
-            await rage(scene, rng, 12)
-            late = await limiters.back(most_ticks)
-        finally:
-            await limiters.close()
-        assert -1 not in late, f"round {number}: {late}"
 
 
 # -- one node, one slot, one key -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
-from slidegate import BanPolicy, ConfigurationError
+from slidegate import BanPolicy
 from slidegate.core import StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Decision, LimitSet, Reason
@@ -29,7 +29,7 @@ from slidegate.testing.contract.programs import Ask, Change, Move, Program, Step
 from ...patching import replace_everywhere
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..transports import RandomContract
-from .stores import PLENTY_S, fresh_prefix, store_at, store_of, struck
+from .stores import PLENTY_S, fresh_prefix, store_at, store_of
 
 BOUND_S = 20
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
@@ -262,22 +262,6 @@ async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: Redi
 
 
 @needs_redis
-async def test_what_one_worker_bans_the_next_request_of_any_other_knows(server: RedisServer) -> None:
-    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
-        asked = ((bucket("100/minute"), "192.0.2.9", 1),)
-        assert await settle(other.hit(asked))
-        await store.bans.ban("192.0.2.9", None, "by request", "ann")
-        answers = [settle(other.hit(asked)), settle(other.hit(((asked[0][0], "user:ann", 1),)))]
-        refused, passed = await asyncio.gather(*answers)
-        assert (refused.reason, passed.reason) == (Reason.BANNED, Reason.OK)
-        await store.bans.unban("192.0.2.9", "ann")
-        async with asyncio.timeout(BOUND_S):
-            while not await hit(other, "192.0.2.9", "100/minute", 0):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert (await hit(other, "192.0.2.9", "100/minute", 0)).remaining == 99  # nothing was charged
-
-
-@needs_redis
 @pytest.mark.parametrize("running", ["server", "cluster"])
 async def test_a_network_that_one_worker_bans_is_read_by_the_others_as_soon_as_they_hear_of_it(
     running: str, request: pytest.FixtureRequest
@@ -343,18 +327,6 @@ async def test_a_step_of_the_servers_clock_is_told_and_forgets_what_was_known(
         assert await counted(server, again) == 1
 
 
-@needs_redis
-async def test_strikes_that_are_not_enough_are_sent_in_time(server: RedisServer) -> None:
-    policy = BanPolicy("100/minute", name="p")
-    async with store_at(server) as store:
-        for _ in range(5):
-            await store.bans.strike(policy, "user:eve", 2, "")
-        async with asyncio.timeout(BOUND_S):
-            while True:
-                if await struck(store) == {"user:eve": 10}:
-                    break
-
-
 # -- what stands in Redis ----------------------------------------------------------------------------------------------
 
 
@@ -413,25 +385,6 @@ async def test_the_client_of_a_user_says_where_to_connect_and_stays_open(server:
         assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
         await store.close()
         assert await client.ping()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefix": ""}, "prefix: expected 1 to 64 characters"),
-        ({"prefix": "a{b}"}, "for example \"slidegate\", not 'a{b}'"),
-        ({"prefix": "x" * 1_000}, "not 'x{78}…$"),
-        ({"max_waiting": 0}, "max_waiting"),
-        ({"max_bans": 0}, "max_bans"),
-        ({"timeout": "soon"}, "timeout"),
-        ({"clock": 5}, "clock: expected a function"),
-        ({"client": 5}, "client: expected an address"),
-        ({"client": "http://localhost"}, "store address"),
-    ],
-)
-def test_what_cannot_work_is_said_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        RedisStore(**{"client": "redis://localhost", **options})
 
 
 @needs_redis
