@@ -372,32 +372,6 @@ async def test_where_the_disk_is_full_before_the_file_keys_that_are_known_keep_t
     store.close()
 
 
-async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_have_ended(tmp_path: Path) -> None:
-    clock = FakeClock()
-    options: dict[str, Any] = {"map_size": 1 << 19, "max_map_size": 1 << 19, "clock": clock}
-    store = LmdbStore(tmp_path / "lmdb", **options)
-    limiter = Limiter(store, on_error="deny")
-    for number in range(5_000):
-        await limiter.hit(f"user:{number:>050}", "1/minute")
-    held = store.stats()
-    assert held.keys > 500
-    store.close()
-    store = LmdbStore(tmp_path / "lmdb", **options)
-    limiter = Limiter(store, on_error="deny")
-    assert (await limiter.hit(f"user:{0:>050}", "1/minute")).reason is Reason.LIMITED
-    clock.advance("2m")
-    shared: list[int] = []
-    for turn in range(3):
-        for number in range(400):
-            decision = await limiter.hit(f"later:{turn}-{number:>050}", "1/minute")
-            assert decision or turn == 0, (turn, number)  # the old ones are let go of, a few at each hit
-        shared.append(store.stats().shared_hits)
-        clock.advance("2m")
-    assert shared == shared[:1] * 3
-    assert held.bytes_held <= store.stats().bytes_held <= (1 << 19) + (1 << 21)
-    store.close()
-
-
 def test_a_process_that_is_stopped_while_it_reads_is_noticed_before_the_file_is_full(tmp_path: Path) -> None:
     heard = RecordingObserver()
     store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19, max_map_size=1 << 26)
@@ -521,19 +495,6 @@ async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_cha
     store.close()
 
 
-@pytest.mark.parametrize("first", [0, 1])
-async def test_limiters_that_share_a_store_have_a_deadline_each(store: LmdbStore, first: int) -> None:
-    deadlines = ["20ms", "4s"]
-    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
-    short, long = made[0], made[1]
-    with gate_held(store) as gate:
-        waiting = [asyncio.create_task(long.hit("user:ann", "5/hour")) for _ in range(2)]
-        assert (await short.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
-        assert not any(task.done() for task in waiting)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
-
-
 def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "user:ann", 1),)
     with gate_held(store) as gate:
@@ -584,16 +545,3 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
     assert await limiter.unban(f"key:{key}")
     assert await limiter.reset(key)
     assert await limiter.hit(key, "2/hour")
-
-
-def test_keys_that_begin_alike_are_not_reset_together(store: LmdbStore) -> None:
-    asked = bucket("1/hour")
-    for key in ("ann", "anna", "ann\0", "an"):
-        store.hit(((asked, key, 1),))
-    assert store.reset("ann") is True
-    assert [bool(store.hit(((asked, key, 1),))) for key in ("ann", "anna", "ann\0", "an")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
