@@ -269,33 +269,6 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
             await ward.limiter.strike("ann", trap)
 
 
-async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool) -> None:
-    ward = Ward("local", inline=inline)
-    ward.fall_ill()
-    ban = await ward.limiter.strike("ann", BanPolicy("1/1h", "10h"))
-    ward.recover()
-    await ward.limiter.ban("bob", "1h")
-    assert {found.key async for found in ward.limiter.bans()} == {"ann", "bob"}
-    assert await ward.limiter.banned("ann") == ban
-    ward.clock.advance("9h")
-    assert (await ward.hit()).reason == "banned"
-    assert await ward.limiter.unban("ann") is True
-    assert await ward.limiter.unban("ann") is False
-    assert (await ward.hit()).allowed
-
-
-async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
-    ward = Ward("local", inline=True)
-    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone
-    made = None
-    for _ in range(20):
-        made = await ward.limiter.strike("ann", strike)
-        assert (await ward.hit("100/hour")).allowed is (made is None)
-        await ward.limiter.engine.find_ban(("ann",))
-        ward.clock.advance("1s")
-    assert made is not None
-
-
 def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
 
@@ -480,22 +453,3 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
                 assert sum(at_us > ward.clock.now_us - 30_000_000 for at_us in admitted) <= 4
 
     asyncio.run(play())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"deadline": "0ms"}, "deadline"),
-        ({"deadline": "10us"}, "deadline: expected 1ms to 1m"),
-        ({"deadline": "2m"}, "deadline: expected 1ms to 1m"),
-        ({"on_error": "alow"}, "did you mean 'allow'"),
-        ({"on_error": None}, 'on_error: expected one of "local", "allow", "deny", not None'),
-    ],
-)
-def test_a_policy_that_cannot_work_is_refused_also_for_a_store_that_cannot_fail(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Limiter(**options)
-    with pytest.raises(ConfigurationError, match=message):
-        Limiter.from_url("memory://", **options)

@@ -243,9 +243,13 @@ async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limit
         ({"store": 5}, "expected a store such as MemoryStore(), not 5"),
         ({"observers": [5]}, "expected functions that take an Event, not 5"),
         ({"observers": 5}, "observers"),
+        ({"deadline": "10us"}, "deadline: expected 1ms to 1m"),
+        ({"deadline": "2m"}, "deadline: expected 1ms to 1m"),
+        ({"on_error": "alow"}, "did you mean 'allow'"),
+        ({"on_error": None}, 'on_error: expected one of "local", "allow", "deny", not None'),
     ],
 )
-def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object], named: str) -> None:
+def test_what_cannot_work_is_named_when_the_limiter_is_made(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limiter(**arguments)  # type: ignore[arg-type]
     assert named in str(caught.value)

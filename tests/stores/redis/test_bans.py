@@ -21,7 +21,6 @@ from slidegate.testing.contract.player import settle
 from ...redis_servers import RedisServer, needs_redis
 from .stores import workers_at
 
-BOUND_S = 20
 NOW_US = 1_900_000_000_000_000
 PLENTY = bucket("1000000/minute")
 PLAIN = bucket("5/hour")
