@@ -6,7 +6,7 @@ import pytest
 
 from slidegate import MemoryStore
 from slidegate.core import NEVER, Decision, Limit, LimitSet, Reason, parse_limits
-from slidegate.core.decision import Check
+from slidegate.core.decision import Check, StruckRefusal
 from slidegate.core.ring import WindowState
 from slidegate.testing import FakeClock
 
@@ -143,3 +143,9 @@ def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
     for _ in range(2):
         decision.take_back(0)
         assert decision.remaining == 5
+
+
+def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), 77 * SECOND_US).retry_after == 77
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), SECOND_US).retry_after == 20
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, NEVER), cost=6), SECOND_US).retry_after is None

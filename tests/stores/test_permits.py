@@ -15,16 +15,19 @@ from typing import Any
 
 import pytest
 
-from slidegate import Quota, StoreError
+from slidegate import Limiter, Quota, StoreError
+from slidegate.core import StoreUnavailable
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
+from slidegate.core.reservation import Reservation
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
 TWO = LimitSet("render", [Concurrency(2)])
@@ -197,6 +200,28 @@ async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Worke
     assert mine.allowed
     assert not await take(other)
     assert kept.allowed
+
+
+class Deaf(RemoteStore):
+    """A store that cannot be told that a request has ended."""
+
+    def refund(self, reservations: Sequence[Reservation]) -> bool:
+        raise StoreUnavailable("deaf")
+
+
+async def test_a_permit_whose_hand_back_failed_is_renewed_no_more_and_not_reported_as_lost(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    kept, ended = await take(holds), await take(holds)
+    assert await Limiter(Deaf(inner=holds)).refund(ended) is False
+    assert holds.permits_held() == 1
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=1)
+    assert [bool(await take(other)) for _ in range(2)] == [True, False]
+    crew.clock.advance(us=LEASE_US)
+    await renew(holds)
+    assert crew.events(0) == [{"lost": 1}]
+    assert await settle(holds.refund(kept.take_back())) is False
 
 
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
