@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -29,6 +31,9 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     assert limit != Limit(4, "1m")
     assert (isinstance(limit, AnyLimit), isinstance(limit, Limit), hasattr(limit, "window_us")) == (True, False, False)
     assert (limit.suffix, limit.window_s, limit.said) == ("permits", None, "4 at a time")
+    named = Concurrency(amount, name="renders")
+    assert str(named) == "renders: 4 at a time"
+    assert copy.copy(named) == pickle.loads(pickle.dumps(named)) == named
 
 
 def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.core import NEVER, Decision, Limit, LimitSet, Reason, parse_limits
+from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
 from slidegate.core.decision import Check, StruckRefusal
 from slidegate.core.ring import WindowState
 from slidegate.testing import FakeClock
@@ -143,6 +145,11 @@ def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
     for _ in range(2):
         decision.take_back(0)
         assert decision.remaining == 5
+
+
+def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> None:
+    error = pickle.loads(pickle.dumps(InvalidKey("key: expected text", "text")))
+    assert (str(error), error.expected) == ("key: expected text", "text")
 
 
 def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import pickle
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import TypeAlias
@@ -192,7 +193,11 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
     found = Networks(["192.0.2.0/24"])
     assert found != Networks(["192.0.2.0/25"])
     assert found != ["192.0.2.0/24"]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert [found.find(4, 0xC000_0200 + place) for place in (0, 256)] == ["", None]
     assert repr(Networks(["192.0.2.0/24", "2001:db8::/32"])) == "<Networks: 1 IPv4 and 1 IPv6 ranges>"
+    with pytest.raises(TypeError):
+        found | ["192.0.2.0/24"]  # type: ignore[operator]
     with pytest.raises(AttributeError, match="make another set"):
         found._ranges = {}
 

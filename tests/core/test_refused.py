@@ -9,7 +9,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Networks, Quota, parse_limits
 from slidegate.core import Concurrency
-from slidegate.core.addresses import parse_network
+from slidegate.core.addresses import parse_address, parse_network
 from slidegate.core.bans.ban import ban_key, clean_reason
 
 LONG = "9" * 5_000
@@ -104,6 +104,9 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ("192.0.2.0/24", 'networks: expected a list, for example ["192.0.2.0/24"], not'),
         (None, "networks: expected a list"),
     ],
+    parse_address: [
+        (5, 'address: expected text such as "192.0.2.7", not 5'),
+    ],
     parse_network: [
         (5, 'network: expected text such as "192.0.2.0/24", not 5'),
     ],
@@ -118,6 +121,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ({"forgive": 0.5}, "forgive: expected 1s to 400d"),
         ({"signals": ["refused"]}, "signals: expected what strikes"),
         ({"signals": {"refuse": 1}}, "did you mean 'refused'?"),
+        ({"signals": {4.5: 1}}, "signals: 4.5 is no status"),
         ({"signals": {99: 1}}, "signals: 99 is no status from 100 to 599"),
         ({"signals": {"\u0664\u0660\u0664": 1}}, "is no status"),
         ({"signals": {"refused": 0}}, "signals: weight of 'refused'"),

@@ -11,7 +11,7 @@ import pytest
 
 from slidegate import Limit, MemoryStore
 from slidegate.core import LimitSet
-from slidegate.core.ring import MAX_UNITS
+from slidegate.core.ring import MAX_UNITS, expires_us
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
@@ -94,6 +94,7 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
 
 
 def test_units_are_handed_back_by_moment_and_number() -> None:
+    assert expires_us(b"", 60_000_000) == 0, "there is nothing in it"
     for limit in (EXACT, SLICED):
         ring = spent(limit, (0, 1), (3_000_000, 2))
         newest_us = limit.counter.mark(ring)

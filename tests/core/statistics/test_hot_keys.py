@@ -115,6 +115,14 @@ def test_what_a_key_may_have_missed_counts_for_it_up_to_half_of_the_threshold() 
     assert keys.hot(0) == {"ann": 4}, "the seventh hit of ann is missed"
 
 
+def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
+    keys, became_hot = HotKeys(1, 2, "1s", slices=1), 0
+    for number in range(50):
+        became_hot += sum([keys.hit(f"in turn {number}", 0) for _ in range(10)])
+        assert len(keys.hot(0)) <= 2
+    assert became_hot > 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -135,6 +135,19 @@ def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> No
             assert len(window.slices(look_us)) == made.slices
 
 
+def test_the_short_questions_ask_for_the_whole_window() -> None:
+    window = MetricWindow(10, 100_000)
+    for now_us, rt_us in ((0, 2_000), (150_000, 1_000), (990_000, 6_000)):
+        window.record(now_us, "pass", "success", rt_us=rt_us)
+    window.record(990_000, "block")
+    assert (window.qps(999_999), window.qps(999_999, "block")) == (3.0, 1.0)
+    assert (window.count("success", 999_999), window.count("never", 999_999)) == (3, 0)
+    assert (window.average_rt(999_999), window.min_rt(999_999)) == (3_000.0, 1_000)
+    assert window.quantile(0.5, 999_999) == pytest.approx(2_000, rel=0.05)
+    # 100 ms later the first slice has left.
+    assert (window.qps(1_000_000), window.average_rt(1_000_000)) == (2.0, 3_500.0)
+
+
 @given(programs(), st.lists(st.integers(0, 2), min_size=30, max_size=30))
 def test_windows_merged_are_one_window_that_saw_everything(made: Program, chosen: list[int]) -> None:
     one, parts = MetricWindow(made.slices, made.slice_us), [MetricWindow(made.slices, made.slice_us) for _ in range(3)]
