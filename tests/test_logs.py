@@ -19,6 +19,7 @@ from starlette.routing import Route
 from slidegate import (
     BanPolicy,
     Limiter,
+    MemoryStore,
     RateLimitMiddleware,
     Rule,
     strike,
@@ -35,6 +36,7 @@ from slidegate.core.logs import (
 )
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
+from slidegate.testing import FakeClock
 
 from .asgi import call, hello
 from .remote_stores import RemoteStore
@@ -159,6 +161,14 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
     check(log, "is banned until")
     assert {event.kind for event in heard} >= {"banned", "unbanned", "shadow_refused"}
     assert all(event.message.isprintable() for event in heard)
+
+
+def test_events_of_any_kind(log: StringIO) -> None:
+    store = MemoryStore(clock=FakeClock())
+    store.observe(failing(Evil))
+    store.observers.tell_all([Event("store_reset", EVIL)])
+    check(log, "store_reset: x\\r\\nERROR root")
+    check(log, "failed")
 
 
 class Sick(RemoteStore):
