@@ -296,3 +296,9 @@ def test_a_key_function_that_no_call_can_reach_is_refused_where_it_is_written(ke
     with pytest.raises(ConfigurationError, match=r"key: expected a function of user and item, for example lambda") as e:
         limited(order)
     assert taken in str(e.value)
+
+
+def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
+    limited = Limiter().limited("5/second", key=lambda: "all")
+    with pytest.raises(ConfigurationError, match='key="github"'), limited:
+        pass

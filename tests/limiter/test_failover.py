@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Check, Decision, LimitSet
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import failover
+from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -161,6 +163,28 @@ async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> 
     assert ward.heard.kinds == ["store_failed"]
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 64])
+async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
+    deadline, loop = Deadline(60.0), asyncio.get_running_loop()
+    hung = [loop.create_future() for _ in range(50)]
+    for future in hung:
+        deadline.watch(future)
+    seen = list[weakref.ref[asyncio.Future[int]]]()
+    for _ in range(5_000 // at_once):
+        futures = [loop.create_future() for _ in range(at_once)]
+        for future in futures:
+            deadline.watch(future)
+        await asyncio.sleep(0)
+        for future in futures:
+            future.set_result(1)
+        seen += map(weakref.ref, futures)
+    del futures, future
+    await asyncio.sleep(0)
+    alive = sum(ref() is not None for ref in seen)
+    assert alive <= 2 * len(hung) + MAX_DONE
+    assert not any(future.done() for future in hung)
+
+
 async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
     ward = Ward("local")
     ward.fall_ill()
@@ -267,6 +291,19 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
     if on_error == "deny":
         with pytest.raises(StoreUnavailable, match="strike"):
             await ward.limiter.strike("ann", trap)
+
+
+async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
+    ward = Ward("deny")
+    ward.fall_ill()
+    for _ in range(failover.FAILURES_TO_OPEN):
+        await ward.hit()
+    ward.store.error = None
+    ward.clock.advance(us=failover.OPEN_US)
+    await ward.limiter.strike("eve", BanPolicy("9/1h"))
+    assert (await ward.hit()).allowed
+    with pytest.raises(ConfigurationError):
+        await ward.limiter.strike("", BanPolicy("9/1h"))
 
 
 def gone(*arguments: object) -> None:

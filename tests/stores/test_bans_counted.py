@@ -57,6 +57,17 @@ async def active(store: Any) -> list[Any]:
     return list(await settle(store.bans.active()))
 
 
+@ALL
+async def test_bans_in_force_are_counted(opened: Opened) -> None:
+    store = opened(clock=FakeClock(10**15))
+    for number in range(5):
+        await settle(store.bans.ban(f"user:{number}", 10 * SECOND_US, "why", "me"))
+    await settle(store.bans.ban("user:ever", None, "why", "me"))
+    await settle(store.bans.unban("user:3", "me"))
+    await active(store)
+    assert store.bans.count() == 5
+
+
 async def fill(store: Any, policy: BanPolicy, most: int, keys: list[str]) -> int:
     """Strike each key, which bans it where there is room; return how many were not banned."""
     full = 0

@@ -12,6 +12,7 @@ from slidegate import Limiter, MemoryStore
 from slidegate.core import LimitSet, parse_limits
 from slidegate.core.store import Store
 from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
 from ..fault_proxy import FaultProxy
@@ -59,6 +60,20 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
     assert store.stats().keys == 0
     for rule, amount in zip(rules, amounts, strict=True):
         assert sum(bool(store.hit(((rule, "ann", 1),))) for _ in range(amount + 10)) == amount
+
+
+@pytest.mark.parametrize("what", ["everything", "a key"])
+def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to(what: str) -> None:
+    clock = FakeClock(10**12)
+    store, asked = MemoryStore(clock=clock), ((bucket("5/minute"), "ann", 1),)
+    if what == "everything":
+        assert store.reset_all() is False
+    else:
+        store.hit(asked)
+        clock.advance("1h")  # the window is over
+        assert store.reset("ann") is False
+    clock.advance(us=-1_800_000_000)
+    assert store.refund(store.hit(asked).take_back()) is True
 
 
 @needs_redis

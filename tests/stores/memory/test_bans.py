@@ -68,6 +68,16 @@ class Scene:
 # -- clocks ----------------------------------------------------------------------------------------------------------
 
 
+def test_an_import_finds_the_room_of_bans_that_have_ended() -> None:
+    before, scene = Scene(), Scene(max_bans=1)
+    before.strike("ann", BanPolicy("1/minute", "1h"))
+    scene.strike("eve", AT_ONCE)
+    rows = [row for row in before.rows() if "struck" not in row]
+    scene.advance("30m")
+    assert scene.bans.load(rows) == 1
+    assert scene.active() == ["ann"]
+
+
 def test_steps_of_the_wall_clock_prolong_no_ban() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")

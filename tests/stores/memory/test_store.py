@@ -275,6 +275,11 @@ def test_counters_say_what_is_held() -> None:
     assert repr(store) == "<MemoryStore 2 of 2 keys>"
 
 
+def test_what_is_charged_at_time_zero_can_be_handed_back() -> None:
+    store = MemoryStore(clock=FakeClock(0))
+    assert store.refund(store.hit(((bucket("5/minute"), "ann", 1),)).take_back()) is True
+
+
 def test_looking_and_handing_back_make_no_windows() -> None:
     store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute")
     store.peek(((asked, "ann", 1),))
