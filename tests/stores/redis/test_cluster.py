@@ -89,21 +89,6 @@ def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_f
     assert len(times_us) > AMOUNT
 
 
-@pytest.mark.all
-def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_over(with_replica: RedisCluster) -> None:
-    cluster = with_replica
-    first, *_, replica = cluster.servers
-    key = next(key for key in map(str, range(CLIENTS)) if cluster.owner(cluster.slot_of(key)) is first)
-    url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
-    orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
-    with workers_at_work(orders) as times_us:
-        until(lambda: first.command("KEYS", "*:7:w:*"), "the first hit")
-        replica.command("CLUSTER", "FAILOVER")
-        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
-    assert most_in_any(times_us, WINDOW_US) == AMOUNT
-    assert len(times_us) > AMOUNT
-
-
 async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
     cluster: RedisCluster, limiter: Limiter
 ) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from redis.asyncio import Redis
 
 from slidegate import BanPolicy
 from slidegate.core import StoreUnavailable
@@ -227,20 +226,6 @@ async def test_refusals_that_count_cost_one_command_and_count_all(server: RedisS
 
 
 @needs_redis
-async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
-    clock = FakeClock()
-    async with store_at(server, clock=clock) as store:
-        await hit(store, "ann", "5/minute; 100/hour", cost=5)
-        while server.command("PTTL", f"{store._prefix}:7:{{bans}}") < 0:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # the first answer gives the data a life
-        server.command("CONFIG", "RESETSTAT")
-        for second in range(3):
-            clock.advance("1s")
-            assert not await hit(store, "ann", "5/minute; 100/hour", cost=1 + second)
-        assert not {"hset", "hdel", "pexpire"} & server.calls().keys()
-
-
-@needs_redis
 async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: RedisServer, ahead: Ahead) -> None:
     policy = BanPolicy("100/minute", name="p")
     async with store_at(server) as store:
@@ -373,18 +358,6 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
 
 
 # -- the object --------------------------------------------------------------------------------------------------------
-
-
-@needs_redis
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_the_client_of_a_user_says_where_to_connect_and_stays_open(server: RedisServer, protocol: int) -> None:
-    async with Redis.from_url(server.url, decode_responses=True, protocol=protocol) as client:
-        store = RedisStore(client, prefix=fresh_prefix(), timeout=PLENTY_S)
-        assert (await hit(store, "ann")).remaining == 4
-        await store.bans.ban("user:eve", None, "", "ann")
-        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
-        await store.close()
-        assert await client.ping()
 
 
 @needs_redis
