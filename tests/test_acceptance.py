@@ -109,6 +109,17 @@ def visitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visitor:
     return Visitor()
 
 
+def test_the_whole_thing_counts_each_rule_by_its_key(visitor: Visitor) -> None:
+    assert visitor.statuses(3, "/health") == [404] * 3
+    assert visitor.statuses(6, "/login", "POST") == [404] * 5 + [429]
+    assert visitor.statuses(1, "/login", "POST", client="203.0.113.10") == [404], "another client"
+    assert visitor.statuses(1, "/login") == [404], "another method"
+    assert visitor.statuses(3, "/export") == [404, 404, 429], "each costs five of ten"
+    assert visitor.statuses(101, "/api/items", key="one") == [404] * 100 + [429]
+    assert visitor.statuses(1, "/api/other", client="203.0.113.11", key="one") == [429], "the key is counted"
+    assert visitor.statuses(1, "/api/items", key="two") == [404]
+
+
 def test_the_whole_thing_knows_a_client_behind_the_trusted_proxy_only(visitor: Visitor) -> None:
     assert visitor.statuses(1, "/", client="198.51.100.3") == [403], "on the blocklist"
     assert visitor.statuses(601, "/", client="192.0.2.8") == [404] * 601, "on the allowlist"
