@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -68,29 +66,6 @@ async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_anot
         assert (await Limiter(new, deadline=10).hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
     new.close()
     first.close()
-
-
-def export(bans: int) -> list[str]:
-    """Return the lines of an export of so many bans and as many strikes."""
-    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": 10**15}]
-    for number in range(bans):
-        key, times = f"user:{number}", {"last_us": 10**15, "until_us": None, "over_us": 2**52}
-        policy: dict[str, object] = {"policy": "abuse", "level": 1} | times
-        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None}
-        rows += [{"ban": key, "reason": "", "by": "ann", "level": 0} | made, {"struck": key, "strikes": []} | policy]
-    return [json.dumps(row) for row in rows]
-
-
-async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
-    limiter = Limiter(store, on_error="deny")
-    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
-    answers = []
-    while not importing.done():
-        answers.append(await limiter.hit("user:399", "1000000/hour"))
-        await asyncio.sleep(0)
-    assert await importing == 400
-    assert [answer.allowed for answer in answers].count(True) > 10
-    assert not await limiter.hit("user:399", "1000000/hour")
 
 
 def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(

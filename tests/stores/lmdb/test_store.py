@@ -36,7 +36,6 @@ from slidegate.testing.contract.player import settle
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
 
-MINUTE_US = 60_000_000
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -268,20 +267,6 @@ async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(tmp_path: Path
     assert (await asyncio.wait_for(_waited(store, asked), 60)).remaining == 2
     wall.ends = False
     store.close()
-
-
-async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path) -> None:
-    first, second = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
-    for number in range(500):
-        await settle(first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann"))
-    await Limiter(first).ban("192.0.2.0/24", "1h")
-    limiter = Limiter(second, on_error="deny")
-    answers = [await limiter.hit(key, "5/hour") for key in ("192.0.2.7", "user:17", "user:free")]
-    assert [answer.reason for answer in answers] == [Reason.BANNED, Reason.BANNED, Reason.OK]
-    assert len([ban async for ban in limiter.bans()]) == 501
-    assert len([line async for line in limiter.export_bans()]) == 502
-    second.close()
-    first.close()
 
 
 # -- room ------------------------------------------------------------------------------------------------------------

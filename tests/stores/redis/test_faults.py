@@ -295,24 +295,6 @@ async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_
     await store.close()
 
 
-@pytest.mark.all
-async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
-    place: Place, rng: random.Random
-) -> None:
-    async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
-        await limiter.peek("key", LIMIT)
-        askers = Askers(limiter.hit_all, rng)
-        place.proxy.delay_s = 0.05
-        for _ in range(10):
-            await askers.ask_and_give_up(100, 1.0, 0.06)
-        assert askers.answered < 1_000
-        place.proxy.delay_s = 0.0
-        for number in range(1_000):
-            await askers.ask(number % askers.KEYS)
-        assert askers.answered >= 1_000
-    assert place.proxy.accepted == 1
-
-
 # -- the fallback ----------------------------------------------------------------------------------------------------
 
 
