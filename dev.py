@@ -6,7 +6,7 @@
   test      check style, types and docs, and run the tests; test FILES runs these tests alone
             test --all [FILES] runs the long ones too, which take a browser, other servers, or half an hour
   coverage  run the tests of test --all, and say which lines of the package none of them runs
-  mutate    break the core and the memory store in many small ways, and count how many the tests notice
+  mutate    break the core and the memory store in many small ways, and list those that no test notices; takes hours
   deep      run every test, those of minutes too, with many more random examples
   compiled  run the tests against the compiled wheel, in an environment of its own
   pythons   run the tests on each CPython from 3.11 to 3.14 that is here or that uv can bring
@@ -49,7 +49,12 @@ STEPS = {
         "coverage report --include=src/slidegate/core/* --fail-under=100",
         "coverage report --include=src/* --fail-under=95",
     ),
-    "mutate": ("python -m scripts.mutate",),
+    "mutate": (
+        "cosmic-ray init --force cosmic-ray.toml .cache/mutants.sqlite",
+        "cr-filter-operators .cache/mutants.sqlite cosmic-ray.toml",
+        "cosmic-ray exec cosmic-ray.toml .cache/mutants.sqlite",
+        "cr-report --surviving-only --show-diff .cache/mutants.sqlite",
+    ),
     "deep": ("pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",),
     "soak": ("python -m tests.soak",),
     "faults": ("python -m tests.faults",),

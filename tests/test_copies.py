@@ -74,12 +74,6 @@ def test_a_copy_of_a_window_counts_on(way: str) -> None:
     assert (window.total(55), twin.total(55)) == (4, 6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copy_of_a_limit_is_equal_and_counts(way: str) -> None:
-    twin = WAYS[way](LIMIT)
-    assert (twin, twin.counter.spend(b"", 0, 1)) == (LIMIT, LIMIT.counter.spend(b"", 0, 1))
-
-
 async def test_a_decision_is_handed_back_once_and_its_copies_never() -> None:
     limiter = Limiter(MemoryStore())
     for way in WAYS.values():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
@@ -26,7 +24,6 @@ from slidegate import (
     Rule,
     strike,
 )
-from slidegate.core.errors import quoted
 from slidegate.core.logs import (
     MAX_CHARS,
     MAX_LINE_CHARS,
@@ -36,7 +33,6 @@ from slidegate.core.logs import (
     escaped,
     logger,
     trace,
-    written,
 )
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
@@ -122,15 +118,6 @@ def test_a_message_says_who_speaks_and_any_formatter_writes_it(
     (record,) = caplog.records
     logger.handle(record)  # as a server of logs does with a record that it was sent
     assert log.getvalue() == f"{written}\n" * 2
-
-
-def test_a_message_says_who_speaks_where_nobody_has_set_up_logging() -> None:
-    code = """
-from slidegate import RateLimitMiddleware
-RateLimitMiddleware(None, limits="9/s", enabled=False)
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
-    assert said.startswith("slidegate: SG110: "), said
 
 
 @pytest.mark.parametrize("error", [Evil, Mute, ValueError, KeyError, lambda text: ExceptionGroup(text, [Evil(text)])])
@@ -265,20 +252,6 @@ def test_deep_and_wide_tracebacks_are_cut() -> None:
     assert any(line.startswith("... ") for line in lines)
 
 
-def test_of_a_deep_traceback_the_frames_next_to_the_error_are_told() -> None:
-    def deeper(depth: int) -> None:
-        if depth:
-            deeper(depth - 1)
-        raised_here()
-
-    def raised_here() -> None:
-        raise ValueError("deep")
-
-    with pytest.raises(ValueError, match="deep") as raised:
-        deeper(100)
-    assert "raised_here" in trace(raised.value)
-
-
 @given(st.text(alphabet=st.characters(), max_size=80), st.integers(2, 60))
 def test_escaped_text_is_printable_and_bounded_and_good_text_stays(text: str, most: int) -> None:
     found = escaped(text, most)
@@ -313,18 +286,6 @@ def test_what_was_raised_over_another_exception_is_told_with_it(log: StringIO, m
     monkeypatch.setattr("slidegate.core.logs.trace", failing(Evil))
     logger.error("third", exc_info=caught.value)
     check(log, "KeyError, whose traceback cannot be written: Evil")
-
-
-def test_a_value_that_cannot_be_written_is_shown_by_its_type() -> None:
-    class Unsayable:
-        def __repr__(self) -> str:
-            raise LookupError("gone")
-
-        __str__ = __repr__
-
-    shown = "<Unsayable that cannot be written: LookupError>"
-    assert [written(Unsayable()), written(Unsayable(), str), quoted(Unsayable())] == [shown] * 3
-    assert [written("a"), written("a", str), quoted("a")] == ["'a'", "a", "'a'"]
 
 
 def test_lines_about_a_subject_come_now_and_then_and_few_subjects_are_remembered() -> None:

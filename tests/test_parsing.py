@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from starlette.applications import Starlette
@@ -41,7 +40,6 @@ from slidegate import (
     path_param,
     query,
 )
-from slidegate.cli import main
 from slidegate.core import (
     Concurrency,
     CounterWindow,
@@ -287,17 +285,3 @@ def test_whatever_is_huge_is_taken_or_a_clear_error(made: int) -> None:
             except Exception as error:
                 failed.append(f"{name}: {type(value).__name__}: {type(error).__name__}: {error!s:.60}")
     assert failed == []
-
-
-@pytest.mark.parametrize("command", ["suggest", "simulate"])
-def test_a_log_may_hold_any_path(command: str, tmp_path: Path) -> None:
-    rules = tmp_path / "slidegate.toml"
-    rules.write_text('[[rules]]\npath = "/items/{id:int}"\nlimits = "5/minute"\n')
-    targets = [quote(text, safe="/;,.%") for text in hostile("/items/7", 2_000)]
-    log = tmp_path / "access.log"
-    line = '192.0.2.{} - - [12/May/2024:00:00:17 +0000] "GET {} HTTP/1.1" 200 5 "-" "-"\n'
-    log.write_text(
-        "".join(line.format(place % 250, target) for place, target in enumerate(["/items/7"] * 40 + targets))
-    )
-    options = [] if command == "suggest" else ["--rules", str(rules)]
-    assert main([command, str(log), *options]) == 0

@@ -144,12 +144,6 @@ def test_importing_the_package_loads_nothing_that_few_applications_need() -> Non
     assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
 
 
-def test_importing_the_package_loads_little_beside_starlette() -> None:
-    loaded = loaded_by("import slidegate") - loaded_by("import starlette.applications")
-    assert loaded & {"pathlib", "anyio.lowlevel", "starlette.middleware.cors"} == set()
-    assert "slidegate.web.middleware" in loaded
-
-
 @pytest.mark.interpreted("a compiled class has no docstring, and a compiled package loads a module of its own")
 def test_the_core_runs_on_the_standard_library_alone() -> None:
     # The root package hands on names of every room; an empty one in its place shows what the core itself asks for.

@@ -11,7 +11,6 @@ import pytest
 
 from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Concurrency, LimitSet
-from slidegate.stats import Statistics
 
 from ..hurry import at_once, hurried
 from ..redis_servers import RedisServer, needs_redis
@@ -50,7 +49,6 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         await limiter.ban(key, "1h")
         await limiter.unban(key)
     else:
-        Statistics(limiter).stats("1m")
         limiter.store.permits_held()  # type: ignore[attr-defined]
 
 

@@ -95,21 +95,6 @@ def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(
         hot = set(found)
 
 
-@given(streams())
-def test_with_a_place_for_every_key_the_count_is_exact(made: Stream) -> None:
-    keys = hot_keys(26, made.threshold, made.slices * made.slice_us, made.slices)
-    exact, now_us, hot = Exact(made.slices, made.slice_us), 1_000, set[str]()
-    for span_us, key in made.hits:
-        now_us = max(now_us + span_us, 0)
-        became_hot = keys.hit(key, now_us)
-        exact.hit(key, now_us)
-        over = {name: hits for name, hits in exact.recent().items() if hits > made.threshold}
-        assert keys.hot(exact.newest * made.slice_us) == over
-        assert (key in over) >= became_hot >= (key in over and key not in hot)
-        assert keys.error(now_us) == 0
-        hot = set(over)
-
-
 def test_a_key_that_has_cooled_becomes_hot_again() -> None:
     keys = HotKeys(10, 2, "5s")
     assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]

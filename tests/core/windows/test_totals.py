@@ -84,19 +84,6 @@ def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None
             assert totals.running(look_us) == plain.totals(number + 1)
 
 
-def test_only_complete_slices_are_complete() -> None:
-    totals = RollingTotals(slice_us=2, windows_us=[20])
-    assert (totals.completed(0), totals.running(0)) == ({20: 0}, {20: 0})
-    totals.add(0, 1)
-    totals.add(1, 1)
-    assert (totals.completed(1), totals.running(1)) == ({20: 0}, {20: 2})
-    totals.add(2, 1)
-    assert (totals.completed(2), totals.running(2)) == ({20: 2}, {20: 3})
-    # Slice 0 is among the ten complete ones until slice 11 begins, and among ten with the running one until slice 10.
-    assert [totals.completed(now_us)[20] for now_us in (20, 21, 22, 24)] == [3, 3, 1, 0]
-    assert [totals.running(now_us)[20] for now_us in (19, 20, 21, 22)] == [3, 1, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("slice_us", "windows_us", "said"),
     [
