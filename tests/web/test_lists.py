@@ -9,12 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
-from slidegate.testing import RecordingObserver
 from slidegate.web.lists import ListFile, NetworkList
 
 from ..asgi import PEER, hello, statuses
@@ -127,57 +125,6 @@ def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("192.0.2.0/24\n192.0.2.1/24\n", "line 2: network: '192.0.2.1/24' has host bits set"),
-        ('192.0.2.0/24\n{"cidr":"198.51.100.0/24"}', 'line 2: network: \'{"cidr":'),
-        ("<html>not found</html>\n", "line 1: network: '<html>not found</html>' is not an address or network"),
-        ("0.0.0.0/0\n", "covers half of all IPv4 addresses"),
-        ("1" * 5_000_000, f"line 1: network: '{'1' * 78}\u2026 is not an address or network, for example"),
-        ("", "has zero bytes; for a list of nothing, write a comment: # nothing"),
-        (None, "No such file or directory"),
-    ],
-)
-def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
-    files: ListFiles, caplog: pytest.LogCaptureFixture, text: str | None, message: str
-) -> None:
-    path = files.write("a.netset", "198.51.100.0/24\n")
-    lists = files.lists(path)
-    if text is None:
-        path.unlink()
-    else:
-        files.write("a.netset", text)
-    files.pause(lists)
-    files.pause(lists)
-    assert found(lists, "198.51.100.7") == "a"
-    assert found(lists, "192.0.2.7") is None
-    said = rejection(files, "a", path)
-    assert said.startswith("list 'a' stays as it is: ")
-    assert message in said
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    files.write("a.netset", "203.0.113.0/24\n")
-    files.pause(lists)
-    assert files.heard.kinds == ["list_rejected", "list_reloaded"]
-    assert found(lists, "203.0.113.7") == "a"
-
-
-def test_what_no_one_foresaw_keeps_the_list_as_well(
-    files: ListFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    lists = files.lists(files.write("a.netset", "192.0.2.0/24\n"))
-
-    def fails(file: ListFile) -> None:
-        raise RuntimeError("no such luck")
-
-    monkeypatch.setattr(ListFile, "read", fails)
-    files.write("a.netset", "198.51.100.0/24\n")
-    files.pause(lists)
-    assert found(lists, "192.0.2.7") == "a"
-    assert files.heard.kinds == ["list_rejected"]
-    assert "Traceback" in caplog.text
-
-
 async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = files.lists(files.write("a.netset", "192.0.2.0/24\n"))
     begun, go_on = threading.Event(), threading.Event()
@@ -213,22 +160,6 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
 
 def rows(count: int) -> str:
     return "".join(f"198.51.{number >> 8}.{number & 255}\n" for number in range(count))
-
-
-@pytest.mark.parametrize("renamed", [False, True])
-def test_a_version_is_taken_when_it_is_the_same_at_two_looks_in_a_row(files: ListFiles, renamed: bool) -> None:
-    path = files.write("a.netset", rows(1_000))
-    lists = files.lists(path)
-    for before, count in ((1_000, 600), (600, 5), (5, 900)):
-        for turn in range(3):  # a writer that has not finished
-            files.write("fresh" if renamed else "a.netset", rows(count) + "\n" * turn)
-            if renamed:
-                (files.directory / "fresh").replace(path)
-            files.look(lists)
-            assert entries(lists) == {"a": before}
-        files.look(lists)
-        assert entries(lists) == {"a": count}
-    assert files.heard.kinds == ["list_reloaded"] * 3
 
 
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
@@ -286,34 +217,6 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     assert wrong == []
     assert seen["one"] > 0 < seen["two"], "it raced"
     assert files.heard.kinds == ["list_reloaded"] * 16
-
-
-# -- in a middleware ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_middleware_follows_its_lists_as_requests_come(backend: str, files: ListFiles) -> None:
-    block = files.lists(files.write("block.netset", "198.51.100.0/24\n"))
-    allow = files.lists(files.write("allow.netset", "192.0.2.0/24\n"))
-    heard = RecordingObserver(without=["refused", "near_limit"])
-    limiter = Limiter(MemoryStore(clock=files.clock), observers=[heard])
-    app = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, blocklist=block, allowlist=allow)
-
-    async def main() -> None:
-        assert await statuses(app, 2, client=("198.51.100.7", 1)) == [403, 403]
-        assert await statuses(app, 3, client=("192.0.2.7", 1)) == [200] * 3
-        assert await statuses(app, 2) == [200, 429]
-        files.write("block.netset", "203.0.113.0/24\n")
-        files.write("allow.netset", "198.51.100.0/24\n")
-        await files.visit(app)
-        assert await statuses(app, 1) == [403]
-        assert await statuses(app, 3, client=("198.51.100.7", 1)) == [200] * 3
-        files.write("block.netset", "bad\n")
-        await files.visit(app)
-        assert await statuses(app, 1) == [403]
-
-    anyio.run(main, backend=backend)
-    assert sorted(heard.kinds) == ["list_rejected", "list_reloaded", "list_reloaded"]
 
 
 # -- in a configuration file -------------------------------------------------------------------------------------------
