@@ -290,7 +290,7 @@ class Tree:
 
     def _changed(self, path: str) -> str:
         random = self.random
-        at = random.choice([place for place, sign in enumerate(path) if sign == "/"] or [0])
+        at = random.choice([index for index, sign in enumerate(path) if sign == "/"] or [0])
         place = random.randint(0, len(path))
         if self.dots and random.random() < 0.2:
             return f"{path[:at]}/../{self.files.name}{path[at:]}"
@@ -381,6 +381,6 @@ def filled(path: str, values: dict[str, Any]) -> str:
     return PARAMETER.sub(text, path)
 
 
-def gated(tree: Tree, rules: list[Rule]) -> ASGIApp:
+def limited(tree: Tree, rules: list[Rule]) -> ASGIApp:
     """Return the tree behind a middleware."""
     return RateLimitMiddleware(tree.app, rules=rules)

@@ -37,7 +37,7 @@ from ..asgi import PEER, Answer, page, scope_of, send_scope
 from .sockets import BYE, Client, Listener, texts
 
 
-class House:
+class Site:
     """An application that answers with the status that the path names, behind a middleware on a clock of its own."""
 
     def __init__(self, app: ASGIApp | None = None, **options: Any) -> None:
@@ -74,36 +74,36 @@ def peer(address: str) -> dict[str, Any]:
 
 
 async def test_refusals_by_limit_ban_and_the_ban_ends_by_itself() -> None:
-    house = House(limits="1/day", bans=policy("3/10m", "10m"))
-    assert [await house.status() for _ in range(5)] == [200, 429, 429, 429, 403]
-    house.clock.advance(us=600_000_000 - 1)
-    last = await house.ask()
+    site = Site(limits="1/day", bans=policy("3/10m", "10m"))
+    assert [await site.status() for _ in range(5)] == [200, 429, 429, 429, 403]
+    site.clock.advance(us=600_000_000 - 1)
+    last = await site.ask()
     assert (last.status, last.headers["retry-after"]) == (403, "1")
-    house.clock.advance(us=1)
-    after = await house.ask()
+    site.clock.advance(us=1)
+    after = await site.ask()
     assert after.status == 429  # the day's limit holds
-    assert await house.status(**peer("198.51.100.1")) == 200
+    assert await site.status(**peer("198.51.100.1")) == 200
 
 
 async def test_a_banned_client_costs_nothing_more_and_prolongs_nothing() -> None:
-    house = House(limits="100/day", bans=policy())
-    ban = await house.limiter.ban(PEER, "10m")
-    assert {await house.status() for _ in range(1000)} == {403}
-    assert await house.limiter.banned(PEER) == ban
-    assert house.calls == Counter()
-    house.clock.advance("10m")
-    assert (await house.ask()).headers["ratelimit"].startswith('"default";r=99')
+    site = Site(limits="100/day", bans=policy())
+    ban = await site.limiter.ban(PEER, "10m")
+    assert {await site.status() for _ in range(1000)} == {403}
+    assert await site.limiter.banned(PEER) == ban
+    assert site.calls == Counter()
+    site.clock.advance("10m")
+    assert (await site.ask()).headers["ratelimit"].startswith('"default";r=99')
 
 
 @pytest.mark.parametrize(("signal", "path"), [(404, "/404"), ("4xx", "/418"), ("401", "/401"), ("5xx", "/503")])
 async def test_statuses_of_the_application_strike(signal: str | int, path: str) -> None:
-    house = House(rules=[], bans=policy(signals={signal: 1}))
-    assert [await house.status("/200") for _ in range(5)] == [200] * 5
-    assert [await house.status(path) for _ in range(4)] == [int(path[1:])] * 3 + [403]
-    assert house.calls[path] == 3
+    site = Site(rules=[], bans=policy(signals={signal: 1}))
+    assert [await site.status("/200") for _ in range(5)] == [200] * 5
+    assert [await site.status(path) for _ in range(4)] == [int(path[1:])] * 3 + [403]
+    assert site.calls[path] == 3
 
 
-async def test_the_gates_own_answers_are_no_statuses_of_the_application() -> None:
+async def test_answers_of_middlewares_are_no_statuses_of_the_application() -> None:
     inner = Starlette(
         routes=[
             Mount(
@@ -114,13 +114,13 @@ async def test_the_gates_own_answers_are_no_statuses_of_the_application() -> Non
             Route("/limited", RateLimit("1/day")(lambda request: PlainTextResponse("ok"))),
         ]
     )
-    house = House(inner, rules=[Rule("/first", "1/day")], bans=policy("4/10m", signals={429: 1, 403: 1, 404: 1}))
+    site = Site(inner, rules=[Rule("/first", "1/day")], bans=policy("4/10m", signals={429: 1, 403: 1, 404: 1}))
     for path in ("/first", "/limited"):  # their 404 and their 200 first, then 429s of each kind of middleware
-        assert {await house.status(path) for _ in range(9)} >= {429}
-    assert await house.banned() == {}
-    assert [await house.status("/inner/404") for _ in range(6)] == [404, 404, 429, 429, 429, 429]
-    assert await house.status("/nowhere") == 404  # the fourth of its own: one was at /first
-    assert await house.status("/nowhere") == 403
+        assert {await site.status(path) for _ in range(9)} >= {429}
+    assert await site.banned() == {}
+    assert [await site.status("/inner/404") for _ in range(6)] == [404, 404, 429, 429, 429, 429]
+    assert await site.status("/nowhere") == 404  # the fourth of its own: one was at /first
+    assert await site.status("/nowhere") == 403
 
 
 async def test_the_application_strikes() -> None:
@@ -129,10 +129,10 @@ async def test_the_application_strikes() -> None:
         return PlainTextResponse("banned" if ban else "wrong", 401)
 
     app = Starlette(routes=[Route("/login", login)])
-    house = House(app, rules=[], bans=[policy("4/10m", name="login", signals={}), policy(name="other")])
-    assert [(await house.ask("/login")).body for _ in range(2)] == [b"wrong", b"banned"]
-    assert await house.status("/login") == 403
-    (ban,) = [ban async for ban in house.limiter.bans()]
+    site = Site(app, rules=[], bans=[policy("4/10m", name="login", signals={}), policy(name="other")])
+    assert [(await site.ask("/login")).body for _ in range(2)] == [b"wrong", b"banned"]
+    assert await site.status("/login") == 403
+    (ban,) = [ban async for ban in site.limiter.bans()]
     assert (ban.by, ban.reason) == ("login", r"wrong password\nagain")
 
 
@@ -145,7 +145,7 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
         except ConfigurationError as error:
             return PlainTextResponse(str(error))
 
-    house = House(Starlette(routes=[Route("/", endpoint)]), rules=[], bans=[policy(name="a"), policy(name="bee")])
+    site = Site(Starlette(routes=[Route("/", endpoint)]), rules=[], bans=[policy(name="a"), policy(name="bee")])
     for call, expected in (
         (lambda request: strike(request), "'a', 'bee'; name one of them"),
         (lambda request: strike(request, policy="be"), "'be' is none; did you mean 'bee'?"),
@@ -153,13 +153,13 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
         (lambda request: strike(request, "ban", policy="a"), "Ban("),
     ):
         asked.append(call)
-        assert expected in (await house.ask()).body.decode()
-    nobody = House(Starlette(routes=[Route("/", endpoint)]), rules=[])
+        assert expected in (await site.ask()).body.decode()
+    nobody = Site(Starlette(routes=[Route("/", endpoint)]), rules=[])
     asked.append(lambda request: strike(request))
     assert "none; write RateLimitMiddleware(..., bans=BanPolicy())" in (await nobody.ask()).body.decode()
     with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
         await strike(Request(scope_of()))
-    off = House(Starlette(routes=[Route("/", endpoint)]), rules=[], enabled=False)
+    off = Site(Starlette(routes=[Route("/", endpoint)]), rules=[], enabled=False)
     assert (await off.ask()).body == b"None"
 
 
@@ -167,45 +167,45 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
 
 
 async def test_an_ipv6_client_that_rotates_within_its_64_is_one_client_banned_once() -> None:
-    house = House(limits="1/day", bans=policy())
-    seen = [await house.status(**peer(f"2001:db8:1:2::{value:x}")) for value in range(2**12)]
+    site = Site(limits="1/day", bans=policy())
+    seen = [await site.status(**peer(f"2001:db8:1:2::{value:x}")) for value in range(2**12)]
     assert seen[:4] == [200, 429, 429, 429]
     assert set(seen[4:]) == {403}
-    assert await house.banned() == {"2001:db8:1:2::/64": 1}
-    assert house.heard.kinds == ["banned"]
-    assert await house.status(**peer("2001:db8:1:3::1")) == 200
+    assert await site.banned() == {"2001:db8:1:2::/64": 1}
+    assert site.heard.kinds == ["banned"]
+    assert await site.status(**peer("2001:db8:1:3::1")) == 200
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_ban_of_one_address_refuses_it_where_clients_are_wider(keyed: bool) -> None:
     bans = policy(key=header("X-API-Key")) if keyed else None
-    house = House(rules=[], client=client_ip(ipv4_prefix=24, ipv6_prefix=48), bans=bans)
+    site = Site(rules=[], client=client_ip(ipv4_prefix=24, ipv6_prefix=48), bans=bans)
     for banned, beside in (("203.0.113.9", "203.0.113.8"), ("2001:db8:1:2::1", "2001:db8:1:3::1")):
-        await house.limiter.ban(banned, "1h")
-        assert (await house.status(**peer(banned)), await house.status(**peer(beside))) == (403, 200)
+        await site.limiter.ban(banned, "1h")
+        assert (await site.status(**peer(banned)), await site.status(**peer(beside))) == (403, 200)
 
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "10.1.2.3", "192.168.0.9", "172.16.5.4", "169.254.1.1", "100.64.0.1", "::1", "fe80::1"]
 )
 async def test_private_peers_are_not_banned_unless_asked(address: str) -> None:
-    spared = House(limits="1/day", bans=policy("1/10m"))
+    spared = Site(limits="1/day", bans=policy("1/10m"))
     assert [await spared.status(**peer(address)) for _ in range(4)] == [200, 429, 429, 429]
-    meant = House(limits="1/day", bans=policy("1/10m", ban_private=True))
+    meant = Site(limits="1/day", bans=policy("1/10m", ban_private=True))
     assert [await meant.status(**peer(address)) for _ in range(3)] == [200, 429, 403]
 
 
 async def test_trusted_proxies_and_the_allowlist_are_not_banned_nor_a_network_around_them() -> None:
-    house = House(
+    site = Site(
         rules=[],
         client=client_ip(trusted=["198.51.100.7"]),
         allowlist=Networks(["203.0.113.200"]),
         bans=policy("1/10m", signals={404: 1}),
     )
-    assert [await house.status("/404", **peer("198.51.100.7")) for _ in range(3)] == [404] * 3
-    assert [await house.status("/404", **peer("203.0.113.200")) for _ in range(3)] == [404] * 3
-    assert await house.banned() == {}
-    by_network = House(
+    assert [await site.status("/404", **peer("198.51.100.7")) for _ in range(3)] == [404] * 3
+    assert [await site.status("/404", **peer("203.0.113.200")) for _ in range(3)] == [404] * 3
+    assert await site.banned() == {}
+    by_network = Site(
         rules=[],
         client=client_ip(trusted=["198.51.100.7"]),
         allowlist=Networks(["203.0.113.200"]),
@@ -217,16 +217,16 @@ async def test_trusted_proxies_and_the_allowlist_are_not_banned_nor_a_network_ar
 
 
 async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_the_same() -> None:
-    house = House(
+    site = Site(
         rules=[Rule("/health/{x:path}", exempt=True), Rule("*", "100/day")],
         bans=policy("1/10m", signals={404: 1, "/health/.env": "ban", "/x": "ban"}),
     )
     for path in ("/health/404", "/health/.env"):
-        assert await house.status(path) in (200, 404)
-    assert await house.banned() == {}
-    assert await house.status("/health/../x") == 200, "a path that may mean any other is no honeypot"
-    assert await house.status("//x") == 403
-    assert await house.status("/health/200") == 403
+        assert await site.status(path) in (200, 404)
+    assert await site.banned() == {}
+    assert await site.status("/health/../x") == 200, "a path that may mean any other is no honeypot"
+    assert await site.status("//x") == 403
+    assert await site.status("/health/200") == 403
 
 
 # -- order and answers -------------------------------------------------------------------------------------------------
@@ -234,27 +234,27 @@ async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_th
 
 async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
     both, blocked = "192.0.2.1", "192.0.2.2"
-    house = House(limits="1/day", allowlist=Networks([both]), blocklist=Networks([both, blocked]))
+    site = Site(limits="1/day", allowlist=Networks([both]), blocklist=Networks([both, blocked]))
     for address in (both, blocked, PEER):
-        await house.limiter.ban(address, "1h")
-    assert await house.status(**peer(both)) == 200
-    listed = await house.ask(**peer(blocked))
+        await site.limiter.ban(address, "1h")
+    assert await site.status(**peer(both)) == 200
+    listed = await site.ask(**peer(blocked))
     assert (listed.status, json.loads(listed.body)["type"], "retry-after" in listed.headers) == (
         403,
         "about:blank",
         False,
     )
-    banned = await house.ask()
+    banned = await site.ask()
     assert (banned.status, banned.headers["retry-after"]) == (403, "3600")
     assert "ratelimit" not in banned.headers
 
 
 @pytest.mark.parametrize("status", [403, 429])
 async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status: int) -> None:
-    house = House(limits="1/day", bans=policy("1/10m", status=status, name="abuse"))
-    await house.status()
-    await house.status()
-    refused = await house.ask()
+    site = Site(limits="1/day", bans=policy("1/10m", status=status, name="abuse"))
+    await site.status()
+    await site.status()
+    refused = await site.ask()
     problem = json.loads(refused.body)
     assert problem == {
         "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
@@ -273,9 +273,9 @@ async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status:
 
 
 async def test_a_permanent_ban_by_hand_says_neither_why_nor_when() -> None:
-    house = House(limits="1/day")
-    await house.limiter.ban(PEER, "permanent", reason="sold our data", by="ann")
-    refused = await house.ask()
+    site = Site(limits="1/day")
+    await site.limiter.ban(PEER, "permanent", reason="sold our data", by="ann")
+    refused = await site.ask()
     assert b"sold" not in refused.body
     assert b"ann" not in refused.body
     assert "violated-policies" not in json.loads(refused.body)
@@ -284,9 +284,9 @@ async def test_a_permanent_ban_by_hand_says_neither_why_nor_when() -> None:
 
 async def test_preflights_neither_strike_nor_are_struck() -> None:
     asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
-    house = House(limits="2/day", bans=policy("3/10m", signals={405: 1, "refused": 1, "/405": 1}))
-    assert [await house.status("/405", **asked) for _ in range(9)] == [405] * 2 + [429] * 7
-    assert await house.banned() == {}
+    site = Site(limits="2/day", bans=policy("3/10m", signals={405: 1, "refused": 1, "/405": 1}))
+    assert [await site.status("/405", **asked) for _ in range(9)] == [405] * 2 + [429] * 7
+    assert await site.banned() == {}
 
 
 async def test_what_the_rules_of_one_middleware_exempt_its_policies_never_strike_for() -> None:
@@ -301,13 +301,13 @@ async def test_what_the_rules_of_one_middleware_exempt_its_policies_never_strike
     )
     inner = Starlette(routes=[Route("/limited", limited), Mount("/hooks", app=below), Mount("/other", app=below)])
     exempt = [Rule("/limited", exempt=True), Rule("/hooks/{rest:path}", exempt=True), Rule("/health", exempt=True)]
-    house = House(inner, rules=exempt, bans=policy("1/10m", signals={"refused": 1, 404: 1}))
+    site = Site(inner, rules=exempt, bans=policy("1/10m", signals={"refused": 1, 404: 1}))
     for path in ("/limited", "/hooks/x"):
-        assert [await house.status(path) for _ in range(3)][1:] == [429, 429]
-    assert (await house.ask("/hooks/health")).body == b"None"
-    assert await house.banned() == {}
+        assert [await site.status(path) for _ in range(3)][1:] == [429, 429]
+    assert (await site.ask("/hooks/health")).body == b"None"
+    assert await site.banned() == {}
     # A rule of the outer middleware says /health, and means the path that it sees.
-    assert (await house.ask("/other/health")).body != b"None"
+    assert (await site.ask("/other/health")).body != b"None"
 
 
 async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_of_it() -> None:
@@ -316,37 +316,37 @@ async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_
             await PlainTextResponse("x")(scope, receive, send)
         raise ClientDisconnect if scope["path"] == "/left" else RuntimeError("no")
 
-    house = House(broken, rules=[], bans=policy(signals={"5xx": 1}))
+    site = Site(broken, rules=[], bans=policy(signals={"5xx": 1}))
     for path, error in (("/late", RuntimeError), ("/left", ClientDisconnect)):
         for _ in range(5):
             with pytest.raises(error):
-                await house.ask(path)
-    assert await house.banned() == {}
+                await site.ask(path)
+    assert await site.banned() == {}
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            await house.ask("/")
-    assert await house.status("/") == 403
+            await site.ask("/")
+    assert await site.status("/") == 403
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_handshake_of_a_banned_client_is_refused() -> None:
-    house = House(Listener(), rules=[])
-    await house.limiter.ban(PEER, "1h")
-    assert (await Client().run(house.middleware)).kinds == ["close"]
+    site = Site(Listener(), rules=[])
+    await site.limiter.ban(PEER, "1h")
+    assert (await Client().run(site.middleware)).kinds == ["close"]
     scope = scope_of("/", type="websocket", extensions={"websocket.http.response": {}})
-    full = await send_scope(house.middleware, scope)
+    full = await send_scope(site.middleware, scope)
     assert (full.status, full.headers["retry-after"]) == (403, "3600")
 
 
 async def test_messages_beyond_their_limit_strike() -> None:
     listener = Listener()
-    house = House(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
-    flood = await Client(*texts(9), BYE).run(house.middleware)
+    site = Site(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
+    flood = await Client(*texts(9), BYE).run(site.middleware)
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert flood.came[-1]["code"] == 1008
-    assert await house.banned() == {PEER: 1}
+    assert await site.banned() == {PEER: 1}
 
 
 async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
@@ -354,10 +354,10 @@ async def test_a_handshake_that_the_application_refuses_counts_as_403() -> None:
         await receive()
         await send({"type": "websocket.close", "code": 1000})
 
-    house = House(closed, rules=[], bans=policy("2/10m", signals={403: 1}))
+    site = Site(closed, rules=[], bans=policy("2/10m", signals={403: 1}))
     for _ in range(2):
-        await Client().run(house.middleware)
-    assert await house.banned() == {PEER: 1}
+        await Client().run(site.middleware)
+    assert await site.banned() == {PEER: 1}
 
 
 # -- safety ------------------------------------------------------------------------------------------------------------
@@ -375,15 +375,15 @@ async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothin
         await go.wait()
         await PlainTextResponse("", 404)(scope, receive, send)
 
-    house = House(slow, rules=[], bans=policy("5/10m", signals={404: 1}))
+    site = Site(slow, rules=[], bans=policy("5/10m", signals={404: 1}))
     async with anyio.create_task_group() as tasks:
         for _ in range(50):
-            tasks.start_soon(house.status)
+            tasks.start_soon(site.status)
         await started.wait()
         go.set()
-    assert house.heard.kinds == ["banned"]
-    house.clock.advance("1h")
-    assert await house.status() == 404  # no strike is left over
+    assert site.heard.kinds == ["banned"]
+    site.clock.advance("1h")
+    assert await site.status() == 404  # no strike is left over
 
 
 async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> None:
@@ -393,21 +393,21 @@ async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> Non
         def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
             return "1.2.3"
 
-    house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
-    assert [await house.status("/404") for _ in range(3)] == [404] * 3
+    site = Site(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
+    assert [await site.status("/404") for _ in range(3)] == [404] * 3
 
 
 async def test_a_manual_ban_of_a_network_refuses_the_real_address_whatever_the_key() -> None:
-    house = House(rules=[Rule("*", "100/day", key=everyone)], client=client_ip(ipv4_prefix=24))
-    await house.limiter.ban("203.0.113.0/28", "1h")
-    assert (await house.status(**peer("203.0.113.9")), await house.status(**peer("203.0.113.99"))) == (403, 200)
-    assert await house.status(**peer("::ffff:203.0.113.9")) == 403
+    site = Site(rules=[Rule("*", "100/day", key=everyone)], client=client_ip(ipv4_prefix=24))
+    await site.limiter.ban("203.0.113.0/28", "1h")
+    assert (await site.status(**peer("203.0.113.9")), await site.status(**peer("203.0.113.99"))) == (403, 200)
+    assert await site.status(**peer("::ffff:203.0.113.9")) == 403
 
 
-async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
+async def test_middlewares_whose_policies_share_a_name_lose_no_signal() -> None:
     limiter = Limiter(MemoryStore())
     inner = RateLimitMiddleware(
-        House(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
+        Site(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
     )
     outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
     seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]

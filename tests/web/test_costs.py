@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -41,8 +38,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, Answer, call, hello, statuses
 from ..redis_servers import RedisServer
 from ..remote_stores import RemoteStore
-from ..stores.redis.stores import fresh_prefix, store_at
-from .settling_worker import ESTIMATE, LIMIT, MORE, USED
+from ..stores.redis.stores import store_at
 
 AMOUNT = 10_000
 BOUND_S = 20
@@ -240,28 +236,6 @@ async def test_clients_are_told_what_is_counted() -> None:
     model = Model(Limiter(MemoryStore(clock=FakeClock())), tokens(unit="tokens"), Rule("*", "5/minute", name="calls"))
     policy = (await model.ask(50)).headers["ratelimit-policy"]
     assert policy == '"tokens";q=10000;qu="tokens";w=3600, "calls";q=5;w=60'
-
-
-@pytest.mark.skipif(os.name == "nt", reason="LMDB needs POSIX")
-@pytest.mark.parametrize("kind", ["lmdb", "redis"])
-def test_a_killed_worker_leaves_what_was_used_and_at_most_one_estimate(
-    kind: str, tmp_path: Path, server: RedisServer, rng: random.Random
-) -> None:
-    url = f"lmdb://{tmp_path}/store" if kind == "lmdb" else f"{server.url}?prefix={fresh_prefix()}"
-    command = [sys.executable, "-m", "tests.web.settling_worker", url]
-    settled = 0
-    for _ in range(3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            for _ in range(rng.randint(1, 40)):
-                settled += int(worker.stdout.readline())
-            worker.kill()
-            settled += sum(map(int, worker.stdout.read().split()))
-    with Limiter.from_url(url, deadline="30s").sync as limiter:
-        left = limiter.peek(everyone.of(), LIMIT, rule="tokens").remaining
-    assert left is not None
-    spent = 1_000_000 - left
-    assert settled <= spent <= settled + 3 * max(ESTIMATE, USED, MORE)
 
 
 # -- charge ------------------------------------------------------------------------------------------------------------

@@ -39,14 +39,14 @@ async def health(request: Any) -> PlainTextResponse:
     return PlainTextResponse("well")
 
 
-def gated(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
+def limited(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(
         app, default_limits=default_limits, limiter=Limiter(MemoryStore(clock=FakeClock())), **options
     )
 
 
 def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
-    return gated(Starlette(routes=list(routes)), **options)
+    return limited(Starlette(routes=list(routes)), **options)
 
 
 async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
@@ -145,7 +145,7 @@ async def test_each_route_is_a_bucket_unless_it_is_exempt(asked: str, label: str
     app = Starlette(routes=ROUTES, middleware=[Middleware(Own)] * between)
     method, _, target = asked.partition(" ")
     host, _, path = target.partition("/")
-    found = await counted(gated(app), f"/{path}", method, headers={"host": host or "example.com"})
+    found = await counted(limited(app), f"/{path}", method, headers={"host": host or "example.com"})
     assert [one.removeprefix("per-route ") for one in found] == [label.replace(":", "|")] * bool(label)
 
 
@@ -175,7 +175,7 @@ async def test_the_key_and_the_limits_may_depend_on_the_request() -> None:
     def plan(request: Request) -> str:
         return "2/minute" if request.headers.get("x-plan") == "big" else "1/minute"
 
-    app = gated(Starlette(routes=[Route("/a", page), Route("/b", other)]), plan, key=header("X-API-Key"))
+    app = limited(Starlette(routes=[Route("/a", page), Route("/b", other)]), plan, key=header("X-API-Key"))
     for path in ("/a", "/b"):
         assert await statuses(app, 2, path, headers={"x-api-key": "small"}) == [200, 429]
         assert await statuses(app, 3, path, headers={"x-api-key": "big", "x-plan": "big"}) == [200, 200, 429]
@@ -198,7 +198,7 @@ async def test_routes_added_later_count_at_once_also_below_a_mount_and_in_an_inc
         return "1"
 
     app.include_router(included, prefix="/in")
-    middleware = gated(app, "20/minute")
+    middleware = limited(app, "20/minute")
     for path in ("/late", "/below/late"):
         assert await counted(middleware, path) == ["per-route *"]
     for router in (app, below):
@@ -232,7 +232,7 @@ async def test_the_application_tells_its_routes_where_something_between_hides_th
     middlewares: list[RateLimitMiddleware] = []
 
     def middleware(app: ASGIApp) -> ASGIApp:
-        middlewares.append(gated(app))
+        middlewares.append(limited(app))
         return middlewares[-1]
 
     inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
@@ -262,7 +262,7 @@ async def test_included_and_nested_routers_count_at_their_routes(prefixes: tuple
 
     outer.include_router(inner, prefix=prefixes[1])
     app.include_router(outer, prefix="/v1")
-    middleware = gated(app, "20/minute")
+    middleware = limited(app, "20/minute")
     above = f"/v1{prefixes[1]}{prefixes[0]}"
     for method in ("GET", "POST"):
         found = [await counted(middleware, f"{above}/items/{number}", method) for number in (1, 2)]
@@ -280,8 +280,8 @@ async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defau
     def item(number: int) -> int:
         return number
 
-    assert [(await call(gated(app), "/items/x")).status for _ in range(1)] == [422]
-    assert await statuses(gated(app), 3, "/items/x") == [422, 422, 429]
+    assert [(await call(limited(app), "/items/x")).status for _ in range(1)] == [422]
+    assert await statuses(limited(app), 3, "/items/x") == [422, 422, 429]
 
 
 # -- no mix of spellings gets more requests to a route than one spelling does ------------------------------------------

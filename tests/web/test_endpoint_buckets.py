@@ -22,7 +22,7 @@ from .middlewares import checks
 
 pytest.importorskip("fastapi", "0.160")
 
-GATE = Middleware(RateLimitMiddleware, rules=[])
+MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ class Trees:
         self.files = files
         self.count = 0
         self.asked: list[tuple[str, str, frozenset[str]]] = []
-        self.app = FastAPI(middleware=[GATE], **self.maybe("application", ()))
+        self.app = FastAPI(middleware=[MIDDLEWARE], **self.maybe("application", ()))
         self.fill(self.app, "", self.spots, 0)
 
     def maybe(self, spot: str, above: tuple[str, ...]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ OTHERS: Final = st.sampled_from(
         {"type": "http.response.trailers", "headers": []},
     ]
 )
-GATES: Final = st.fixed_dictionaries({
+OPTIONS: Final = st.fixed_dictionaries({
     "headers": st.sampled_from(["draft", "legacy", "both", None]),
     "allowlist": st.sampled_from([None, Networks(["192.0.2.77"])]),
 })  # fmt: skip
@@ -84,7 +84,7 @@ async def played(messages: list[Any], options: dict[str, Any], client: Any) -> l
 
 
 @settings(deadline=None)
-@given(st.lists(OTHERS, max_size=2), STARTS, st.lists(BODIES | OTHERS, max_size=3), GATES, CLIENTS)
+@given(st.lists(OTHERS, max_size=2), STARTS, st.lists(BODIES | OTHERS, max_size=3), OPTIONS, CLIENTS)
 def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     before: list[Any], start: Any, after: list[Any], options: dict[str, Any], client: Any
 ) -> None:

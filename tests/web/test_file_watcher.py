@@ -1,17 +1,22 @@
-"""A file is read whole or not at all, and nothing that a name leads to holds the reader up."""
+"""A file is read whole or not at all, nothing that a name leads to blocks the reader, and changes are followed."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Networks, RateLimitMiddleware
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
+
+from ..asgi import call, hello
+from .middlewares import FollowedFiles, end_of_looks
 
 
 def pipe(path: Path) -> None:
@@ -125,3 +130,108 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
     monkeypatch.setattr(file_watcher.os, "fstat", writes_between)
     with pytest.raises(ConfigurationError, match="some, networks: it changes while it is read"):
         Networks.from_file(path)
+
+
+# -- a file that is followed -------------------------------------------------------------------------------------------
+
+
+class Followed(FollowedFiles):
+    """A file with one blocked address that a middleware follows: a list, or a configuration with a list in it."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        super().__init__(directory)
+        self.kind = kind
+        self.path = self.put(1)
+        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        if kind == "list":
+            networks = Networks.from_file(self.path, clock=self.seconds)
+            self.app: Any = RateLimitMiddleware(hello, limits="900/hour", limiter=limiter, blocklist=networks)
+        else:
+            self.app = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter, clock=self.seconds)
+
+    def put(self, version: int, name: str = "followed", end: str = "") -> Path:
+        address = f"198.51.100.{version}"
+        text = f"{address}\n" if self.kind == "list" else f'limits = "900/hour"\nblocklist = ["{address}"]\n'
+        return self.write(name, text + end)
+
+    async def at_work(self) -> list[int]:
+        """Return the versions whose address is blocked."""
+        asked = [(await call(self.app, client=(f"198.51.100.{version}", 1))).status for version in range(6)]
+        return [version for version, status in enumerate(asked) if status == 403]
+
+    def said(self, *endings: str) -> bool:
+        """Return whether the events have these endings behind the kind of file."""
+        return self.heard.kinds == [f"{self.kind}_{ending}" for ending in endings]
+
+
+@pytest.fixture(params=["list", "config"])
+def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Followed:
+    return Followed(tmp_path, request.param)
+
+
+async def test_a_changed_file_takes_over_and_that_is_said_once(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed.put(2)
+    with caplog.at_level(logging.INFO, "slidegate"):
+        for _ in range(3):
+            await followed.visit(followed.app)
+    assert await followed.at_work() == [2]
+    assert followed.said("reloaded")
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize("how", ["<html>not found</html>", "", "it is gone", "its reader fails"])
+async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
+    followed: Followed, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("no such luck")
+
+    with monkeypatch.context() as patched:
+        if how == "it is gone":
+            followed.path.unlink()
+        elif how == "its reader fails":
+            patched.setattr("slidegate.web.lists.ListFile.read", fails)
+            patched.setattr("slidegate.web.reload.ConfigLoader.options", fails)
+            followed.put(2)
+        else:
+            followed.write("followed", how)
+        for _ in range(3):
+            await followed.visit(followed.app)
+    assert await followed.at_work() == [1]
+    assert followed.said("rejected")
+    lines = [record.levelname for record in caplog.records if "_rejected" in record.getMessage()]
+    assert lines == ["ERROR"]
+    assert ("no such luck" in caplog.text) is (how == "its reader fails")
+    followed.put(3)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [3]
+    assert followed.said("rejected", "reloaded")
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_a_version_is_taken_when_it_was_the_same_twice_in_a_row(followed: Followed, renamed: bool) -> None:
+    for version in (2, 3, 4):
+        for turn in range(4):  # a writer that has not finished before the last
+            path = followed.put(version, "fresh" if renamed else "followed", "\n" * min(turn, 2))
+            if renamed:
+                path.replace(followed.path)
+            followed.clock.advance("1s")
+            await call(followed.app)
+            end_of_looks()
+            assert await followed.at_work() == [version - 1]
+        followed.clock.advance("1s")
+        await call(followed.app)
+        end_of_looks()
+        assert await followed.at_work() == [version]
+    assert followed.said(*["reloaded"] * 3)
+
+
+async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed) -> None:
+    followed.put(2, "next")
+    link = followed.path.with_name("link")
+    link.symlink_to("next")
+    link.replace(followed.path)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [2]

@@ -16,7 +16,7 @@ from starlette.routing import compile_path
 from slidegate import Rule
 
 from ..asgi import scope_of
-from .route_trees import PLENTY, Tree, filled, gated
+from .route_trees import PLENTY, Tree, filled, limited
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
 """Paths of which no router makes anything else than they say."""
@@ -31,6 +31,7 @@ GENEROUS: Final[Mapping[str, str]] = {
 }
 """What a limit takes for a parameter that has a segment for itself."""
 METHODS: Final = ("GET", "GET", "POST", "HEAD", "post")
+CONNECTIONS: Final = (None, None, None, None, "http", "websocket")
 ROOTS: Final = ("", "", "", "/api", "/v1")
 NAME: Final = re.compile(r'"([^"]*)";q=')
 
@@ -40,18 +41,19 @@ def rules_of(tree: Tree, random: Random, exemptions: int) -> list[Rule]:
     rules = []
     for name, handler in tree.handlers.items():
         methods = random.choice([None, None, None, ["GET"], ["POST"]])
-        rules.append(Rule(handler.path, PLENTY, name=name, methods=methods))
+        connection = random.choice(CONNECTIONS)
+        rules.append(Rule(handler.path, PLENTY, name=name, methods=methods, connection=connection))
         if not tree.roots and random.random() < 0.3:
             root = random.choice(ROOTS[-2:])
             rules.append(Rule(root + handler.path, PLENTY, name=f"{name}@{root}"))
     candidates = ["/static/{rest:path}", "/v1/{rest:path}", "/login", "/a/{x}", "/{x}/{y}", "/{n:int}"]
     for path in random.sample([*candidates, *(handler.path for handler in tree.handlers.values())], exemptions):
-        methods = random.choice([None, None, ["GET"], ["POST"]])
-        rule = (
-            Rule(path, exempt=True, methods=methods)
-            if random.random() < 0.6
-            else Rule(path, PLENTY, final=True, name=f"f{len(rules)}", methods=methods)
-        )
+        about: Any = {
+            "methods": random.choice([None, None, ["GET"], ["POST"]]),
+            "connection": random.choice(CONNECTIONS),
+        }
+        ends: Any = {"exempt": True} if random.random() < 0.6 else {"limits": PLENTY, "final": True}
+        rule = Rule(path, **ends, **about, name=f"f{len(rules)}")
         rules.insert(random.randint(0, len(rules)), rule)
     return rules
 
@@ -62,11 +64,17 @@ def exactly(rule: Rule, *texts: str) -> bool:
     return any(pattern.fullmatch(text) for text in texts)
 
 
+def is_about(rule: Rule, kind: str, method: str) -> bool:
+    """Tell whether a rule names the type and the method of a request, as they are written."""
+    asked = method if kind == "http" else "GET"
+    return rule.connection in (None, kind) and (rule.methods is None or asked in rule.methods)
+
+
 def excuses(rule: Rule, tree: Tree, path: str, root: str, kind: str, method: str, reached: str) -> bool:
     """Tell whether a rule that ends the list may do so before this request: as it stands, not as it could be read."""
     below = [get_route_path({"path": path, "root_path": one}) for one in (root, getattr(tree.app, "root_path", ""))]
     texts = [*below, *(root + text for text in below)]
-    named = rule.methods is None or (method if kind == "http" else "GET") in rule.methods
+    named = is_about(rule, kind, method)
     return named and rule.final and exactly(rule, reached) and exactly(rule, *texts) and not ODD.search(path)
 
 
@@ -104,6 +112,7 @@ def owed(name: str, rules: Collection[Rule], kind: str, method: str, path: str, 
     for rule in rules:
         own, _, written = (rule.name or "").partition("@")
         named = rule.methods is None or (kind == "http" and method.upper() in rule.methods)
+        named = named and rule.connection in (None, kind)
         if own == name and named and (not written or (written == root and path.startswith(f"{root}/"))):
             names.append(rule.name or "")
     return names
@@ -113,7 +122,7 @@ async def missed(seed: int, tree: Tree, spellings: int, exemptions: int) -> tupl
     """Look for requests that a limited handler served and a rule did not count; say how often handlers ran."""
     random = tree.random
     rules = rules_of(tree, random, exemptions)
-    app = gated(tree, rules)
+    app = limited(tree, rules)
     ran, wrong = 0, []
     for _ in range(spellings):
         path = tree.spelling(random.choice([0, 1, None]) if tree.mixed or tree.dots else None)
@@ -163,7 +172,7 @@ async def compare(seed: int, directory: Path, spellings: int) -> int:
     random = Random(seed)
     tree = Tree(random, directory, roots=False)
     rules = rules_of(tree, random, seed % 4)
-    app = gated(tree, rules)
+    app = limited(tree, rules)
     patterns = [(rule, compile_path(rule.paths[0])[0], generous(rule.paths[0])) for rule in rules]
     ran = 0
     for _ in range(spellings):
@@ -179,7 +188,7 @@ async def compare(seed: int, directory: Path, spellings: int) -> int:
         may = [*others, *(root + text for text in others)]
         expected, allowed = [], set()
         for rule, pattern, most in patterns:
-            named = rule.methods is None or (method if kind == "http" else "GET") in rule.methods
+            named = is_about(rule, kind, method)
             matched = named and pattern.fullmatch(path) is not None
             with_root = named and rule.paths[0].startswith(f"{root}/") and pattern.fullmatch(root + path) is not None
             expected += [rule.name] * ((matched or with_root) and not rule.exempt)

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, Request, WebSocket
+from fastapi import Depends, FastAPI, WebSocket
 from hypothesis import given, note
 from hypothesis import strategies as st
-from starlette.responses import JSONResponse
 
 from slidegate import (
     BanPolicy,
     Limiter,
     MemoryStore,
     RateLimit,
-    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     header,
@@ -121,31 +119,6 @@ async def test_its_status_and_body_are_those_of_the_limit_and_its_fields_fit(at:
     assert ";r=0;t=10" in struck.headers["ratelimit"], "the limit itself has room before the client has"
     assert struck.headers["cache-control"] == "no-store"
     assert (banned.status, banned.headers["retry-after"]) == (403, "3600")
-
-
-async def test_the_functions_of_the_application_are_told_the_same() -> None:
-    seen: list[tuple[str, int | None, int | None]] = []
-
-    def on_refused(request: Any, decision: Any) -> JSONResponse:
-        seen.append((str(decision.reason), decision.retry_after, decision.retry_after_us))
-        return JSONResponse({}, 429)
-
-    site = Site("1/10s", [BanPolicy("1/10m", "1h")], "rule", on_refused=on_refused)
-    await site.ask()
-    assert (await site.ask()).headers["retry-after"] == "3600"
-    assert seen == [("limited", 3600, 3_600_000_000)]
-
-    site = Site("1/10s", [BanPolicy("1/10m", "1h")], "dependency")
-
-    @site.inside.exception_handler(RateLimitExceeded)
-    async def own(request: Request, error: RateLimitExceeded) -> JSONResponse:
-        seen.append((str(error.decision.reason), error.decision.retry_after, error.decision.retry_after_us))
-        return JSONResponse({}, 418)
-
-    await site.ask()
-    answer = await site.ask()
-    assert (answer.status, answer.headers["retry-after"]) == (418, "3600")
-    assert seen[1:] == [("limited", 3600, 3_600_000_000)]
 
 
 async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ban_ends() -> None:

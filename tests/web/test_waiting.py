@@ -144,7 +144,7 @@ async def test_one_that_is_cancelled_while_it_asks_is_charged_for_nothing(room: 
     assert await statuses(app, 2) == [200, 200]
     asked: list[tuple[Any, asyncio.Future[Any]]] = []
 
-    def later(checks: Any, subjects: Any = (), **line: Any) -> asyncio.Future[Any]:
+    def later(checks: Any, keys: Any = (), **line: Any) -> asyncio.Future[Any]:
         asked.append((checks, asyncio.get_running_loop().create_future()))
         return asked[-1][1]
 

@@ -174,10 +174,10 @@ async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
     class Away(RemoteStore):
         """A store that does not answer where something is counted."""
 
-        def hit(self, checks: Any, subjects: Any = (), **line: Any) -> Any:
+        def hit(self, checks: Any, keys: Any = (), **line: Any) -> Any:
             if checks:
                 raise StoreUnavailable("away")
-            return super().hit(checks, subjects, **line)
+            return super().hit(checks, keys, **line)
 
     limiter = Limiter(Away(), on_error="deny")
     limits = MessageLimits("9/hour", key="client", beyond="drop")

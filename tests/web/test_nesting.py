@@ -1,4 +1,4 @@
-"""Limits of one name on the way of one request: one window is charged once, and every other window counts by itself."""
+"""Limits that meet on the way of one request: one window is charged once, and all others stay charged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     everyone,
@@ -96,7 +99,7 @@ REQUESTS = st.lists(
 
 
 class Model:
-    """What each limit has counted, in plain lists; every other thing is forgotten after a refusal."""
+    """What each limit has counted, in plain numbers: what was charged further out stays charged after a refusal."""
 
     def __init__(self, program: Program) -> None:
         middlewares = [(program.outer, 0)]
@@ -141,7 +144,6 @@ class Model:
                 if held.shadow:
                     would_refuse.append(key)
                     continue
-                self.counts.clear()
                 return False, would_refuse
             if not held.free:
                 for one in held.amounts:
@@ -205,8 +207,6 @@ async def test_one_window_is_charged_once_on_a_request_and_every_other_counts_by
         assert answer.status == (200 if passes else 429)
         found = [str(event.details["key"]) for event in heard.events if event.kind == "shadow_refused"]
         assert [keys.get(key, key) for key in found] == would_refuse
-        if not passes:
-            clock.advance("2d")  # whatever was handed back of the request, or was not, has left
 
 
 async def test_a_limit_by_user_behind_a_rule_by_address_of_the_same_name_counts_the_user() -> None:
@@ -294,3 +294,83 @@ def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_o
 async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starlette) -> None:
     app.add_middleware(RateLimitMiddleware, rules=[])
     assert await statuses(app, 2, "/a") == [200, 200]
+
+
+# -- a refusal further in that somebody catches ------------------------------------------------------------------------
+
+
+OUTER = 3
+
+
+class Soft:
+    """A middleware of somebody's that makes a poorer page of a refusal."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def soften(message: Message) -> None:
+            await send({**message, "status": 200} if message.get("status") == 429 else message)
+
+        await self.app(scope, receive, soften)
+
+
+async def degraded(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("a poorer page")
+
+
+def in_a_handler() -> Any:
+    routes = [Route("/", RateLimit("1/minute")(page))]
+    return Starlette(routes=routes, exception_handlers={RateLimitExceeded: degraded})
+
+
+def in_the_endpoint() -> Any:
+    limited = RateLimit("1/minute")(page)
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await limited(request)  # type: ignore[misc, no-any-return]
+        except RateLimitExceeded as error:
+            return await degraded(request, error)
+
+    return Starlette(routes=[Route("/", endpoint)])
+
+
+def in_a_dependency() -> Any:
+    app = FastAPI(exception_handlers={RateLimitExceeded: degraded})
+    app.add_api_route("/", lambda: "page", dependencies=[Depends(RateLimit("1/minute"))])
+    return app
+
+
+def in_a_middleware_before_another_of_ours() -> Any:
+    inner = [Middleware(Soft), Middleware(RateLimitMiddleware, limits="1/minute")]
+    return Starlette(routes=[Route("/", page)], middleware=inner)
+
+
+CAUGHT = [
+    in_a_handler,
+    in_the_endpoint,
+    in_a_dependency,
+    in_a_middleware_before_another_of_ours,
+]
+
+
+@pytest.mark.parametrize("caught", CAUGHT)
+@pytest.mark.parametrize("shared", [True, False])
+async def test_who_catches_a_refusal_is_under_the_outer_limit_all_the_same(
+    caught: Callable[[], Any], shared: bool
+) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(caught(), limits=f"{OUTER}/minute", limiter=limiter)
+    if not shared:  # two middlewares further out, of which the outermost has a store of its own
+        app = RateLimitMiddleware(app, limits="100/minute", limiter=Limiter(MemoryStore(clock=FakeClock())))
+    assert await statuses(app, 6) == [200] * OUTER + [429] * 3
+
+
+@pytest.mark.parametrize("caught", CAUGHT)
+async def test_a_permit_further_out_comes_back_whoever_refuses_and_whoever_catches_it(
+    caught: Callable[[], Any],
+) -> None:
+    rules = [Rule("*", concurrency=1)]
+    app = RateLimitMiddleware(caught(), rules=rules, limiter=Limiter(MemoryStore(clock=FakeClock())))
+    assert await statuses(app, 5) == [200] * 5
