@@ -79,11 +79,11 @@ def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
     yield f"# It would have refused {len(rule.refused):,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
     yield f"# Median of the clients' peaks: {peaks}."
     yield "[[rules]]"
+    yield _SHADOW
     yield f"path = {_quoted(rule.path)}"
     yield f'limits = "{rule.limits_text}"'
     if header is not None:
         yield f"key = {{ header = {_quoted(header)} }}"
-    yield _SHADOW
 
 
 def _quoted(text: str) -> str:
