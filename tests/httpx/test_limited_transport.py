@@ -78,7 +78,7 @@ async def test_no_window_has_more_sendings_than_the_limit(rng: Random) -> None:
 
     await asyncio.gather(*(one() for _ in range(100)))
     sent = scene.server.asked_s
-    assert len(sent) > 40
+    assert len(sent) > 20
     for amount, window_s in ((5, 1), (12, 4)):
         assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
 
