@@ -142,7 +142,8 @@ class Subscription:
     Attributes:
         observer: The observer.
         kinds: The kinds of events that it hears; None for all.
-        dropped: How many events and outcomes it has not heard, because it was too slow; 0 without a thread.
+        event: Its method for events; None where it has none.
+        request: Its method for what becomes of requests; None where it has none.
 
     Raises:
         ConfigurationError: The observer has neither method, one of them is a coroutine function, or a kind is unknown.
@@ -157,9 +158,8 @@ class Subscription:
         report: Callable[[Subscription, int], None],
     ) -> None:
         self.observer: Final = observer
-        event, self._request = _methods(observer)
-        self._event = event
-        self.kinds: Final[Set[str] | None] = frozenset() if event is None else _known(kinds)
+        self.event, self.request = _methods(observer)
+        self.kinds: Final[Set[str] | None] = frozenset() if self.event is None else _known(kinds)
         self.queue: Final = EventQueue(lambda dropped: report(self, dropped)) if thread else None
         self._over = False
         self._leave = leave
@@ -173,11 +173,6 @@ class Subscription:
         """How many events and outcomes the observer has not heard, because it was too slow."""
         return 0 if self.queue is None else self.queue.dropped
 
-    @property
-    def wants_requests(self) -> bool:
-        """Whether the observer hears what becomes of requests."""
-        return self._request is not None
-
     def remove(self) -> None:
         """Call the observer no more, also with what is on its way. A second call does nothing."""
         self._over = True
@@ -187,28 +182,15 @@ class Subscription:
         """Return whether the observer hears events of a kind."""
         return self.kinds is None or kind in self.kinds
 
-    def event(self, event: Event) -> None:
-        """Have the observer hear of an event."""
-        self._pass(self._event, event)
-
-    def event_here(self, event: Event) -> None:
-        """Have the observer hear of an event in this thread, past its queue."""
-        if self._event is not None:
-            self._call(self._event, event)
-
-    def request(self, outcome: Outcome) -> None:
-        """Have the observer hear what became of a request."""
-        self._pass(self._request, outcome)
-
-    def _pass(self, method: Callable[[T], object] | None, what: T) -> None:
-        assert method is not None, "it is asked first whether it wants that"
+    def pass_on(self, method: Callable[[T], object], what: T) -> None:
+        """Call a method of the observer, in its thread if it has one."""
         if self.queue is None:
-            self._call(method, what)
+            self.call(method, what)
         else:
-            self.queue.put(lambda: self._call(method, what))
+            self.queue.put(lambda: self.call(method, what))
 
-    def _call(self, method: Callable[[T], object], what: T) -> None:
-        """Call the observer, and outlive its exceptions: in a thread of its own even that of sys.exit()."""
+    def call(self, method: Callable[[T], object], what: T) -> None:
+        """Call a method of the observer here, and outlive its exceptions: in its thread even that of sys.exit()."""
         if self._over:
             return
         try:
@@ -293,6 +275,7 @@ class ObserverHub:
         self._changed: Callable[[], object] | None = None
         self._refused = False
         self._log = EventLog()
+        self._requests: list[tuple[Callable[..., None], Callable[[Outcome], object]]] = []
         self.requests = False
 
     def on_change(self, call: Callable[[], object]) -> None:
@@ -322,14 +305,13 @@ class ObserverHub:
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log.event(event)
         for subscription in self._subscriptions:
-            if subscription.wants(event.kind):
-                subscription.event(event)
+            if subscription.event is not None and subscription.wants(event.kind):
+                subscription.pass_on(subscription.event, event)
 
     def request(self, outcome: Outcome) -> None:
         """Pass on what became of a request."""
-        for subscription in self._subscriptions:
-            if subscription.wants_requests:
-                subscription.request(outcome)
+        for pass_on, method in self._requests:
+            pass_on(method, outcome)
 
     async def close(self) -> None:
         """Wait until all queues are empty, for at most `CLOSE_S`. What comes later is heard as well."""
@@ -350,7 +332,12 @@ class ObserverHub:
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._subscriptions = subscriptions
         self._refused = any(subscription.wants("refused") for subscription in subscriptions)
-        self.requests = any(subscription.wants_requests for subscription in subscriptions)
+        self._requests = [
+            (one.call if one.queue is None else one.pass_on, one.request)
+            for one in subscriptions
+            if one.request is not None
+        ]
+        self.requests = bool(self._requests)
         if self._changed is not None:
             self._changed()
 
@@ -360,8 +347,8 @@ class ObserverHub:
         logger.warning("events_dropped: %s", message)
         event = Event("events_dropped", message, {"dropped": dropped}, self._unix_us())
         for subscription in self._subscriptions:
-            if subscription.wants(event.kind):
-                (subscription.event_here if subscription is slow else subscription.event)(event)
+            if subscription.event is not None and subscription.wants(event.kind):
+                (subscription.call if subscription is slow else subscription.pass_on)(subscription.event, event)
 
 
 def _flush(queues: Iterable[EventQueue], max_s: float) -> int:

@@ -41,57 +41,61 @@ class Outcomes:
 
     def answered(self, exchange: Exchange) -> None:
         """Tell of a request whose answer was sent to its end."""
-        if exchange.refusal is not None:
-            self._refused(exchange, exchange.refusal)
+        refusal = exchange.refusal
+        if refusal is None:
+            self.observers.request(self._passed(exchange, "success", exchange.status))
         else:
-            self._passed(exchange, "success", exchange.status)
+            self.observers.request(self._refused(exchange, refusal))
 
     def left(self, exchange: Exchange, error: BaseException | None) -> None:
         """Tell of a request that the application is done with before it has answered to the end, or by an exception."""
+        status = exchange.status
         if exchange.refusal is not None:
-            self._refused(exchange, exchange.refusal)
+            outcome = self._refused(exchange, exchange.refusal)
         elif error is None or isinstance(error, WebSocketDisconnect):
-            is_done = exchange.status and exchange.scope["type"] == "websocket"
-            self._passed(exchange, "success" if is_done else "cancelled", exchange.status)
+            is_done = status and exchange.scope["type"] == "websocket"
+            outcome = self._passed(exchange, "success" if is_done else "cancelled", status)
         elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
-            self._passed(exchange, "cancelled", exchange.status)
+            outcome = self._passed(exchange, "cancelled", status)
         else:
-            self._passed(exchange, "exception", exchange.status or _FAILED)
+            outcome = self._passed(exchange, "exception", status or _FAILED)
+        self.observers.request(outcome)
 
-    def _passed(self, exchange: Exchange, ended: Ended, status: int) -> None:
-        """Tell of a request that was let through, or whose client left while it waited for that."""
-        decisions: list[Decision] = exchange.decisions
+    def _passed(self, exchange: Exchange, ended: Ended, status: int) -> Outcome:
+        """Return the outcome of a request that was let through, or whose client left while it waited for that."""
+        decisions = [decision for _, decision in exchange.entries]
         waiting = exchange.waiting
-        allowed = bool(decisions) and waiting is None
         if waiting is not None:
             decisions.append(waiting)
-        rules = tuple([asked.label for decision in decisions for asked, _, _ in decision.checks])
-        reason = decisions[-1].reason if decisions else Reason.EXEMPT
-        self._hand_over(exchange, decisions, allowed, reason, rules, self._routes.label(exchange.scope), status, ended)
+        return Outcome(
+            bool(decisions) and waiting is None,
+            decisions[-1].reason if decisions else Reason.EXEMPT,
+            tuple([asked.label for decision in decisions for asked, _, _ in decision.checks]),
+            exchange.shadow_rules,
+            self._routes.label(exchange.scope),
+            status,
+            ended,
+            exchange.began_us,
+            max(self.now_us() - exchange.began_us, 0),
+            exchange.waited_us,
+            decisions,
+        )
 
-    def _refused(self, exchange: Exchange, refusal: Decision) -> None:
-        """Tell of a refused request. The status is 0 where no answer came."""
+    def _refused(self, exchange: Exchange, refusal: Decision) -> Outcome:
+        """Return the outcome of a refused request. The status is 0 where no answer came."""
         rules = refusing_rules(refusal)
         if refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal):
             rules = (refusal.by,)
-        route, status = exchange.route, exchange.status
-        self._hand_over(exchange, exchange.decisions, False, refusal.reason, rules, route, status, "refused")
-
-    def _hand_over(
-        self,
-        exchange: Exchange,
-        decisions: list[Decision],
-        allowed: bool,
-        reason: Reason,
-        rules: tuple[str, ...],
-        route: str,
-        status: int,
-        ended: Ended,
-    ) -> None:
-        began_us, shadows = exchange.began_us, exchange.shadow_rules
-        took_us = max(self.now_us() - began_us, 0)
-        self.observers.request(
-            Outcome(
-                allowed, reason, rules, shadows, route, status, ended, began_us, took_us, exchange.waited_us, decisions
-            )
+        return Outcome(
+            False,
+            refusal.reason,
+            rules,
+            exchange.shadow_rules,
+            exchange.route,
+            exchange.status,
+            "refused",
+            exchange.began_us,
+            max(self.now_us() - exchange.began_us, 0),
+            exchange.waited_us,
+            exchange.decisions,
         )

@@ -295,7 +295,7 @@ class RouteIndex:
     def __init__(self) -> None:
         self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
-        self._labels: dict[int, tuple[object, object, int, str]] = {}
+        self._labels: dict[int, tuple[object, Any, int, str]] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
@@ -323,18 +323,18 @@ class RouteIndex:
 
     def label(self, scope: Scope) -> str:
         """Return a name for people of the route by which a request came, if a router tells it."""
-        router, endpoint = scope.get("router"), scope.get("endpoint")
-        routes = look(router, "routes")
-        count = len(routes) if isinstance(routes, Sequence) else 0
+        router: Any = scope.get("router")
+        endpoint = scope.get("endpoint")
         known = self._labels.get(id(endpoint))
-        if known is not None and known[0] is endpoint and known[1] is router and known[2] == count:
+        if known is not None and known[0] is endpoint and known[1] is router and known[2] == len(known[1].routes):
             return known[3]
         place = self.find(scope)
-        label = UNROUTED if place is None else place.label
-        if endpoint is not None and len(self.candidates(scope)) <= 1:  # else the path decides
+        if place is None:
+            return UNROUTED
+        if len(self.candidates(scope)) == 1:  # else the path decides
             # The endpoint is kept alive, or its id could be that of another object later.
-            remember(self._labels, id(endpoint), (endpoint, router, count, label))
-        return label
+            remember(self._labels, id(endpoint), (endpoint, router, len(router.routes), place.label))
+        return place.label
 
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
         """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""
