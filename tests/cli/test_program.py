@@ -109,9 +109,8 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     ],
 )
 def test_wrong_usage_ends_with_2_and_everything_else_with_1_and_one_sentence(
-    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
     assert main(list(words)) == code
     said = capsys.readouterr()
     assert told in said.err

@@ -33,6 +33,7 @@ class Answers(httpx.AsyncBaseTransport):
         self._answers = list(answers)
         self.asked_s: list[float] = []
         self.delay_s = 0.0
+        self.closed = 0
         self.bodies: list[bytes] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -42,6 +43,9 @@ class Answers(httpx.AsyncBaseTransport):
         await asyncio.sleep(self.delay_s)
         status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
         return httpx.Response(status, headers=dict(headers))
+
+    async def aclose(self) -> None:
+        self.closed += 1
 
     @property
     def gaps_s(self) -> list[float]:

@@ -22,35 +22,18 @@ COMMON = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5
 COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
 RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
 
+CADDY_REQUEST = {"remote_ip": "198.51.100.1", "client_ip": "192.0.2.7", "method": "GET", "uri": "/a?b=1"}
 CADDY = {
-    "level": "info",
-    "ts": 1715515200.25,
-    "logger": "http.log.access.log0",
-    "request": {
-        "remote_ip": "198.51.100.1",
-        "client_ip": "192.0.2.7",
-        "method": "GET",
-        "uri": "/a?b=1",
-        "headers": {"User-Agent": ["curl/8"]},
-    },
-    "status": 200,
+    **{"ts": 1715515200.25, "logger": "http.log.access.log0", "status": 200},
+    "request": {**CADDY_REQUEST, "headers": {"User-Agent": ["curl/8"]}},
 }
 TRAEFIK = {
-    "ClientHost": "192.0.2.7",
-    "RequestMethod": "GET",
-    "RequestPath": "/a?b=1",
-    "DownstreamStatus": 200,
-    "StartUTC": "2024-05-12T12:00:00.250000999Z",
-    "request_User-Agent": "curl/8",
+    **{"ClientHost": "192.0.2.7", "RequestMethod": "GET", "RequestPath": "/a?b=1", "DownstreamStatus": 200},
+    **{"StartUTC": "2024-05-12T12:00:00.250000999Z", "request_User-Agent": "curl/8"},
 }
 NGINX = {
-    "time_iso8601": "2024-05-12T14:00:00+02:00",
-    "remote_addr": "192.0.2.7",
-    "request_method": "GET",
-    "uri": "/a",
-    "args": "b=1",
-    "status": "200",
-    "http_user_agent": "curl/8",
+    **{"time_iso8601": "2024-05-12T14:00:00.25+02:00", "remote_addr": "192.0.2.7", "request_method": "GET"},
+    **{"uri": "/a", "args": "b=1", "status": "200", "http_user_agent": "curl/8"},
 }
 JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8")
 
@@ -60,88 +43,49 @@ def changed(line: dict[str, Any], **fields: Any) -> bytes:
     return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
 
 
-GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
-    "combined": (
-        COMBINED,
-        RECORD._replace(user_agent='Mozilla/5.0 (X11; \\"odd\\")', headers=(("referer", "https://example.org/"),)),
+CLIENTS = [
+    ("192.0.2.7 - -", "192.0.2.7", None),
+    ("192.0.2.7 - jane doe", "192.0.2.7", None),
+    ("2001:db8::80 - jane doe", "2001:db8::80", None),
+    ("198.51.100.1 192.0.2.7 - -", "198.51.100.1", None),  # what the client's own identd says is no client
+    ("example.org 192.0.2.7 - -", "192.0.2.7", "example.org"),
+    ("example.org:80 crawler.example.net - -", "crawler.example.net", "example.org"),
+    ("192.0.2.7:5123 - -", "192.0.2.7", None),
+    ("192.0.2.7:5123 - jane doe", "192.0.2.7", None),
+    ("[2001:db8::1]:443 - -", "2001:db8::1", None),
+    ("[2001:db8::1] - -", "2001:db8::1", None),
+    ("crawler.example.net:5123 - -", "crawler.example.net", None),
+    ("example.org:80 192.0.2.7:5123 - -", "192.0.2.7", "example.org"),
+]
+"""What stands in front of the time, the client, and the virtual host."""
+
+REQUESTS = [
+    ('"GET /a?b=1 HTTP/1.1" 200 5120 "-" "Mozilla/5.0 (comp', {}),  # an agent that was cut off
+    ('"GET /\ufffd HTTP/1.1" 200 -', {"path": "/\ufffd"}),
+    ('"\\x16\\x03\\x01" 400 7', {"method": "", "path": "\\x16\\x03\\x01", "status": 400}),
+    ('"-" 408 0', {"method": "", "path": "-", "status": 408}),
+    (
+        '"GET /a?b=1 HTTP/1.1" 200 1 "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"',
+        {"user_agent": 'Mozilla/5.0 (X11; \\"odd\\")', "headers": (("referer", "https://example.org/"),)},
     ),
-    "a host name behind a virtual host": (
-        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "crawler.example.net"),
-        RECORD._replace(client="crawler.example.net", host="www.example.org"),
-    ),
-    "a virtual host without a port": (f"example.org {COMMON}", RECORD._replace(host="example.org")),
-    "an address in front, which is the client": (
-        f"198.51.100.1 {COMMON}",
-        RECORD._replace(client="198.51.100.1"),
-    ),
-    "a user name with a space": (COMMON.replace("- -", "- jane doe"), RECORD),
-    "an IPv6 client": (COMMON.replace("192.0.2.7", "2001:db8::1"), RECORD._replace(client="2001:db8::1")),
-    "an IPv6 client and a user name with a space": (
-        COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
-        RECORD._replace(client="2001:db8::80"),
-    ),
-    "a client with a port": (COMMON.replace("192.0.2.7", "192.0.2.7:5123"), RECORD),
-    "an IPv6 client with a port": (
-        COMMON.replace("192.0.2.7", "[2001:db8::1]:443"),
-        RECORD._replace(client="2001:db8::1"),
-    ),
-    "a client with a port and a user name with a space": (
-        COMMON.replace("192.0.2.7", "192.0.2.7:5123").replace("- -", "- jane doe"),
-        RECORD,
-    ),
-    "a client with a port behind a virtual host": (
-        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "192.0.2.7:5123"),
-        RECORD._replace(host="www.example.org"),
-    ),
-    "a host name with a port for a client": (
-        COMMON.replace("192.0.2.7", "crawler.example.net:5123"),
-        RECORD._replace(client="crawler.example.net"),
-    ),
-    "nginx, a client with a port": (
-        changed(NGINX, remote_addr="192.0.2.7:5123"),
-        JSON_RECORD._replace(time_us=NOON_US),
-    ),
-    "Caddy, a client with a port": (
-        changed(CADDY, request={**CADDY["request"], "client_ip": "[2001:db8::1]:443"}),
-        JSON_RECORD._replace(client="2001:db8::1"),
-    ),
-    "Traefik, a client with a port": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7:5123"), JSON_RECORD),
-    "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
-    "CRLF": (f"{COMMON}\r\n", RECORD),
-    "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
-    "bytes that are not UTF-8": (COMMON.encode().replace(b"/a?b=1", b"/\xff"), RECORD._replace(path="/\ufffd")),
-    "TLS bytes for a request": (
-        COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03\\x01").replace("200", "400"),
-        RECORD._replace(method="", path="\\x16\\x03\\x01", status=400),
-    ),
-    "no request": (
-        COMMON.replace("GET /a?b=1 HTTP/1.1", "-").replace("200", "408"),
-        RECORD._replace(method="", path="-", status=408),
-    ),
-    "an ISO time": (COMMON.replace("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z"), RECORD),
-    "Caddy without client_ip": (
-        changed(CADDY, request={**CADDY["request"], "client_ip": ""}),
-        JSON_RECORD._replace(client="198.51.100.1"),
-    ),
-    "older Caddy": (
+]
+"""What stands behind the time, and what is another than in `RECORD`."""
+
+JSON_LINES: list[tuple[bytes, dict[str, Any]]] = [
+    (changed(CADDY, request={**CADDY["request"], "client_ip": ""}), {"client": "198.51.100.1"}),
+    (changed(CADDY, request={**CADDY["request"], "client_ip": "[2001:db8::1]:443"}), {"client": "2001:db8::1"}),
+    (
         changed(CADDY, request={"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}),
-        JSON_RECORD._replace(client="2001:db8::1", user_agent=None),
+        {"client": "2001:db8::1", "user_agent": None},
     ),
-    "Caddy, nothing answered": (changed(CADDY, status=0), JSON_RECORD._replace(status=0)),
-    "Traefik, forwarded by several": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), JSON_RECORD),
-    "Traefik without StartUTC": (
-        changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"),
-        JSON_RECORD._replace(time_us=NOON_US),
-    ),
-    "nginx with request": (
-        changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None),
-        JSON_RECORD._replace(time_us=NOON_US, method="POST", path="/b"),
-    ),
-    "nginx without a request": (
-        changed(NGINX, request_method="-", uri="-", args="", status=400),
-        JSON_RECORD._replace(time_us=NOON_US, method="", path="-", status=400),
-    ),
-}
+    (changed(CADDY, status=0), {"status": 0}),
+    (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), {}),
+    (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7:5123"), {}),
+    (changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"), {"time_us": NOON_US}),
+    (changed(NGINX, remote_addr="192.0.2.7:5123"), {}),
+    (changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None), {"method": "POST", "path": "/b"}),
+    (changed(NGINX, request_method="-", uri="-", args="", status=400), {"method": "", "path": "-", "status": 400}),
+]
 
 BAD: dict[str, tuple[bytes, Skip]] = {
     "nothing": (b"", Skip.EMPTY),
@@ -195,10 +139,24 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_line_becomes_its_record(name: str) -> None:
-    line, record = GOOD[name]
-    assert parse_line(line if isinstance(line, bytes) else line.encode()) == record
+@pytest.mark.parametrize(("words", "client", "host"), CLIENTS)
+def test_a_client_is_found_with_a_port_or_without_and_beside_a_virtual_host(
+    words: str, client: str, host: str | None
+) -> None:
+    found = parse_line(COMMON.replace("192.0.2.7 - -", words).encode())
+    assert found == RECORD._replace(client=client, host=host)
+
+
+@pytest.mark.parametrize(("words", "differs"), REQUESTS)
+def test_a_request_is_read_whatever_the_client_has_sent(words: str, differs: dict[str, Any]) -> None:
+    line = f"{COMMON.partition('] ')[0]}] {words}".encode().replace("\ufffd".encode(), b"\xff")
+    for whole in (line, b"\xef\xbb\xbf" + line, line + b"\r\n"):
+        assert parse_line(whole) == RECORD._replace(**differs)
+
+
+@pytest.mark.parametrize(("line", "differs"), JSON_LINES)
+def test_a_line_of_json_becomes_its_record(line: bytes, differs: dict[str, Any]) -> None:
+    assert parse_line(line) == JSON_RECORD._replace(**differs)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -249,7 +207,7 @@ JSON_VALUES = st.recursive(
     | st.floats()
     | st.text()
     | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY["request"]]), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
     max_leaves=8,
 )
 

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
@@ -64,10 +64,7 @@ async def search(request: Request) -> Response:
 # -- the middleware ----------------------------------------------------------------------------------------------------
 
 starlette = Starlette(
-    routes=[
-        Route("/search", search, middleware=[Middleware(RateLimitMiddleware, limits="5/second")]),
-        Mount("/inner", middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])]),
-    ]
+    routes=[Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])]
 )
 starlette.add_middleware(RateLimitMiddleware, limits="100/minute")
 
@@ -79,13 +76,11 @@ app.add_middleware(
     client=client_ip(ipv6_prefix=64),
     rules=[
         Rule("/health", exempt=True),
-        Rule("/login", "5/minute; 50/hour", methods=["POST"]),
-        Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api"),
+        Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", methods=["POST"]),
         Rule("/export", "10/hour", cost=lambda request: 5),
         Rule("/import", "10/hour", cost=units, key=tenant),
         Rule("/feed", ["10/second", Limit(100, "1m")], connection="websocket", final=True),
         Rule("*", "2000/second", key=everyone, name="service"),
-        Rule("*", "600/minute"),
     ],
     blocklist=Networks.from_file("blocked.netset"),
     allowlist=Networks(["192.0.2.0/24"]),
@@ -116,7 +111,6 @@ async def without_http() -> None:
         assert_type(decision.allowed, bool)
         assert_type(decision.reason, Reason)
         assert_type(decision.limit, AnyLimit | None)
-        assert_type(decision.remaining, int | None)
         assert_type(decision.retry_after, int | None)
         assert_type(decision.states, tuple[LimitState, ...])
         assert_type(decision.binding, LimitState | None)
@@ -186,7 +180,6 @@ async def weather(city: str) -> float:
 
 
 assert_type(render("ann", 1, 2, dark=True), bytes)
-render(5)  # type: ignore[arg-type]
 render("ann", light=True)  # type: ignore[call-arg]
 limiter.limited("5/second")  # type: ignore[call-arg]
 
@@ -219,7 +212,6 @@ limit = Limit(100, "1m", resolution=10, name="burst")
 assert_type(limit.name, str | None)
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
 Limit("100", "1m")  # type: ignore[arg-type]
-assert_type(limit.amount, str)  # type: ignore[assert-type]
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)

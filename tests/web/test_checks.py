@@ -314,3 +314,9 @@ async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_rout
     app.get("/health")(lambda: None)
     (message,) = await unmet(app, Rule("/api/health", exempt=True), Rule("/health", exempt=True))
     assert "'/api/health' of rule '/api/health' matches no route; did you mean '/health'?" in message
+
+
+async def test_of_many_such_rules_ten_are_named_and_the_others_counted() -> None:
+    found = await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))
+    assert len(found) == 11
+    assert found[-1] == "1990 more paths of rules match no route"

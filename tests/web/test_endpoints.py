@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -269,6 +270,15 @@ def body_of_a_function() -> ASGIApp:
     return starlette(Route("/", RateLimit("1/hour", key=by_name)(echo), methods=["POST"]))
 
 
+def body_of_a_class() -> ASGIApp:
+    @RateLimit("1/hour", key=by_name)
+    class Echo(HTTPEndpoint):
+        async def post(self, request: Request) -> Response:
+            return JSONResponse(await request.json())
+
+    return starlette(Route("/", Echo))
+
+
 def body_of_a_dependency() -> ASGIApp:
     app = fastapi()
 
@@ -279,7 +289,7 @@ def body_of_a_dependency() -> ASGIApp:
     return app
 
 
-@pytest.mark.parametrize("way", [body_of_a_function, body_of_a_dependency])
+@pytest.mark.parametrize("way", [body_of_a_function, body_of_a_class, body_of_a_dependency])
 def test_a_key_function_may_read_the_body_and_the_endpoint_reads_it_again(way: Callable[[], ASGIApp]) -> None:
     client = TestClient(way())
     asked = [{"name": name} for name in ("ann", "bob", "ann")]

@@ -21,7 +21,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
@@ -194,3 +194,14 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
     middleware = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
     assert [(await call(middleware, "/page")).status for _ in range(3)] == [200, 200, 429]
     assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
+
+
+async def test_a_named_shadow_in_two_middlewares_sees_a_request_once() -> None:
+    seen: list[str] = []
+    rule = Rule("*", "2/hour", shadow=True, on_exceeded=lambda key, decision: seen.append(key), name="hot")
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(RateLimitMiddleware(hello, limiter=limiter, rules=[rule]), limiter=limiter, rules=[rule])
+    assert await statuses(app, 2) == [200, 200]
+    assert seen == []
+    await call(app)
+    assert seen == [PEER]

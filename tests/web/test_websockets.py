@@ -397,6 +397,44 @@ async def test_a_websocket_that_is_not_accepted_or_has_ended_is_forgotten(does: 
     assert asked == []
 
 
+async def test_a_websocket_that_only_sends_is_closed_too(at_once: None) -> None:
+    seen: list[str] = []
+
+    async def sender(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            while True:
+                await send({"type": "websocket.send", "text": "more"})
+                await asyncio.sleep(0)
+        except OSError as error:
+            seen.append(str(error))
+
+    middleware, limiter = around(sender)
+    async with asyncio.timeout(BOUND_S):
+        (ends,) = await opened(middleware, Client())
+        await limiter.ban(PEER, "1h")
+        assert (await ends).closes == [(1008, "banned")]
+    assert seen == ["banned"]
+
+
+def test_under_trio_a_ban_closes_nothing_that_is_open_and_all_else_works() -> None:
+    async def main() -> list[str]:
+        waiting: list[Message] = [{"type": "websocket.connect"}, BYE]
+        came: list[str] = []
+
+        async def receive() -> Message:
+            return waiting.pop(0)
+
+        async def send(message: Message) -> None:
+            came.append(message["type"])
+
+        await RateLimitMiddleware(Listener(), rules=[])(scope_of(type="websocket"), receive, send)
+        return came
+
+    assert anyio.run(main, backend="trio") == ["websocket.accept"]
+
+
 @pytest.mark.parametrize("serve", SERVERS)
 def test_real_servers_close_it_and_tell_the_application(serve: Serve) -> None:
     limiter, ended = Limiter(), threading.Event()

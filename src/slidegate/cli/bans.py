@@ -15,7 +15,7 @@ from ..core.limits import MAX_WINDOW_US, parse_duration_us
 from ..limiter import Limiter
 from ..limiter.keys import AnyKey
 from ..limiter.limiter import PERMANENT
-from .output import echo, echo_json, note, one_line, table, time_of, with_format
+from .output import note, one_line, show, table, time_of, with_format
 from .store import ask, with_key, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
@@ -54,11 +54,7 @@ def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None
         return [_view(ban) async for ban in limiter.bans() if is_wanted(ban)]
 
     found = ask(store, wanted)
-    if as_json:
-        echo_json(*found)
-    else:
-        for line in table(_COLUMNS, [{**ban, "until": _until(ban)} for ban in found]):
-            echo(line)
+    show(as_json, found, table(_COLUMNS, [{**ban, "until": _until(ban)} for ban in found]))
     if not found:
         note("no ban matches" if match or policy else "there are no bans")
 
@@ -87,10 +83,7 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
         return _view(await limiter.ban(key, duration, reason=reason, by=by or _user()))
 
     ban = ask(store, add, writes=True, makes=create)
-    if as_json:
-        echo_json(ban)
-    else:
-        echo(f"banned: {ban['target']} until {_until(ban)}")
+    show(as_json, [ban], [f"banned: {ban['target']} until {_until(ban)}"])
 
 
 @bans.command("remove")
@@ -116,10 +109,7 @@ def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
         return name
 
     name = ask(store, remove, writes=True)
-    if as_json:
-        echo_json({"removed": name})
-    else:
-        echo(f"removed: {name}")
+    show(as_json, [{"removed": name}], [f"removed: {name}"])
 
 
 @bans.command("export")
@@ -164,10 +154,7 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
         where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
         raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
-    if as_json:
-        echo_json({"imported": imported, "over": over})
-    else:
-        echo(f"imported: {imported:,} bans; {over:,} have ended")
+    show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} have ended"])
 
 
 def _check_duration(duration: str) -> None:

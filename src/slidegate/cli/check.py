@@ -30,7 +30,7 @@ from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
 from ..web.routes import DEPTH, layers, router_of, routes_of
-from .output import echo, echo_json, failed, note, one_line, with_format
+from .output import failed, note, one_line, show, with_format
 from .store import middleware_of
 
 CODES: Final = {
@@ -72,11 +72,8 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
     except ConfigurationError as error:
         raise failed(error) from error
     findings = list(dict.fromkeys(found))  # several middlewares may have one finding
-    if as_json:
-        echo_json(*(finding._asdict() for finding in findings))
-    else:
-        for line in map(str, findings) if findings else ["Nothing was found."]:
-            echo(line)
+    rows = [finding._asdict() for finding in findings]
+    show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
     if findings:
         ctx.exit(1)
 

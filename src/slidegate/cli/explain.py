@@ -20,7 +20,7 @@ import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
-from .output import echo, echo_json, with_format
+from .output import show, with_format
 from .store import middleware_of
 
 _S: Final = 1_000_000
@@ -40,11 +40,9 @@ def explain(limits: str, as_json: bool) -> None:
     """
     for number, (title, those) in enumerate(_titled(limits)):
         facts = _facts(title, those)
-        if as_json:
-            echo_json(facts)
-            continue
-        for line in (*[""][:number], *_lines(facts, those)):
-            echo(line)
+        if number and not as_json:
+            click.echo()
+        show(as_json, [facts], _lines(facts, those))
 
 
 def _titled(text: str) -> Iterator[tuple[str, Sequence[AnyLimit]]]:

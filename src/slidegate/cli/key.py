@@ -14,7 +14,7 @@ from ..limiter import Limiter
 from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
 from ..stats.statistics import onlooker
-from .output import echo, echo_json, note, table, time_of, with_format
+from .output import note, show, table, time_of, with_format
 from .store import ask, middleware_of, said_of, with_key, with_store
 
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
@@ -61,11 +61,7 @@ def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...],
     shown = ask(store, view)
     if not rules and not named:
         note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
-    if as_json:
-        echo_json(shown)
-    else:
-        for line in _text(shown):
-            echo(line)
+    show(as_json, [shown], _text(shown))
 
 
 @key.command("reset")
@@ -87,10 +83,7 @@ def reset_key(key: AnyKey, store: str, as_json: bool) -> None:
         return limiter.key_for(key)
 
     name = ask(store, reset, writes=True)
-    if as_json:
-        echo_json({"reset": name})
-    else:
-        echo(f"reset: {name}")
+    show(as_json, [{"reset": name}], [f"reset: {name}"])
 
 
 def _named(named: Sequence[str]) -> dict[str, str]:

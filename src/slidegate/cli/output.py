@@ -30,15 +30,10 @@ with_format = click.option(
 """Gives a command the option ``--format``, as its parameter `as_json`."""
 
 
-def echo_json(*rows: Mapping[str, Any]) -> None:
-    """Write a JSON object a line."""
-    for row in rows:
-        click.echo(json.dumps(row, allow_nan=False))
-
-
-def echo(line: str = "") -> None:
-    """Write a line of text."""
-    click.echo(escaped(line))
+def show(as_json: bool, rows: Iterable[Mapping[str, Any]], lines: Iterable[str]) -> None:
+    """Write a result: its rows as JSON, an object a line, or its lines for people."""
+    for line in (json.dumps(row, allow_nan=False) for row in rows) if as_json else map(escaped, lines):
+        click.echo(line)
 
 
 def note(message: str) -> None:

@@ -14,7 +14,7 @@ from ..simulation.replay import Replay
 from ..simulation.report import MAX_SHOWN, FirstRefusal, Refusals, Simulated
 from ..web.keys import header
 from .log_options import Logs, check_header, header_of, with_logs
-from .output import echo, echo_json, failed, note, table, time_of, with_format
+from .output import failed, note, show, table, time_of, with_format
 
 _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "why")
 
@@ -53,11 +53,7 @@ def simulate(
         note("stopped; this is about the requests so far")
     logs.note_skipped()
     check_header(simulated.clients)
-    if as_json:
-        echo_json(_value(simulated))
-    else:
-        for line in _text(simulated):
-            echo(line)
+    show(as_json, [_value(simulated)], _text(simulated))
     if interrupted:
         ctx.exit(1)
 

@@ -11,7 +11,7 @@ from ..logs.reader import STANDARD_INPUT
 from ..simulation.clients import Clients
 from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion, Survey
 from .log_options import Logs, check_header, header_of, share_of, with_logs
-from .output import echo, echo_json, with_format
+from .output import show, with_format
 
 _SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this line to switch the rule on"
 
@@ -55,25 +55,22 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
         "touch": share,
         "headroom": headroom,
     }
-    if as_json:
-        shown = [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules]
-        echo_json({**seen, "rules": shown, "warnings": warnings})
-        return
-    for line in _evidence(seen, warnings):
-        echo(line)
-    for rule in rules:
-        for line in _toml(rule, clients.header):
-            echo(line)
-    if not rules:
-        echo("# No limits: every client may be refused, so there is none whose needs could be met.")
+    shown = [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules]
+    show(as_json, [{**seen, "rules": shown, "warnings": warnings}], _text(seen, warnings, rules, clients.header))
 
 
-def _evidence(seen: Mapping[str, float], warnings: Sequence[str]) -> Iterator[str]:
+def _text(
+    seen: Mapping[str, float], warnings: Sequence[str], rules: Sequence[SuggestedRule], header: str | None
+) -> Iterator[str]:
     requests, clients, share = seen["requests"], seen["clients"], 100 * seen["touch"]
     yield f"# {requests:,} requests of {clients:,} clients. Each limit is {seen['headroom']:g} times what all of them"
     yield f"# but {share:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
     yield f"# Switched on together, these rules would have refused {seen['refused']:,} of the clients."
     yield from (f"# Warning: {warning}." for warning in warnings)
+    if not rules:
+        yield "# No limits: every client may be refused, so there is none whose needs could be met."
+    for rule in rules:
+        yield from _toml(rule, header)
 
 
 def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
@@ -82,11 +79,11 @@ def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
     yield f"# It would have refused {len(rule.refused):,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
     yield f"# Median of the clients' peaks: {peaks}."
     yield "[[rules]]"
+    yield _SHADOW
     yield f"path = {_quoted(rule.path)}"
     yield f'limits = "{rule.limits_text}"'
     if header is not None:
         yield f"key = {{ header = {_quoted(header)} }}"
-    yield _SHADOW
 
 
 def _quoted(text: str) -> str:

@@ -14,7 +14,7 @@ from ..admin import views
 from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter import Limiter
 from ..stats.statistics import onlooker
-from .output import echo, echo_json, table, with_format
+from .output import show, table, with_format
 from .store import ask, said_of, with_store
 
 SHOWN: Final = 10
@@ -45,15 +45,11 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
     async def watch(limiter: Limiter) -> None:
         while True:
             stats = await _stats(limiter, window)
-            if as_json:
-                echo_json(stats)
-            else:
-                click.clear()  # nothing happens where no terminal is
-                for line in _text(stats):
-                    echo(line)
+            if live:
+                click.clear()
+            show(as_json, [stats], [*_text(stats), "Ctrl-C ends it"] if live else _text(stats))
             if not live:
                 return
-            echo("Ctrl-C ends it")
             await asyncio.sleep(every)
 
     with suppress(KeyboardInterrupt) if live else nullcontext():
