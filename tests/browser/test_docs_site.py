@@ -108,35 +108,6 @@ def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, a
     assert faults == {}
 
 
-def test_faults_of_a_page_are_seen(address: str, chromium: Browser) -> None:
-    with watched(chromium, address, WIDTHS["phone"]) as (page, wrong):
-        page.goto(address)
-        assert page.evaluate(FAULTS) == []
-        page.evaluate("""() => {
-            document.body.insertAdjacentHTML('beforeend', '<div style="width: 500px">wide</div>');
-            document.body.insertAdjacentHTML('beforeend', '<img src="nowhere.png">');
-        }""")
-        page.wait_for_function("[...document.images].every(image => image.complete)")
-        assert len(page.evaluate(FAULTS)) == 2
-        assert [line for line in wrong if "nowhere.png" in line]
-
-
-def test_a_wide_table_scrolls_inside_itself(address: str, chromium: Browser) -> None:
-    with watched(chromium, address, WIDTHS["phone"]) as (page, wrong):
-        page.goto(address + "reference/configuration/")
-        wide = page.evaluate(
-            """() => [...document.querySelectorAll('.md-typeset table, .md-typeset pre')].filter(inner => {
-                for (let box = inner; box !== document.body; box = box.parentElement) {
-                    const scrolls = ['auto', 'scroll'].includes(getComputedStyle(box).overflowX);
-                    if (scrolls && box.scrollWidth > box.clientWidth) return true;
-                }
-                return false;
-            }).length"""
-        )
-        assert wide > 3
-        assert wrong == []
-
-
 @pytest.mark.parametrize(("scheme", "named", "width"), [("light", "default", 1280), ("dark", "slate", 375)])
 def test_axe_finds_nothing(scheme: str, named: str, width: int, address: str, chromium: Browser) -> None:
     with watched(chromium, address, width, scheme) as (page, wrong):

@@ -70,6 +70,7 @@ def test_a_network_that_refuses_an_address_is_named_where_the_address_has_no_ban
     [
         *(("203.0.113.7", span, "up to 400d, or permanent, not") for span in ("-5m", "5", "401d", "0s", "", "1h 5m")),
         *((key, "1h", repr(key)) for key in ("999.1.1.1", "203.0.113.O", "example.com", "1.2.3.4/33", "", "0.0.0.0/0")),
+        *((key, "1h", repr(key)) for key in ("2001:db8::g", "example.com:443", ":x", "user:")),
     ],
 )
 def test_a_key_or_a_span_that_cannot_be_one_is_wrong_usage(

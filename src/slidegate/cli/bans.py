@@ -8,9 +8,8 @@ from typing import Any, Final
 import click
 
 from ..admin import views
-from ..core.addresses import parse_network
-from ..core.bans.ban import Ban
-from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.bans.ban import Ban, check_has_kind
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, parse_duration_us
 from ..limiter import Limiter
 from ..limiter.keys import AnyKey
@@ -76,8 +75,8 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
     _check_duration(duration)  # before anything is opened or made
-    if isinstance(key, str) and ":" not in key:
-        _check_network(key)
+    if isinstance(key, str):
+        check_has_kind(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
         return _view(await limiter.ban(key, duration, reason=reason, by=by or _user()))
@@ -172,19 +171,6 @@ def _check_duration(duration: str) -> None:
             f"--for: expected a number and a unit, for example 90s, 30m, 12h or 7d, up to 400d, or permanent, not "
             f"{quoted(duration)}"
         )
-
-
-def _check_network(key: str) -> None:
-    """Check that a key without a kind is an address or a network, and not one that is misspelt.
-
-    Raises:
-        InvalidKey: It is neither.
-    """
-    try:
-        parse_network(key)
-    except ConfigurationError:
-        expected = 'an address or a network, for example "192.0.2.7", or a key with its kind, for example "user:42"'
-        raise InvalidKey(f"KEY: expected {expected}, not {quoted(key)}", expected) from None
 
 
 def _view(ban: Ban) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def check_has_kind(text: str) -> str:
     """
     expected = 'an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     if not isinstance(text, str) or (network_place(canonical_key(text or " ")) is None and not _KIND.match(text)):
-        raise InvalidKey(f"expected {expected}, not {quoted(text)}", expected)
+        raise InvalidKey(f"ban: expected {expected}, not {quoted(text)}", expected)
     return text
 
 
