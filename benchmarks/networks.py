@@ -15,8 +15,6 @@ from slidegate import Networks
 
 from .table import Table
 
-Find = Callable[[int, int], object]
-
 
 def entries(count: int, chance: random.Random) -> list[str]:
     """Return addresses and networks: half IPv4 addresses, a quarter IPv4 networks, a quarter IPv6 networks."""
@@ -32,7 +30,7 @@ def entries(count: int, chance: random.Random) -> list[str]:
     return made
 
 
-def lookup_us(find: Find, addresses: list[tuple[int, int]]) -> float:
+def lookup_us(find: Callable[[int, int], object], addresses: list[tuple[int, int]]) -> float:
     """Return the microseconds of one lookup, the loop around it included."""
     started_s = time.perf_counter()
     for version, value in addresses:

@@ -33,7 +33,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure the three; the time of the empty interpreter is taken off the other two."""
+    """Measure three interpreters, of which the empty one's time is taken off the other two."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     asked = ("pass", "import starlette.applications", "import slidegate")
     rounds = [[spent_ms(code) for code in asked] for _ in range(options.rounds + 1)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -29,27 +28,22 @@ PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 90)]
 PATHS: Final = ("/", "/articles/sliding-windows", "/articles/retry-after", "/reports", "/articles/fair-queues")
 
 
-def traffic(site: Site, until_s: float) -> None:
+def traffic(site: Site) -> None:
     """Send requests: many people who read, and one client that floods in the second half of the time."""
-    chance = random.Random(1)
+    chance, until_s = random.Random(1), time.monotonic() + TRAFFIC_S
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
             flooding = left_s < TRAFFIC_S / 2 and chance.random() < 0.4
             who = FLOOD if flooding else chance.choice(PEOPLE)
             fields = {"X-Forwarded-For": who, "X-API-Key": f"key-{chance.randint(1, 4)}"}
             client.get(chance.choice(PATHS), headers=fields)
-            time.sleep(chance.random() * 0.05)
+            time.sleep(chance.random() * 0.02)
 
 
 def main() -> None:
     """Make traffic, and take the pictures."""
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
-        until_s = time.monotonic() + TRAFFIC_S
-        crowd = [threading.Thread(target=traffic, args=(site, until_s)) for _ in range(2)]
-        for thread in crowd:
-            thread.start()
-        for thread in crowd:
-            thread.join()
+        traffic(site)
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         for target in (FLOOD, "192.0.2.0/28", "user:42"):
             ban = {"target": target, "duration": "6h", "reason": "floods the reports"}
