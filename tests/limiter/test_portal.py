@@ -51,21 +51,6 @@ def test_no_thread_starts_before_a_store_needs_one(tmp_path: Path, monkeypatch: 
         lmdb.sync.close()
 
 
-def test_limiters_share_the_thread_until_the_last_is_closed() -> None:
-    one, two = Limiter(SlowStore()), Limiter(SlowStore())
-    for limiter in (one, two):
-        assert limiter.sync.hit("user:1", "5/minute")
-    (thread,) = threads()
-    one.sync.close()
-    assert threads() == [thread]
-    two.sync.close()
-    two.sync.close()
-    assert not threads()
-    with Limiter(SlowStore()).sync as three:
-        assert three.hit("user:1", "5/minute"), "a later one begins anew"
-    assert not threads()
-
-
 PROGRAM = """
 import asyncio, sys, threading
 from contextlib import suppress

@@ -510,14 +510,6 @@ def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> N
 # -- what else can be in a file --------------------------------------------------------------------------------------
 
 
-def test_a_map_that_another_process_has_made_larger_is_taken_over(store: LmdbStore) -> None:
-    fill(store, [1])
-    in_another_process(store, lambda own: fill(own, range(5_000)))
-    assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
-    assert fill(store, range(5_000)) == [True] * 5_000
-    assert store.stats().bytes_held > 1 << 20
-
-
 @pytest.mark.parametrize("key", ["a\0b", "\xff" * 32, "é" * 32])
 async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
     limiter = Limiter(store, on_error="deny")
