@@ -28,7 +28,6 @@ from slidegate.testing.contract import StoreContract
 from ...hurry import at_once, hurried
 
 SECOND_US = 1_000_000
-HOUR_US = 3_600_000_000
 COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
 
 
