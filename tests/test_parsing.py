@@ -149,18 +149,6 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 
 
-QUOTES = "'" * 3
-SHAPES: dict[str, Callable[[int], str]] = {
-    "dotted key": lambda size: "a." * (size // 2) + "a = 1",
-    "below many": lambda size: "a = " + "[" * 90 + "1," * (size // 8) + "]" * 90,
-    "many tables": lambda size: "[[a]]\nb.c = 1\n" * (size // 14),
-    "many keys": lambda size: "".join(f"k{n} = 1\n" for n in range(size // 10)),
-    "long string": lambda size: "a = " + QUOTES + "x'\n" * (size // 3) + QUOTES,
-    "quotes": lambda size: 'a = ["",' + '"",' * (size // 3) + "]",
-    "tables below": lambda size: "".join(f"[{'.'.join('a' * 20)}.b{n}]\n" for n in range(size // 50)),
-}
-
-
 def hostile(beginning: str, length: int) -> Iterator[str]:
     """Yield long texts with one beginning, in an order that does not depend on the length."""
     pairs = [left + right for left, right in itertools.combinations('a1 ,;"\\', 2)]
@@ -184,16 +172,6 @@ def test_reading_takes_time_in_proportion_to_the_text(reader: str) -> None:
             if seconds(read, long) > SUSPICIOUS_S:
                 grown = min(seconds(read, long) for _ in range(3)) / min(seconds(read, short) for _ in range(3))
                 assert grown < 32, f"{long[:60]!r}… takes {grown:.0f} times as long as an eighth of it"
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_configuration_is_read_in_proportion_to_its_length(shape: str) -> None:
-    make = SHAPES[shape]
-    if seconds(document, make(4 * LONG)) > SUSPICIOUS_S:
-        grown = min(seconds(document, make(4 * LONG)) for _ in range(3)) / min(
-            seconds(document, make(4 * SHORT)) for _ in range(3)
-        )
-        assert grown < 32, f"{grown:.0f} times as long as an eighth of it"
 
 
 # -- of any size -----------------------------------------------------------------------------------------------------

@@ -181,14 +181,6 @@ def test_the_union_of_two_sets_is_the_set_of_both_lists(one: list[Network], othe
     assert first | second == Networks.of_ranges(ranges(collapsed))
 
 
-def test_objects_of_the_standard_library_are_taken_too() -> None:
-    objects = [ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_address("2001:db8::1")]
-    found = Networks(objects)
-    assert found == Networks(["192.0.2.0/24", "2001:db8::1"])
-    assert ipaddress.ip_address("192.0.2.1") in found
-    assert objects[0] not in found
-
-
 def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
     found = Networks(["192.0.2.0/24"])
     assert found != Networks(["192.0.2.0/25"])

@@ -7,9 +7,8 @@ import zoneinfo
 
 import pytest
 
-from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, Quota, parse_limits
+from slidegate import ConfigurationError, Limit, Quota, parse_limits
 from slidegate.core import NEVER, LimitSet
-from slidegate.testing import FakeClock
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
 HOUR_US = 3_600_000_000
@@ -50,26 +49,6 @@ def test_quotas_stand_beside_limits_in_a_set() -> None:
     assert parse_limits(quota) == (quota,)
     with pytest.raises(ConfigurationError, match="keep the smaller one"):
         parse_limits([quota, Quota("20000/month")])
-
-
-async def test_a_limiter_counts_by_quotas() -> None:
-    wall, ticks = FakeClock(NEW_YEAR_US + 9 * HOUR_US), FakeClock(5)
-    limiter, plan = Limiter(MemoryStore(clock=ticks, wall_clock=wall)), Quota("3/day")
-    first = await limiter.hit("user:42", ["2/second", plan])
-    assert first.states[1].reset_after_us == 15 * HOUR_US
-    await limiter.charge("user:42", ["2/second", plan], 1)
-    assert (await limiter.peek("user:42", plan)).remaining == 0
-    assert await limiter.refund(first)
-    assert (await limiter.hit("user:42", plan)).remaining == 1
-    # The clock of the system says when a day ends, whatever the clock of windows does.
-    ticks.advance(us=100 * HOUR_US)
-    assert (await limiter.hit("user:42", plan)).remaining == 0
-    refused = await limiter.hit("user:42", plan)
-    assert (refused.retry_after, refused.reset_after) == (15 * 3_600, 15 * 3_600)
-    wall.advance(us=15 * HOUR_US)
-    assert (await limiter.hit("user:42", plan)).remaining == 2
-    assert await limiter.reset("user:42")
-    assert (await limiter.hit("user:42", plan)).remaining == 2
 
 
 def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:

@@ -9,10 +9,8 @@ from struct import pack
 
 import pytest
 
-from slidegate import Limit, MemoryStore
-from slidegate.core import LimitSet
+from slidegate import Limit
 from slidegate.core.ring import MAX_UNITS, expires_us
-from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 EXACT = Limit(3, "10s")
@@ -73,24 +71,6 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
         ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
     assert len(ring) <= 32 + 12 * 2 * EXACT.resolution
     assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
-
-
-def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_it() -> None:
-    """The store keeps a ring that was moved although nothing was spent in it."""
-    for limits in (EXACT, SLICED):
-        clock = FakeClock(10**12)
-        store, asked = MemoryStore(clock=clock), (LimitSet("rule", (limits,)), "ann", limits.amount)
-        assert store.hit((asked,))
-        clock.advance(us=-3_600 * SECOND_US)
-        first = store.hit((asked,))
-        waits_us = first.retry_after_us
-        assert waits_us is not None
-        assert waits_us <= 11 * SECOND_US
-        for _ in range(5):  # asking again and again does not move it on
-            clock.advance(us=waits_us // 6)
-            last = store.hit((asked,))
-        clock.advance(us=last.retry_after_us or 0)
-        assert store.hit((asked,))
 
 
 def test_units_are_handed_back_by_moment_and_number() -> None:

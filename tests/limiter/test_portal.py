@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
+from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import until
@@ -64,6 +65,19 @@ def test_limiters_share_the_thread_until_the_last_is_closed() -> None:
     with Limiter(SlowStore()).sync as three:
         assert three.hit("user:1", "5/minute"), "a later one begins anew"
     assert not threads()
+
+
+def test_where_no_thread_can_start_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limiter = Limiter(SlowStore())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+            limiter.sync.hit("user:1", "5/minute")
+    assert limiter.sync.hit("user:1", "5/minute"), "the next call tries again"
+    limiter.sync.close()
 
 
 PROGRAM = """

@@ -7,7 +7,6 @@ import fcntl
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
-from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
 
@@ -109,15 +107,6 @@ def test_threads_together_get_exactly_the_amount(url: str, amount: int, tmp_path
     limiter = Limiter.from_url(url.format(tmp_path / "limits"), deadline="60s")
     with limiter.sync:
         assert storm(limiter, amount) == amount
-
-
-@needs_redis
-@pytest.mark.parametrize("amount", [40, 400])
-def test_threads_together_get_exactly_the_amount_of_a_server(server: RedisServer, amount: int) -> None:
-    server.command("FLUSHALL")
-    one, two = (Limiter.from_url(server.url, deadline="60s") for _ in range(2))
-    with one.sync, two.sync, ThreadPoolExecutor(2) as pool:
-        assert sum(pool.map(lambda limiter: storm(limiter, amount), (one, two))) == amount
 
 
 class Inline(SickStore):

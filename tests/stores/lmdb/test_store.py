@@ -216,18 +216,6 @@ def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     store.close()
 
 
-async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charged(store: LmdbStore) -> None:
-    asked = ((bucket("5/hour"), "ann", 1),)
-    with gate_held(store):
-        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(3)]
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-    assert [answer.remaining for answer in await asyncio.gather(*waiting[1:])] == [4, 3]
-
-
 async def _waited(store: LmdbStore, checks: Any) -> Decision:
     answer = store.hit(checks)
     return answer if isinstance(answer, Decision) else await answer
@@ -492,30 +480,10 @@ def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore) -> Non
         store.hit(asked)
 
 
-def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> None:
-    asked, hits = bucket("100000/hour"), 300
-    running = [threading.Thread(target=lambda: fill(store, [1] * hits, "100000/hour")) for _ in range(3)]
-    for thread in running:
-        thread.start()
-    for _ in range(10):
-        in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
-    for thread in running:
-        thread.join()
-    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - 3 * hits
-
-
 # -- by address ------------------------------------------------------------------------------------------------------
 
 
 # -- what else can be in a file --------------------------------------------------------------------------------------
-
-
-def test_a_map_that_another_process_has_made_larger_is_taken_over(store: LmdbStore) -> None:
-    fill(store, [1])
-    in_another_process(store, lambda own: fill(own, range(5_000)))
-    assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
-    assert fill(store, range(5_000)) == [True] * 5_000
-    assert store.stats().bytes_held > 1 << 20
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\xff" * 32, "é" * 32])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_limits
+from slidegate.core import Decision, LimitSet, Reason, parse_limits
 from slidegate.core.addresses import canonical_key, format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
@@ -60,9 +60,6 @@ class Scene:
 
     def active(self) -> list[str]:
         return [ban.key for ban in self.bans.active()]
-
-
-# -- while banned ----------------------------------------------------------------------------------------------------
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
@@ -120,15 +117,6 @@ def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None
     assert kinds == {"banned": max_bans + 2, "bans_full": 1, "strikes_dropped": 1}
 
 
-def test_a_ban_that_is_over_makes_room_for_the_next_of_its_key() -> None:
-    scene = Scene(2)
-    scene.bans.ban("bob", None, "", "eve")
-    scene.strike("ann")
-    scene.advance("10m")
-    assert scene.strike("ann") == 2
-    assert scene.active() == ["bob", "ann"]
-
-
 def test_bans_that_are_over_are_let_go() -> None:
     scene = Scene()
     for number in range(500):
@@ -158,31 +146,6 @@ def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     assert scene.heard.kinds == ["strikes_dropped"]
     assert scene.strike("user:0", PLAIN) is None  # forgotten, and begins anew
     assert scene.strike("user:10", PLAIN) == 1
-
-
-def test_an_import_that_has_no_room_changes_nothing() -> None:
-    scene = Scene()
-    for number in range(11):
-        scene.strike(f"user:{number}")
-    small = Scene(10)
-    with pytest.raises(ConfigurationError, match="bans: no room for 11 more bans; raise max_bans=10"):
-        small.bans.load(scene.rows())
-    assert small.active() == []
-    rows = [row for row in scene.rows() if "ban" not in row]
-    with pytest.raises(ConfigurationError, match="bans: no room for 11 more strike records; raise max_bans=10"):
-        small.bans.load(rows)
-    assert len(small.rows()) == 1
-
-
-# -- policies of one name --------------------------------------------------------------------------------------------
-
-
-def test_a_policy_that_only_reported_can_ban_at_once() -> None:
-    scene = Scene()
-    scene.strike("ann", BanPolicy("3/minute", "10m", shadow=True), 3)
-    assert scene.hit("ann")
-    assert scene.strike("ann", PLAIN, 3) == 2
-    assert not scene.hit("ann")
 
 
 # -- threads and tasks -----------------------------------------------------------------------------------------------
@@ -245,17 +208,6 @@ def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
         assert event.message.isprintable()
         assert "bob\\nERROR root: payroll deleted\\x1b[31m" in event.message
         assert event.details["key"] in (key, key + "2")
-
-
-def test_what_a_policy_would_have_done_is_told() -> None:
-    scene = Scene()
-    assert scene.strike("ann", BanPolicy("3/minute", "10m", shadow=True), 3) is None
-    (event,) = scene.heard.events
-    assert (event.kind, event.message) == (
-        "shadow_banned",
-        "policy 'abuse' would have banned ann for 10m: why",
-    )
-    assert event.details == {"policy": "abuse", "key": "ann", "ban_level": 1, "reason": "why"}
 
 
 @pytest.mark.parametrize("kind", ["bans_full", "strikes_dropped"])

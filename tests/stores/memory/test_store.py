@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,7 +17,6 @@ from slidegate.core import (
     Concurrency,
     Limit,
     LimitSet,
-    Reason,
     parse_limits,
 )
 from slidegate.limiter import Limiter
@@ -29,7 +28,7 @@ from slidegate.testing.contract import StoreContract
 from ...hurry import at_once, hurried
 
 SECOND_US = 1_000_000
-HOUR_US = 3_600_000_000
+COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
 
 
 def bucket(limits: str, rule: str = "rule") -> LimitSet:
@@ -211,20 +210,6 @@ def test_expired_keys_go_some_at_a_time() -> None:
     assert store.stats().evictions >= 20_000
 
 
-def test_a_sweep_lets_no_live_window_go() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("100/minute")
-    for number in range(500):
-        store.hit(((asked, f"client-{number}", 100),))
-        clock.advance("1s")
-    for _ in range(200):
-        store.hit(((asked, "ann", 0),))
-    living = [number for number in range(500) if not store.peek(((asked, f"client-{number}", 1),))]
-    # A counted minute is held for 65 slices of 0.9375 s; the clock stands at 500 s.
-    assert living == [number for number in range(500) if (number * 1_000_000 // 937_500 + 65) * 937_500 > 500_000_000]
-    assert store.stats().evictions > 300
-
-
 def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
     clock = FakeClock()
     store, asked = MemoryStore(clock=clock), bucket("1/10s")
@@ -315,59 +300,3 @@ def test_a_store_needs_no_thread() -> None:
     store.close()
     store.close()
     assert threading.active_count() == before
-
-
-def test_a_question_without_checks_is_answered_at_once_and_does_what_is_due() -> None:
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    store.hit([(bucket("5/second"), "key", 1)])
-    for _ in range(3):
-        decision = store.hit((), ("203.0.113.9",))
-        assert (decision.allowed, decision.reason, decision.now_us) == (True, Reason.OK, clock())
-        assert not any((decision.checks, decision.readings, decision.reservations))
-        clock.advance("100ms")
-    assert store.stats().keys == 1
-    for _ in range(40):
-        clock.advance("1h")
-        store.hit(())
-    assert store.stats().keys == 0, "what is empty is swept, whoever asks"
-    clock.advance(us=-HOUR_US)
-    assert store.hit(()).now_us == clock()
-    store.bans.ban("203.0.113.9", HOUR_US, "by hand", "somebody")
-    assert store.hit((), ("203.0.113.9",)).reason is Reason.BANNED
-
-
-# -- what one limit needs, others do not pay for -----------------------------------------------------------------------
-
-
-COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
-
-
-def test_a_limit_that_was_let_go_of_while_a_hit_came_counts_in_a_new_place() -> None:
-    """A key that another thread gets ahead of: between choosing the shard and looking the key up."""
-
-    class Late(str):
-        before: Callable[[], object] | None = None
-
-        def __hash__(self) -> int:
-            before, self.before = self.before, None
-            if before is not None:
-                before()
-            return str.__hash__(self)
-
-        __eq__ = str.__eq__
-
-    clock = FakeClock(10**12)
-    store, asked, other = MemoryStore(clock=clock), bucket("2/second"), bucket("5/second", "other")
-    store.hit(((asked, "first", 1),))
-
-    def everything_goes() -> None:
-        for _ in range(100):
-            clock.advance("10s")
-            store.hit(((other, "bob", 1),))
-
-    key = Late("ann")
-    key.before = everything_goes
-    assert store.hit(((asked, key, 1),))
-    assert store.peek(((asked, "ann", 0),)).remaining == 1
-    assert store.stats().keys == 2

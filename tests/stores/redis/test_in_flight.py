@@ -95,50 +95,12 @@ async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
-async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[asyncio.Future[Decision]]:
-    """Send a request for each of `MANY` keys, which are two calls; both answers have come."""
-    futures = [ask(store, key) for key in keys]
-    await held.come(2)
-    return futures
-
-
 async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisStore, server: RedisServer) -> None:
     for count, calls in ((2, 1), (MAX_IN_CALL, 1), (MAX_IN_CALL + 1, 2), (4 * MAX_IN_CALL, 4), (1, 1)):
         server.command("CONFIG", "RESETSTAT")
         answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
         assert all(answer.allowed for answer in answers)
         assert server.calls()["evalsha"] == calls
-
-
-async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStore, held: Held) -> None:
-    futures = await in_two_calls(store, held, [f"user:{number}" for number in range(MANY)])
-    held.release(1)
-    await turn()
-    assert [future.done() for future in futures] == [number < MANY // 2 for number in range(MANY)]
-    again = ask(store, "user:0")  # goes while the second call is unanswered
-    await held.come(2)
-    held.release(2)
-    assert {(await future).readings[0][0] for future in futures} == {1}
-    assert (await again).readings[0][0] == 2
-
-
-async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
-    store: RedisStore, proxy: FaultProxy, server: RedisServer
-) -> None:
-    keys = [f"user:{number}" for number in range(MANY)]
-    await all_of([ask(store, key) for key in keys])
-    proxy.freeze()
-    futures = [ask(store, key) for key in keys]
-    await turn()
-    proxy.cut_after(4_500)  # one answer to half of them takes about 3,000 bytes
-    proxy.thaw()
-    answers = await all_of(futures)
-    failed = [isinstance(answer, StoreUnavailable) for answer in answers]
-    assert failed == sorted(failed)
-    assert 0 < sum(failed) < MANY
-    spent = [(await ask(store, key, cost=0)).readings[0][0] for key in keys]
-    for answer, units in zip(answers, spent, strict=True):
-        assert units == 2 if isinstance(answer, Decision) else units in (1, 2)
 
 
 class InOrder:

@@ -270,24 +270,6 @@ async def test_a_network_that_one_worker_bans_is_read_by_the_others_as_soon_as_t
 
 
 @needs_redis
-async def test_a_banned_client_costs_no_command_and_an_unban_is_known_after_a_second(
-    server: RedisServer, ahead: Ahead
-) -> None:
-    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
-        await store.bans.ban("user:eve", 3_600_000_000, "", "ann")
-        assert (await hit(other, "user:eve")).reason is Reason.BANNED
-
-        async def flood() -> None:
-            for _ in range(100):
-                assert (await hit(other, "user:eve")).reason is Reason.BANNED
-
-        assert await counted(server, flood) == 0
-        assert await store.bans.unban("user:eve", "ann")
-        ahead.ahead_s += 1.0
-        assert await hit(other, "user:eve")
-
-
-@needs_redis
 @pytest.mark.parametrize(("step_us", "way"), [(-5_000_000, "5.0 s back"), (5_000_000, "5.0 s forward")])
 async def test_a_step_of_the_servers_clock_is_told_and_forgets_what_was_known(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, step_us: int, way: str
