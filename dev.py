@@ -6,16 +6,15 @@
   test      check style, types and docs, and run the tests; test FILES runs these tests alone
             test --all [FILES] runs the long ones too, which take a browser, other servers, or half an hour
   coverage  run the tests of test --all, and say which lines of the package none of them runs
-  mutate    break the core and the memory store in many small ways, and count how many the tests notice
+  mutate    break the core and the memory store in many small ways, and list those that no test notices; takes hours
   deep      run every test, those of minutes too, with many more random examples
   compiled  run the tests against the compiled wheel, in an environment of its own
   pythons   run the tests on each CPython from 3.11 to 3.14 that is here or that uv can bring
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
-  bench     measure beside the libraries we are compared with: bench [NAME] [args]
-  lint      check style and types
-  docs      build the documentation into site/
+  bench     measure beside the libraries we are compared with: bench NAME [args]
+  lint      check style and types; the scripts of the dashboard too, where node is there
   build     build wheel and source distribution into dist/, and check them; nothing is uploaded
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
@@ -39,11 +38,9 @@ SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 USE, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "develop", "bench", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-WORKERS = max(2, os.cpu_count() or 2)
-PYTEST = f"pytest --durations=25 -n {WORKERS} --dist worksteal"
+PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
-LINT = ("ruff check", "ruff format --check", "mypy")
-SITE = "zensical build --clean --strict"
+LINT = ("ruff check", "ruff format --check", "mypy", "python -m scripts.lint_page")
 STEPS = {
     "coverage": (
         "coverage erase",
@@ -52,12 +49,16 @@ STEPS = {
         "coverage report --include=src/slidegate/core/* --fail-under=100",
         "coverage report --include=src/* --fail-under=95",
     ),
-    "mutate": ("python -m scripts.mutate",),
+    "mutate": (
+        "cosmic-ray init --force cosmic-ray.toml .cache/mutants.sqlite",
+        "cr-filter-operators .cache/mutants.sqlite cosmic-ray.toml",
+        "cosmic-ray exec cosmic-ray.toml .cache/mutants.sqlite",
+        "cr-report --surviving-only --show-diff .cache/mutants.sqlite",
+    ),
     "deep": ("pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",),
     "soak": ("python -m tests.soak",),
     "faults": ("python -m tests.faults",),
     "lint": LINT,
-    "docs": (SITE,),
     "build": ("python -m scripts.build",),
     "wheels": ("cibuildwheel --output-dir wheelhouse",),
 }
@@ -121,7 +122,7 @@ def test(*args: str) -> int:
     if args[bool(chosen) :]:
         return run(environment(DEVELOP) / "pytest", *shlex.split(chosen), *args[bool(chosen) :])
     programs = ("python -m tests.redis_servers", "python -m tests.browser.chromium")[: 2 if chosen else 1]
-    return steps(*programs, *LINT, SITE, f"{PYTEST} {chosen}")
+    return steps(*programs, *LINT, "zensical build --clean --strict", f"{PYTEST} {chosen}")
 
 
 def compiled(*args: str) -> int:
@@ -148,7 +149,7 @@ def lowest(*args: str) -> int:
 
 
 def bench(*args: str) -> int:
-    if ({*args} <= {"--save"} or "compiled" in args) and steps("python -m scripts.compile_wheel"):
+    if "compiled" in args and steps("python -m scripts.compile_wheel"):
         return 1
     return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
 

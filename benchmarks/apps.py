@@ -6,29 +6,19 @@ two versions of slidegate share.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from ipaddress import IPv4Network
-from itertools import count, islice
-from pathlib import Path
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
-from guard import RateLimitManager, SecurityConfig, SecurityMiddleware
 from pyrate_limiter import Limiter as PyrateLimiter
 from pyrate_limiter import Rate
 from ratelimit import RateLimitMiddleware as PeerMiddleware
 from ratelimit import Rule as PeerRule
-from ratelimit.backends.redis import RedisBackend
 from ratelimit.backends.simple import MemoryBackend
-from redis.asyncio import StrictRedis
-from slowapi import Limiter as SlowLimiter
-from slowapi import _rate_limit_exceeded_handler
-from slowapi.errors import RateLimitExceeded
-from slowapi.middleware import SlowAPIASGIMiddleware
-from slowapi.util import get_remote_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -36,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate.stats import Statistics
 
 TEMPLATES: Final = (
     "/items/{id}",
@@ -72,12 +63,6 @@ FEW: Final = Allowed(3, "hour")
 
 Make = Callable[[Allowed], Awaitable[ASGIApp]]
 SECONDS: Final = {"minute": 60, "hour": 3_600}
-_numbers: Final = count()
-
-
-def fresh_name() -> str:
-    """Return a name that no other application has in a shared store, of no other process either."""
-    return f"{os.getpid()}-{next(_numbers)}"
 
 
 def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
@@ -104,8 +89,8 @@ def starlette(routes: int) -> Starlette:
     return Starlette(routes=[Route(template, endpoint(place)) for place, template in enumerate(templates(routes))])
 
 
-async def bare(allowed: Allowed, *, routes: int = 10) -> ASGIApp:
-    return starlette(routes)
+async def bare(allowed: Allowed) -> ASGIApp:
+    return starlette(10)
 
 
 async def ours(
@@ -115,7 +100,7 @@ async def ours(
     limits: str = "{0.amount}/{0.unit}",
     five_rules: bool = False,
     banned: Iterable[str] = (),
-    counts: Callable[[], Limiter] = Limiter,
+    attach: Callable[[Limiter], object] = lambda limiter: None,
     **options: Any,
 ) -> ASGIApp:
     """Return the application behind our middleware.
@@ -126,7 +111,7 @@ async def ours(
         limits: The limits of a client, as a format of `allowed`.
         five_rules: Whether five rules with these limits take the place of one; a half of the requests meets two.
         banned: The addresses and networks that are banned.
-        counts: Makes the limiter.
+        attach: Attaches observers to the limiter.
         **options: Those of `RateLimitMiddleware`.
     """
     written = limits.format(allowed)
@@ -140,7 +125,8 @@ async def ours(
         ]
     else:
         options["limits"] = written
-    limiter = counts()
+    limiter = Limiter()
+    attach(limiter)
     for address in banned:
         await limiter.ban(address, "1h")
     app = starlette(routes)
@@ -148,41 +134,15 @@ async def ours(
     return app
 
 
-async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",), redis_url: str = "") -> ASGIApp:
+async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",)) -> ASGIApp:
     """Return the application behind asgi-ratelimit; a zone is what lets it count a client over all paths."""
 
     async def who(scope: Scope) -> tuple[str, str]:
         return scope["client"][0], "default"
 
-    name = fresh_name()
-    config = {pattern: [PeerRule(zone=f"{name}{pattern}", **{allowed.unit: allowed.amount})] for pattern in patterns}
-    backend = RedisBackend(StrictRedis.from_url(redis_url)) if redis_url else MemoryBackend()
+    config = {pattern: [PeerRule(zone=pattern, **{allowed.unit: allowed.amount})] for pattern in patterns}
     app = starlette(10)
-    app.add_middleware(PeerMiddleware, authenticate=who, backend=backend, config=config)
-    return app
-
-
-async def slowapi(allowed: Allowed) -> ASGIApp:
-    """Return the application behind slowapi, with the limits that count a client over all paths."""
-    app = starlette(10)
-    limit = f"{allowed.amount}/{allowed.unit}"
-    app.state.limiter = SlowLimiter(key_func=get_remote_address, application_limits=[limit])
-    app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
-    app.add_middleware(SlowAPIASGIMiddleware)
-    return app
-
-
-async def fastapi_guard(allowed: Allowed, *, scan: bool) -> ASGIApp:
-    """Return the application behind fastapi-guard, with its scan of requests for attacks or without it."""
-    RateLimitManager._instance = None  # else all applications of the process count together
-    config = SecurityConfig(
-        rate_limit=allowed.amount,
-        rate_limit_window=SECONDS[allowed.unit],
-        enable_redis=False,
-        enable_penetration_detection=scan,
-    )
-    app = starlette(10)
-    app.add_middleware(SecurityMiddleware, config=config)
+    app.add_middleware(PeerMiddleware, authenticate=who, backend=MemoryBackend(), config=config)
     return app
 
 
@@ -235,7 +195,6 @@ class App(NamedTuple):
         proxied: Whether requests come through a proxy.
         bans: Whether clients that go on are banned.
         blocks: Whether the networks of the list are refused.
-        share: One in so many requests is sent, where one takes milliseconds.
     """
 
     make: Make
@@ -248,7 +207,6 @@ class App(NamedTuple):
     proxied: bool = False
     bans: bool = False
     blocks: bool = False
-    share: int = 1
 
 
 def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool = False, **options: Any) -> App:
@@ -266,101 +224,42 @@ def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool
     )
 
 
-def bare_one(make: Make = bare, *, new_paths: bool = False) -> App:
-    """Return a candidate without a limiter."""
-    return App(make, limited=False, new_paths=new_paths)
-
-
 def in_arrangements() -> dict[str, App]:
-    """Return ours in memory, around ten routes."""
+    """Return ours in memory, around ten routes. Nothing listens to them but where a row says so."""
     proxies = {"client": client_ip(trusted=PROXIES)}
     policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
     blocklist = {"blocklist": Networks(NETWORKS)}
+    everything = {"five_rules": True, **proxies, **policy, **blocklist}
     return {
         "default": behind_ours(),
-        "default, statistics=False": behind_ours(statistics=False),
-        "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
         "trusted proxies": behind_ours(**proxies),
         "ban policy": behind_ours(**policy),
         "blocklist": behind_ours(**blocklist),
-        "everything": behind_ours(five_rules=True, **proxies, **policy, **blocklist),
-        "everything, statistics=False": behind_ours(
-            five_rules=True, statistics=False, **proxies, **policy, **blocklist
-        ),
+        "everything": behind_ours(**everything),
+        "everything, statistics listening": behind_ours(attach=Statistics, **everything),
+        "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
         "an address banned": behind_ours(banned=[ELSEWHERE]),
         "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
         "refused by a limit": behind_ours(ONE, 429),
-        "refused by a limit, statistics=False": behind_ours(ONE, 429, statistics=False),
         "refused by a ban": behind_ours(status=403, banned=CLIENTS),
     }
 
 
-def peers() -> dict[str, App]:
-    """Return the other libraries, around the same ten routes."""
+def candidates() -> dict[str, App]:
+    """Return all candidates by their names."""
     five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
     return {
+        "bare Starlette": App(bare, limited=False),
+        **in_arrangements(),
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
-        "asgi-ratelimit, refused": App(asgi_ratelimit, ONE, 429),
-        "slowapi": App(slowapi),
-        "slowapi, refused": App(slowapi, ONE, 429),
-        "fastapi-guard": App(partial(fastapi_guard, scan=False)),
-        "fastapi-guard, refused": App(partial(fastapi_guard, scan=False), ONE, 429),
-        "fastapi-guard, with its scan": App(partial(fastapi_guard, scan=True), share=100),
-    }
-
-
-def in_shared_stores(redis_url: str, folder: Path) -> dict[str, App]:
-    """Return what counts in files of a folder, or on a Redis server."""
-
-    def counting(url: str) -> Callable[[], Limiter]:
-        # No fallback answers in the place of a store that a busy machine keeps waiting.
-        return lambda: Limiter.from_url(url.format(fresh_name()), deadline="10s", on_error="deny")
-
-    return {
-        "default on LMDB": behind_ours(counts=counting(f"lmdb://{folder}/{{}}")),
-        "default on Redis": behind_ours(counts=counting(f"{redis_url}?prefix=app{{}}")),
-        "asgi-ratelimit on Redis": App(partial(asgi_ratelimit, redis_url=redis_url)),
-    }
-
-
-def at_paths_never_seen() -> dict[str, App]:
-    many = {"routes": 1_000, "new_paths": True}
-    return {
-        "bare, 10 routes": bare_one(new_paths=True),
-        "10 routes": behind_ours(new_paths=True),
         "10 routes, refused": behind_ours(ONE, 429, new_paths=True),
-        "bare, 1,000 routes": bare_one(partial(bare, routes=1_000), new_paths=True),
-        "1,000 routes": behind_ours(**many),
-        "1,000 routes, refused": behind_ours(ONE, 429, **many),
-    }
-
-
-def at_endpoints() -> dict[str, App]:
-    return {
-        "bare FastAPI": bare_one(bare_fastapi),
+        "1,000 routes, refused": behind_ours(ONE, 429, new_paths=True, routes=1_000),
+        "bare FastAPI": App(bare_fastapi, limited=False),
         "dependency": App(our_dependency, ours=True),
         "decorator": App(our_decorator, ours=True),
         "fastapi-limiter": App(fastapi_limiter, by_client=False),
         "dependency, refused": App(our_dependency, ONE, 429, ours=True),
-        "decorator, refused": App(our_decorator, ONE, 429, ours=True),
         "fastapi-limiter, refused": App(fastapi_limiter, ONE, 429, by_client=False),
-    }
-
-
-def candidates(redis_url: str, folder: Path) -> dict[str, App]:
-    """Return all candidates by their names.
-
-    Args:
-        redis_url: The server of those that count on Redis.
-        folder: Where those that count in a file make it.
-    """
-    return {
-        "bare Starlette": bare_one(),
-        **in_arrangements(),
-        **peers(),
-        **in_shared_stores(redis_url, folder),
-        **at_paths_never_seen(),
-        **at_endpoints(),
     }

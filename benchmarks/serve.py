@@ -30,7 +30,7 @@ def main(name: str) -> None:
     """Serve one candidate until killed; uvicorn takes uvloop and httptools where they are installed."""
     logging.disable()
     Thread(target=end_with_the_parent, daemon=True).start()
-    app = asyncio.run(candidates("", Path())[name].make(PLENTY))
+    app = asyncio.run(candidates()[name].make(PLENTY))
     config = uvicorn.Config(
         app, loop="auto", http="auto", ws="none", access_log=False, log_level="critical", proxy_headers=False
     )

@@ -1,8 +1,8 @@
 """A process that measures one version of slidegate: it runs a round each time that its parent asks for one.
 
-`python -m benchmarks.worker` takes the names of candidates, the number of requests in a round, that of paths, and the
-address of a Redis server, all as one JSON text. It makes and checks them, says which slidegate it has, and then answers
-every line, which is the number of a round, with the microseconds of each candidate.
+`python -m benchmarks.worker` takes the names of candidates, the number of requests in a round and that of paths as one
+JSON text. It makes and checks them, says which slidegate it has, and then answers every line, which is the number of a
+round, with the microseconds of each candidate.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from limits import parse
@@ -24,9 +22,9 @@ from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import MovingWindowRateLimiter
 
 import slidegate
-from slidegate import Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
+from slidegate import Limiter
 
-from .apps import BLOCKED, CLIENTS, FEW, TEMPLATES, App, bare, candidates
+from .apps import BLOCKED, CLIENTS, FEW, TEMPLATES, App, candidates
 from .asgi import Client, ask
 from .traffic import (
     CountingLoop,
@@ -46,7 +44,6 @@ Round = Callable[[int], Awaitable[float]]
 FIRST_NEW: Final = 1_000_000
 EVERYONE: Final = len(CLIENTS) * len(TEMPLATES)
 """So many requests bring each client to each route."""
-MAX_KEYS: Final = 20_000
 TO_BE_BANNED: Final = 40
 KEYS: Final = [f"user:{number}" for number in range(64)]
 TURNS: Final = 100
@@ -94,14 +91,13 @@ async def of_requests(app: App, count: int, paths: int, between: OtherCode) -> R
     """Return the rounds of an application that has seen every client at every route."""
     made = await app.make(app.allowed)
     known = everyone_everywhere(FIRST_NEW, EVERYONE) if app.new_paths else everyone_everywhere(0, paths)
-    for request in known[:: app.share]:
+    for request in known:
         await ask(made, request_scope(request, app.proxied))
 
     async def run(turn: int) -> float:
         first = FIRST_NEW + EVERYONE + turn * count
         numbers = range(first, first + count) if app.new_paths else range(paths)
-        requests = requests_of(turn, count, numbers)[:: app.share]
-        return await timed(made, requests, app.status, app.proxied, between)
+        return await timed(made, requests_of(turn, count, numbers), app.status, app.proxied, between)
 
     return run
 
@@ -150,60 +146,16 @@ HITS: Final = {
 }
 
 
-async def requests_below(own: Limiter, count: int, **options: Any) -> None:
-    """Send requests of one client through a rule that shares the limiter."""
-    app = RateLimitMiddleware(await bare(FEW), limiter=own, rules=[Rule("*", **options)])
-    for _ in range(count):
-        await ask(app, request_scope(Request(path_of(0), CLIENTS[0])))
-
-
-async def quota(own: Limiter) -> None:
-    await own.hit("other", Quota("1000/day"), rule="quota")
-
-
-async def fill(own: Limiter) -> None:
-    for number in range(MAX_KEYS + 100):
-        await own.hit(f"other:{number}", "100/hour", rule="others")
-
-
-async def let_a_ban_end(own: Limiter) -> None:
-    await own.ban("192.0.2.7", "1s")
-    await asyncio.sleep(1.1)
-    await own.hit("192.0.2.7", "100/hour", rule="others")
-
-
-EVENTS: Final[dict[str, Callable[[Limiter], Awaitable[None]]]] = {
-    "hit before": partial(requests_below, count=1, limits="100/hour"),
-    "hit after `wait`": partial(requests_below, count=2, limits="1/100ms", wait="1s"),
-    "hit after `count_denied`": partial(requests_below, count=3, limits="1/hour", count_denied=True),
-    "hit after a quota": quota,
-    "hit after `concurrency`": partial(requests_below, count=1, limits="100/hour", concurrency=2),
-    "hit after a full store": fill,
-    "hit after a ban that ended": let_a_ban_end,
-}
-"""What may come to a limiter and must not make the hits of other buckets dearer."""
-
-
-async def of_hits_after(event: Callable[[Limiter], Awaitable[None]]) -> Round:
-    """Return the rounds of hits after something else has come to the same limiter."""
-    own = Limiter(MemoryStore(max_keys=MAX_KEYS))
-    hits: Hits = own.hit, [(key, "2000000000/minute") for key in KEYS]
-    await hit_in_turn(hits, 1, True)
-    await event(own)
-    return lambda turn: hit_in_turn(hits, TURNS // 2, True)
-
-
-async def rounds_of(
-    names: list[str], requests: int, paths: int, known: dict[str, App], between: OtherCode
-) -> dict[str, Round]:
+async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Round]:
     """Make, check and warm the named candidates."""
+    known, between = candidates(), OtherCode()
     made: dict[str, Round] = {}
     for name in names:
-        if name in known:
+        if name in HITS:
+            made[name] = HITS[name]
+        else:
             await check(name, known[name])
             made[name] = await of_requests(known[name], requests, paths, between)
-        else:
-            made[name] = HITS[name] if name in HITS else await of_hits_after(EVENTS[name])
     return made
 
 
@@ -217,10 +169,8 @@ async def run_all(made: dict[str, Round], turn: int) -> dict[str, float]:
 def main() -> None:
     """Answer the parent until it goes."""
     logging.disable()
-    names, requests, paths, redis_url = json.loads(sys.argv[1])
-    with asyncio.Runner(loop_factory=CountingLoop) as runner, TemporaryDirectory() as folder:
-        known = candidates(redis_url, Path(folder))
-        made = runner.run(rounds_of(names, requests, paths, known, OtherCode()))
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        made = runner.run(rounds_of(*json.loads(sys.argv[1])))
         runner.run(run_all(made, 0))
         # The collector does not walk what all candidates hold for the one in whose round it happens to run.
         gc.collect()

@@ -6,7 +6,6 @@ is uploaded.
 
 from __future__ import annotations
 
-import argparse
 import filecmp
 import hashlib
 import shutil
@@ -19,10 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def tool(module: str, *arguments: object) -> None:
-    """Run a tool of this environment; end if it fails."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    if subprocess.run(command, cwd=ROOT).returncode:
-        raise SystemExit(f"{module} failed; the lines above say why")
+    """Run a tool of this environment, which says why where it fails."""
+    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=True)
 
 
 def build(place: Path) -> list[Path]:
@@ -31,11 +28,8 @@ def build(place: Path) -> list[Path]:
     return sorted(place.iterdir(), key=lambda path: path.suffix, reverse=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Build and check."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python3 dev.py build")
-    parser.add_argument("--into", type=Path, default=ROOT / "dist", help="the directory, which is emptied (dist)")
-    into: Path = parser.parse_args(arguments).into.resolve()
+def main(into: Path = ROOT / "dist") -> None:
+    """Build into a directory, which is emptied, and check."""
     shutil.rmtree(into, ignore_errors=True)
     files = build(into)
     tool("twine", "check", "--strict", *files)

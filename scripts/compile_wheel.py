@@ -26,19 +26,13 @@ BUILT = ROOT / ".cache" / "compiled"
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
-    """Return the files to compile.
+    """Return the files to compile: pyproject.toml names files and directories to `compile`, and those to `keep`."""
 
-    Args:
-        config: What pyproject.toml says about this hook: paths of files and directories below src/slidegate, those to
-            `compile`, and those of them to `keep` as they are.
-    """
+    def files_of(names: list[str]) -> set[Path]:
+        paths = [PACKAGE / name for name in names]
+        return {file for path in paths for file in ([path] if path.suffix else path.rglob("*.py"))}
+
     return sorted(files_of(config["compile"]) - files_of(config["keep"]))
-
-
-def files_of(names: list[str]) -> set[Path]:
-    """Return the files that are named, and all below the directories that are."""
-    paths = [PACKAGE / name for name in names]
-    return {file for path in paths for file in ([path] if path.suffix else path.rglob("*.py"))}
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]

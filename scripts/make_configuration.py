@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from slidegate.web.config_schema import json_schema
 
@@ -18,29 +18,18 @@ SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
 PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"
 
 
-class Table(NamedTuple):
-    """A table of the file.
-
-    Attributes:
-        title: Its heading on the page.
-        written: How one stands in the file.
-    """
-
-    title: str
-    written: str
-
-
 TABLES: Final = {
-    "": Table("The file", "Keys at the top of the file, before the first table."),
-    "RuleTable": Table("Rules", "Each rule is a table `[[rules]]`. Their order is that of the file."),
-    "BanTable": Table("Bans", "Each policy is a table `[bans.NAME]`."),
-    "Client": Table("Client", "The table `[client]`, and the table of a key that is `client`."),
-    "KeyTable": Table("Keys", 'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.'),
-    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list."),
-    "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets."),
-    "ListTable": Table("Lists", "A table in `blocklist` or `allowlist`."),
-    "Environment": Table("Environment", "A table in the place of an address that holds a password."),
+    "": ("The file", "Keys at the top of the file, before the first table."),
+    "RuleTable": ("Rules", "Each rule is a table `[[rules]]`. Their order is that of the file."),
+    "BanTable": ("Bans", "Each policy is a table `[bans.NAME]`."),
+    "Client": ("Client", "The table `[client]`, and the table of a key that is `client`."),
+    "KeyTable": ("Keys", 'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.'),
+    "QuotaTable": ("Quotas", "A table in `limits`, alone or in a list."),
+    "MessageTable": ("Messages", "The table `[messages]`, about messages over websockets."),
+    "ListTable": ("Lists", "A table in `blocklist` or `allowlist`."),
+    "Environment": ("Environment", "A table in the place of an address that holds a password."),
 }
+"""The tables of the file: the heading of each on the page, and how one stands in the file."""
 INTRODUCTION: Final = """# Every key of the configuration file
 
 This page is made by `scripts/make_configuration.py` from the definitions that validate the file, as is
@@ -65,84 +54,58 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def definition(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a table."""
-    found: dict[str, Any] = schema["$defs"][name] if name else schema
-    return found
-
-
 def section(name: str, schema: dict[str, Any]) -> str:
     """Return the part of the page about one table."""
-    found, table = definition(name, schema), TABLES[name]
+    found = schema["$defs"][name] if name else schema
+    title, written = TABLES[name]
     about = f"{found['description']} " if name else ""
-    lines = [f"## {table.title}", "", f"{about}{table.written}", ""]
+    lines = [f"## {title}", "", f"{about}{written}", ""]
     lines += ["| key | value | by default | meaning |", "| --- | --- | --- | --- |"]
     for key, value in found["properties"].items():
-        cells = [f"`{key}`", kinds(value), default(key, found), value["description"]]
-        assert not any("|" in cell for cell in cells), cells
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| `{key}` | {kinds(value)} | {default(key, found)} | {value['description']} |")
     return "\n".join(lines) + "\n"
 
 
 def default(key: str, table: dict[str, Any]) -> str:
     """Return how a table says what holds without a key."""
+    value = table["properties"][key]
     if key in table.get("required", ()):
         return "required"
-    value = table["properties"][key]
-    if "default" not in value:
-        return "" if "by default" in value["description"] else "none"
-    return f"`{inline(value['default'])}`"
+    if isinstance(value.get("default"), dict) and value["default"]:
+        return f"`{{ {', '.join(f'{name} = {json.dumps(one)}' for name, one in value['default'].items())} }}`"
+    if "default" in value:
+        return f"`{json.dumps(value['default'])}`"
+    return "" if "by default" in value["description"] else "none"
 
 
 def kinds(value: dict[str, Any]) -> str:
     """Return the kinds of values that a key takes, in words."""
-    found = list(dict.fromkeys(kind(one) for one in [value, *value.get("anyOf", ()), *value.get("oneOf", ())]))
-    return ", or ".join(filter(None, found))
+    found = (kind(one) for one in [value, *value.get("anyOf", ()), *value.get("oneOf", ())])
+    return ", or ".join(dict.fromkeys(filter(None, found)))
 
 
 def kind(value: dict[str, Any]) -> str:
     """Return one kind of value; nothing where the schema only lists others."""
     if "$ref" in value:
-        title = TABLES[value["$ref"].rpartition("/")[2]].title
+        title, _ = TABLES[value["$ref"].rpartition("/")[2]]
         return f"a table: [{title}](#{title.lower().replace(' ', '-')})"
     if "const" in value or "enum" in value:
-        return " or ".join(f"`{inline(one)}`" for one in value.get("enum", [value.get("const")]))
-    match value.get("type"):
-        case "string":
-            return "text"
-        case "boolean":
-            return "`true` or `false`"
-        case "integer" | "number" as type_:
-            return f"{'whole number' if type_ == 'integer' else 'number'}{bounds(value)}"
-        case "array":
-            least = f" of at least {value['minItems']}" if value.get("minItems", 0) > 1 else ""
-            return f"a list{least} ({kinds(value['items'])})"
-        case "object":
-            return f"a table of names, each with {kinds(value['additionalProperties'])}"
-    return ""
+        return " or ".join(f"`{json.dumps(one)}`" for one in value.get("enum", [value.get("const")]))
+    if value.get("type") == "array":
+        least = f" of at least {value['minItems']}" if value.get("minItems", 0) > 1 else ""
+        return f"a list{least} ({kinds(value['items'])})"
+    if value.get("type") == "object":
+        return f"a table of names, each with {kinds(value['additionalProperties'])}"
+    names = {"string": "text", "boolean": "`true` or `false`", "integer": "whole number", "number": "number"}
+    return names.get(value.get("type", ""), "") + bounds(value)
 
 
 def bounds(value: dict[str, Any]) -> str:
     """Return the range of a number."""
-    least = value.get("minimum", f"more than {value['exclusiveMinimum']}" if "exclusiveMinimum" in value else None)
-    most = value.get("maximum")
-    if least is None and most is None:
-        return ""
-    if most is None:
-        return f", {least} or more" if "minimum" in value else f", {least}"
-    return f", {inline(least)} to {inline(most)}"
-
-
-def inline(value: object) -> str:
-    """Return a value in TOML, on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(inline, value))}]"
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {inline(one)}" for key, one in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    return json.dumps(value)
+    more = f"more than {value['exclusiveMinimum']}" if "exclusiveMinimum" in value else value.get("minimum")
+    if "maximum" in value:
+        return f", {more} to {value['maximum']}"
+    return "" if more is None else f", {more} or more" if "minimum" in value else f", {more}"
 
 
 if __name__ == "__main__":

@@ -29,13 +29,6 @@ PAGES: Final = {"CHANGELOG.md": "changelog.md"}
 """Files of the root, and the pages in `docs` that stand for them."""
 
 
-def path_of_page(md: Markdown) -> Path:
-    """Return the path of the page that is being rendered."""
-    # The site's builder keeps the page in a preprocessor that does nothing else.
-    path = next(part.page.path for part in md.preprocessors if hasattr(part, "page"))
-    return DOCS / path
-
-
 def placed(target: str, source: Path, page: Path) -> str | None:
     """Return a relative link as a page of the site has it; None where the site has no such file.
 
@@ -69,16 +62,17 @@ class RootFiles(Preprocessor):
         return self.source.read_text("utf-8").splitlines()
 
 
-class Links(Treeprocessor):
-    """Has links lead where the site has something, and leaves the others out."""
+class LinksAndTables(Treeprocessor):
+    """Changes links to what the site has, and makes plain cells of empty headings."""
 
     def __init__(self, md: Markdown, files: RootFiles) -> None:
         super().__init__(md)
         self._files = files
 
     def run(self, root: Element) -> None:
-        """Change the links of a page."""
-        page = path_of_page(self.md)
+        """Change the elements of a page."""
+        # The site's builder keeps the page in a preprocessor that does nothing else.
+        page = DOCS / next(part.page.path for part in self.md.preprocessors if hasattr(part, "page"))
         for link in root.iter("a"):
             target = placed(link.get("href", ""), self._files.source or page, page)
             if target is not None:
@@ -86,28 +80,20 @@ class Links(Treeprocessor):
             else:
                 link.tag = "span"
                 del link.attrib["href"]
-
-
-class Tables(Treeprocessor):
-    """Makes plain cells of empty headings."""
-
-    def run(self, root: Element) -> None:
-        """Change the tables of a page."""
         for cell in root.iter("th"):
             if not "".join(cell.itertext()).strip():
                 cell.tag = "td"
 
 
 class SitePages(Extension):
-    """Registers all three."""
+    """Registers both."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         """Add the processors to a converter."""
         files = RootFiles(md)
         # Before everything that looks at text, and after links have become elements.
         md.preprocessors.register(files, "root_files", 100)
-        md.treeprocessors.register(Links(md, files), "site_links", 1)
-        md.treeprocessors.register(Tables(md), "site_tables", 1)
+        md.treeprocessors.register(LinksAndTables(md, files), "site_links", 1)
 
 
 def makeExtension(**options: Any) -> SitePages:

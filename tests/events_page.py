@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 
 _PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "events.md"
-_ROWS = re.findall(r"^\| `(\w+)` \| .+? \| (.*?) \| .+? \| (yes|no) \|$", _PAGE.read_text("utf-8"), re.MULTILINE)
+_ROWS = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \| [^|]+ \|$", _PAGE.read_text("utf-8"), re.MULTILINE)
 
-DETAILS = {kind: set(re.findall("`([^`]+)`", details)) for kind, details, _ in _ROWS}
+DETAILS = {kind: set(re.findall("`([^`]+)`", details)) for kind, details in _ROWS}
 """The names of the details of each kind."""
-LOGGED = {kind for kind, _, logged in _ROWS if logged == "yes"}
-"""The kinds that the package also writes to its log."""

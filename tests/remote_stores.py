@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from slidegate import BanPolicy, MemoryStore
-from slidegate.core import BanStore, BanSubject, Check, LimitSet, Observer, Store
-from slidegate.core.reservation import Reservation
+from slidegate import MemoryStore
+from slidegate.core import BanStore, EventListener, Store
 from slidegate.testing import FakeClock
+
+
+def answers(name: str) -> Callable[..., Any]:
+    """Return a method of a store that answers as the inner one does."""
+    return lambda self, *arguments: self.answer(getattr(self.inner, name), *arguments)
+
+
+def bans_answer(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: self.store.answer(getattr(self.store.inner.bans, name), *arguments)
 
 
 class RemoteBans(BanStore):
     """The bans of such a store."""
 
     def __init__(self, store: RemoteStore) -> None:
-        self._store = store
+        self.store = store
 
-    def _answer(self, name: str, *arguments: Any) -> Any:
-        return self._store.answer(getattr(self._store.inner.bans, name), *arguments)
-
-    def find(self, subjects: Sequence[BanSubject]) -> Any:
-        return self._answer("find", subjects)
-
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Any:
-        return self._answer("strike", policy, key, weight, reason)
-
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Any:
-        return self._answer("ban", key, length_us, reason, by)
-
-    def unban(self, key: str, by: str) -> Any:
-        return self._answer("unban", key, by)
-
-    def active(self) -> Any:
-        return self._answer("active")
-
-    def dump(self) -> Any:
-        return self._answer("dump")
-
-    def load(self, rows: Any) -> Any:
-        return self._answer("load", rows)
+    find, strike, ban, unban, active, dump, load = map(  # type: ignore[assignment]
+        bans_answer, ("find", "strike", "ban", "unban", "active", "dump", "load")
+    )
 
 
 class RemoteStore(Store):
@@ -51,32 +39,15 @@ class RemoteStore(Store):
         self.inner = MemoryStore(clock=clock) if inner is None else inner
         self.bans: Any = RemoteBans(self)
 
+    hit, peek, charge, refund, reset, reset_all, inspect = map(  # type: ignore[assignment]
+        answers, ("hit", "peek", "charge", "refund", "reset", "reset_all", "inspect")
+    )
+
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
         """Return or await what the inner store answers."""
         return question(*arguments)
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Any:
-        return self.answer(self.inner.hit, checks, subjects)
-
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Any:
-        return self.answer(self.inner.peek, checks, subjects)
-
-    def charge(self, checks: Sequence[Check]) -> Any:
-        return self.answer(self.inner.charge, checks)
-
-    def refund(self, reservations: Sequence[Reservation]) -> Any:
-        return self.answer(self.inner.refund, reservations)
-
-    def reset(self, key: str) -> Any:
-        return self.answer(self.inner.reset, key)
-
-    def reset_all(self) -> Any:
-        return self.answer(self.inner.reset_all)
-
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Any:
-        return self.answer(self.inner.inspect, key, buckets)
-
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: EventListener) -> None:
         self.inner.observe(observer)
 
     def close(self) -> Any:

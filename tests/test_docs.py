@@ -182,6 +182,8 @@ def test_the_reference_lists_every_public_name() -> None:
     wanted += [f"slidegate.core.{name}" for name in slidegate.core.__all__ if name not in elsewhere]
     wanted += [f"slidegate.testing.{name}" for name in slidegate.testing.__all__]
     wanted += [f"slidegate.stores.{name}" for name in slidegate.stores.__all__]
+    wanted += [f"slidegate.stats.{name}" for name in slidegate.stats.__all__]
+    wanted.append("slidegate.limiter.KeyView")
     wanted.append("slidegate.testing.contract.StoreContract")
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]

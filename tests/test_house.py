@@ -1,11 +1,9 @@
-"""What holds for the checkout as a whole: its two commands, its requirements, and no address of an index."""
+"""What holds for the checkout as a whole: its requirements, its versions, and no address of an index."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,11 +91,6 @@ def test_one_version_everywhere() -> None:
     assert PROJECT["version"] == slidegate.__version__ == newest[1]
 
 
-def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "dev.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
-
-
 def test_the_package_names_every_python_that_the_tests_run_on() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     tested = re.search(r"python: \[(.+)\]", workflow)
@@ -105,23 +98,3 @@ def test_the_package_names_every_python_that_the_tests_run_on() -> None:
     named = [found[1] for name in PROJECT["classifiers"] if (found := re.fullmatch(r".* :: Python :: (3\.\d+)", name))]
     assert [f'"{version}"' for version in named] == tested[1].split(", ")
     assert PROJECT["requires-python"] == f">={named[0]}"
-
-
-def test_the_readme_names_two_commands_and_dev_py_has_them() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert "```bash\npython3 dev.py demo\npython3 dev.py test\n```" in readme
-    listing = dev("--help")
-    assert listing.returncode == 0
-    assert {"demo", "test"} <= {*re.findall(r"^  (\w+) ", listing.stdout, re.MULTILINE)}
-
-
-def test_a_command_that_is_not_there_is_refused() -> None:
-    ended = dev("tset")
-    assert ended.returncode == 2
-    assert "python3 dev.py COMMAND" in ended.stdout
-
-
-def test_continuous_integration_runs_the_second_command() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert "exec python3 dev.py test" in script.read_text("utf-8").splitlines()

@@ -99,10 +99,9 @@ def test_public_names_and_methods_say_what_they_are() -> None:
 def test_a_limiter_offers_these_words() -> None:
     asked = "charge charge_all hit hit_all inspect peek peek_all refund reset reset_all"
     bans = "ban banned bans export_bans import_bans strike unban"
-    figures = "chart chart_all event_stats stats stats_all"
-    rest = "close digest from_url engine key_for limited log_events observe store sync"
+    rest = "close digest from_url engine key_for limited observe store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
-    assert offered == {*asked.split(), *bans.split(), *figures.split(), *rest.split()}
+    assert offered == {*asked.split(), *bans.split(), *rest.split()}
 
 
 def test_every_exception_has_one_root() -> None:
@@ -143,12 +142,6 @@ def test_importing_the_package_loads_nothing_that_few_applications_need() -> Non
     loaded = loaded_by("import slidegate")
     assert [name for name in loaded if name.startswith(few)] == []
     assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
-
-
-def test_importing_the_package_loads_little_beside_starlette() -> None:
-    loaded = loaded_by("import slidegate") - loaded_by("import starlette.applications")
-    assert loaded & {"pathlib", "anyio.lowlevel", "starlette.middleware.cors"} == set()
-    assert "slidegate.web.middleware" in loaded
 
 
 @pytest.mark.interpreted("a compiled class has no docstring, and a compiled package loads a module of its own")

@@ -8,10 +8,10 @@ import logging
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 
 import uvicorn
@@ -23,20 +23,22 @@ from rich.text import Text
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.logs import AccessLogs, AccessRecord
+from slidegate.stats import Statistics
 
 from .app import DASHBOARD, make_app
-from .figures import Figures, ReplayClock
+from .figures import MINUTE_US, Figures, ReplayClock
 from .replay import OUTCOMES, Report, bans_of, replay
 
 SAMPLE = Path(__file__).with_name("sample.log")
 HOST = "127.0.0.1"
+HOUR_US = 3_600_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if something cannot be used."""
-    options = parse(arguments)
+    options, site = parse(arguments), Site()
     if options.no_serve:
-        return show(options.log, Console())
+        return show(options.log, Console(), site)
     # First, because nobody wants to hear of it after the replay.
     try:
         listener = socket.create_server((HOST, options.port))
@@ -44,22 +46,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"cannot listen on {HOST}:{options.port}: {error.strerror or error}; --port 0 takes any free one")
     with listener:
         console = Console()
-        return show(options.log, console) or serve(listener, console)
+        return show(options.log, console, site) or serve(listener, console, site)
 
 
-def show(path: Path, console: Console) -> int:
+class Site:
+    """The site through which the log goes, and which is served afterwards."""
+
+    def __init__(self) -> None:
+        self.clock = ReplayClock()
+        self.limiter = Limiter(MemoryStore(clock=self.clock))
+        self.figures = Figures(self.limiter, self.clock)
+        self.report = Report()
+        self.token = secrets.token_urlsafe(16)
+        # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
+        self.app = make_app(self.limiter, [HOST], self.token)
+
+
+def show(path: Path, console: Console, site: Site) -> int:
     """Replay a log and print what came of it; return the exit code."""
     try:
         log = AccessLogs([path])
-        records = iter(log)
-        first = next(records, None)
-        if first is None:
+        last_us = max((record.time_us for record in log), default=None)
+        if last_us is None:
             return fail(f"{printable(str(path))}: none of {log.counts.lines:,} lines is a record of an access log")
-        report, figures = asyncio.run(replay_all(log, chain([first], records), console))
+        # The log ends now, as the dashboard shows it. Windows start at whole minutes, so those of the log stay.
+        later_us = (time.time_ns() // 1_000 - last_us) // MINUTE_US * MINUTE_US
+        log = AccessLogs([path])
+        site.report = asyncio.run(replay_all(log, later_us, site, console))
     except ConfigurationError as error:
         return fail(str(error))
+    report = site.report
     console.print(summary(path, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
-    console.print(by_route(figures), "")
+    console.print(by_route(site.figures), "")
     console.print(verdict(report), "", *shown(report), sep="\n", soft_wrap=True)
     return 1 if report.violations else 0
 
@@ -88,26 +106,25 @@ def fail(message: str) -> int:
     return 2
 
 
-async def replay_all(log: AccessLogs, records: Iterable[AccessRecord], console: Console) -> tuple[Report, Figures]:
-    """Replay all records under a progress bar."""
-    clock = ReplayClock()
-    limiter = Limiter(MemoryStore(clock=clock))
-    report, figures = Report(bans=bans_of(limiter, clock)), Figures(limiter, clock)
+async def replay_all(log: AccessLogs, later_us: int, site: Site, console: Console) -> Report:
+    """Replay all records under a progress bar, so much later than the log says."""
+    report = Report(bans=bans_of(site.limiter, site.clock), later_us=later_us)
     with Progress(console=console) as progress:
         task = progress.add_task("Replaying in the log's own time", total=log.size_bytes)
-        async for answer in replay(make_app(limiter), limiter, clock, figures.following(requests(records))):
+        records = site.figures.following(requests(log, later_us))
+        async for answer in replay(site.app, site.limiter, site.clock, records):
             report.add(answer)
             progress.update(task, completed=log.taken_bytes)
-    return report, figures
+    return report
 
 
-def requests(records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
+def requests(records: Iterable[AccessRecord], later_us: int = 0) -> Iterator[AccessRecord]:
     """Yield the records that are HTTP requests; the time of one that comes too late is that of the one before."""
     latest_us = 0
     for record in records:
         if record.method:
-            latest_us = max(latest_us, record.time_us)
-            yield record if record.time_us == latest_us else record._replace(time_us=latest_us)
+            latest_us = max(latest_us, record.time_us + later_us)
+            yield record._replace(time_us=latest_us)
 
 
 def summary(path: Path, log: AccessLogs, report: Report) -> Table:
@@ -115,7 +132,7 @@ def summary(path: Path, log: AccessLogs, report: Report) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     counts = {outcome: report.count(outcome) for outcome in OUTCOMES}
     total = sum(counts.values())
-    times = [] if report.first_us is None else [moment(report.first_us), moment(report.last_us)]
+    times = [] if report.first_us is None else [moment(report, report.first_us), moment(report, report.last_us)]
     by = {"blocked": " by blocked.netset", "banned": " by bans"}
     for what, value in (
         ("Log", printable(str(path))),
@@ -142,7 +159,7 @@ def bans(report: Report) -> Table:
     table = Table("Banned", "By", "From", Column("For", justify="right"), title="Bans", title_justify="left")
     for ban in report.bans:
         length = "ever" if ban.until is None else f"{ban.until.timestamp() / 60 - ban.made_us / 60_000_000:.0f} min"
-        table.add_row(Text(printable(ban.key)), ban.by, moment(ban.made_us), length)
+        table.add_row(Text(printable(ban.key)), ban.by, moment(report, ban.made_us), length)
     return table
 
 
@@ -185,7 +202,7 @@ def verdict(report: Report) -> Text:
     for answer in report.violations:
         record = answer.record
         asked = printable(f"{record.client} {record.method} {record.path}")
-        text.append(f"\n{moment(record.time_us)} {asked}: {answer.violation}")
+        text.append(f"\n{moment(report, record.time_us)} {asked}: {answer.violation}")
     return text
 
 
@@ -201,9 +218,9 @@ def shown(report: Report) -> Iterator[str]:
     yield f"True: {true:,} of {report.retries_checked:,} promises of a Retry-After, to the microsecond."
 
 
-def moment(time_us: int) -> str:
-    """Return a time of the log, in microseconds of Unix time, for people."""
-    return f"{datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def moment(report: Report, time_us: int) -> str:
+    """Return the time in the log of a moment of the replay, in microseconds of Unix time, for people."""
+    return f"{datetime.fromtimestamp((time_us - report.later_us) // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe(log: AccessLogs) -> str:
@@ -223,34 +240,43 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def serve(listener: socket.socket, console: Console) -> int:
-    """Serve the site and its dashboard, with fresh counts and the real clock, until Ctrl-C."""
+def serve(listener: socket.socket, console: Console, site: Site) -> int:
+    """Serve the site and its dashboard, which shows the replay, by the clock of the machine, until Ctrl-C."""
+    site.clock.release()
     with listener:
-        url, token = f"http://{HOST}:{listener.getsockname()[1]}", secrets.token_urlsafe(16)
+        url = f"http://{HOST}:{listener.getsockname()[1]}"
         console.print(f"\nServing the same site at {url} until Ctrl-C.\n", soft_wrap=True)
-        console.print(f"The dashboard is at {url}{DASHBOARD}/, and its token is {token}\n", soft_wrap=True)
+        console.print(
+            f"The dashboard is at {url}{DASHBOARD}/#now?window={window(site.report)}, and shows the replay.",
+            soft_wrap=True,
+        )
+        console.print(f"It asks for a name, which can be any, and for this password: {site.token}\n", soft_wrap=True)
         for what, command in (
             ("The sixth answer to this is a 429:", f'curl -i -X POST "{url}/login?try=[1-6]"'),
             ("This client is on the blocklist:", f'curl -iH "X-Forwarded-For: 198.51.100.200" {url}/'),
             ("The fourth answer to this is a ban:", f'curl -iH "X-Forwarded-For: 203.0.113.9" "{url}/.env?[1-4]"'),
         ):
             console.print(what, Text(f"  {command}\n", style="bold"), sep="\n", soft_wrap=True)
-        limiter = Limiter(MemoryStore())
-        # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
-        server = uvicorn.Server(uvicorn.Config(make_app(limiter, [HOST], token), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(site.app, log_level="warning"))
         with Live(
-            console=console, get_renderable=lambda: counts(limiter), refresh_per_second=2, transient=True
+            console=console, get_renderable=lambda: counts(site.limiter), refresh_per_second=2, transient=True
         ) as live:
             live.auto_refresh = console.is_terminal
             with suppress(KeyboardInterrupt):
                 server.run(sockets=[listener])
-        console.print(counts(limiter), "Stopped.", sep="\n")
+        console.print(counts(site.limiter), "Stopped.", sep="\n")
     return 0
 
 
+def window(report: Report) -> str:
+    """Return the window of the dashboard that shows a whole replay, or as much of it as is remembered."""
+    hours = (report.last_us - (report.first_us or 0)) / HOUR_US
+    return next((f"{most}h" for most in (1, 3, 6, 12) if hours < most), "24h")
+
+
 def counts(limiter: Limiter) -> Text:
-    """Return what the middleware has counted so far, in one line."""
-    seen = limiter.stats("24h").total
+    """Return what the middleware has counted so far, the replay included, in one line."""
+    seen = Statistics(limiter).stats("24h").total
     refused = seen.refused - seen.blocked - seen.banned
     return Text(f"{seen.passed:,} admitted, {refused:,} refused, {seen.blocked:,} blocked, {seen.banned:,} banned")
 

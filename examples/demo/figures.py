@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 
 from slidegate import Limiter
-from slidegate.core.statistics.histogram import ResponseTimes
-from slidegate.core.statistics.series import SLICE_US
-from slidegate.limiter.stats import Statistics
+from slidegate.core.windows.histogram import ResponseTimes
 from slidegate.logs import AccessRecord
-from slidegate.stats import Traffic
+from slidegate.stats import Statistics, Traffic
+from slidegate.stats.series import SLICE_US
 from slidegate.testing import FakeClock
 
 MINUTE_US = 60_000_000
 
 
 class ReplayClock(FakeClock):
-    """The clock of a replay: it stands wherever the log says.
+    """The clock of a replay: it stands wherever the log says, and is that of the machine when the replay is over.
 
     Args:
         stopwatch_ns: Returns nanoseconds of real time.
@@ -33,14 +32,24 @@ class ReplayClock(FakeClock):
         super().__init__()
         self._stopwatch_ns = stopwatch_ns
         self._set_ns = stopwatch_ns()
+        self._is_over = False
 
     def set(self, now_us: int) -> None:
         """Move to `now_us`; real time runs from here."""
         super().set(now_us)
         self._set_ns = self._stopwatch_ns()
 
+    def release(self) -> None:
+        """Go by the clock of the machine from now on."""
+        self._is_over = True
+
+    def __call__(self) -> int:
+        return time_ns() // 1_000 if self._is_over else self.now_us
+
     def running_us(self) -> int:
         """Return the start of the log's slice and the real time since: when by the log, and how long by the watch."""
+        if self._is_over:
+            return time_ns() // 1_000
         passed_us = (self._stopwatch_ns() - self._set_ns) // 1_000
         # However slow the machine is, a request stays in the slice in which the log has it.
         return self.now_us // SLICE_US * SLICE_US + min(passed_us, SLICE_US - 1)
@@ -85,10 +94,10 @@ class Figures:
 
     def __init__(self, limiter: Limiter, clock: ReplayClock) -> None:
         self.routes: dict[str, RouteFigures] = {}
-        self._limiter = limiter
         self._clock = clock
         # In the time of the log every request would take none.
-        limiter.engine.statistics = Statistics(clock.running_us, limiter.engine.emit)
+        limiter.engine.now_us = clock.running_us
+        self._statistics = Statistics(limiter)
 
     def following(self, records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
         """Hand on records, which come in the order of their times, and read the figures after each minute."""
@@ -103,5 +112,5 @@ class Figures:
 
     def _read(self, minute: int) -> None:
         self._clock.set((minute + 1) * MINUTE_US - 1)
-        for route, traffic in self._limiter.stats("1m").routes.items():
+        for route, traffic in self._statistics.stats("1m").routes.items():
             self.routes.setdefault(route, RouteFigures()).add(traffic)

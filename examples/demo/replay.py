@@ -69,6 +69,7 @@ class Report:
         last_us: The time of the last request.
         retries_checked: How many times a `Retry-After` was put to the test.
         bans: The bans that were made, oldest first.
+        later_us: How much later the log was replayed than it says.
     """
 
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -79,6 +80,7 @@ class Report:
     retries_checked: int = 0
     bans: list[MadeBan] = field(default_factory=list)
     violations: list[Answer] = field(default_factory=list)
+    later_us: int = 0
 
     def add(self, answer: Answer) -> None:
         """Count one more."""
@@ -115,7 +117,7 @@ def bans_of(limiter: Limiter, clock: FakeClock) -> list[MadeBan]:
         told: Any = event.details
         bans.append(MadeBan(told["key"], told["by"], told["reason"], clock.now_us, told["until"]))
 
-    limiter.observe(add, kinds=["banned"], inline=True)
+    limiter.observe(add, kinds=["banned"])
     return bans
 
 

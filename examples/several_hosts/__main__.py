@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from examples.serving import END, port_number
-
 from .processes import House, NotStarted, find_redis
 from .walk import visit
+
+END = "The visit is over."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 dev.py example several_hosts", description=__doc__)
     parser.add_argument("--no-serve", action="store_true", help="end after the visit")
     parser.add_argument(
-        "--port", type=port_number, default=8000, help="of the front; 0 for any free one; by default 8000"
+        "--port",
+        type=int,
+        default=8000,
+        help="of the front; 0 for any free one; by default 8000",
     )
     parser.add_argument("--redis", default=find_redis(), metavar="PROGRAM", help="a redis-server or a valkey-server")
     options = parser.parse_args(arguments)
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             visit(house)
             if not options.no_serve:
                 serve(house)
-    except (NotStarted, OSError) as error:
+    except (NotStarted, OSError, OverflowError) as error:
         return fail(str(error))
     print("Stopped.")
     return 0

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import httpx
 
-from examples.serving import show, title
-
 from .app import AMOUNT
 from .processes import BOUND_S, House, wait_until
 
@@ -100,6 +98,16 @@ def visit(house: House) -> None:
         answers = visitors.storm(DAN, 2 * AMOUNT)
         show(f"Dan sends {len(answers)}", counted(answers))
         tell(house, "store_recovered")
+
+
+def title(text: str) -> None:
+    """Print the heading of a part of the visit."""
+    print(f"\n{text}")
+
+
+def show(what: str, outcome: object) -> None:
+    """Print one event of the visit and what came of it."""
+    print(f"  {what:<62} {outcome}", flush=True)
 
 
 def counted(answers: list[Answer]) -> str:

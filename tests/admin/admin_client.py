@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import jsonschema
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
@@ -33,9 +32,6 @@ HOSTILE = [
     '"quoted\\',
     " user:blank ",
 ]
-
-
-_served: dict[str, Any] = {}
 
 
 def rules() -> list[Rule]:
@@ -66,13 +62,9 @@ class AdminClient:
     async def visit(self, path: str = "/", times: int = 1, client: str = "203.0.113.9", **headers: str) -> list[int]:
         return await statuses(self.app, times, path, client=(client, 1234), headers=headers)
 
-    def hear(self) -> None:
-        """Wait until every event so far was heard."""
-        assert self.limiter.engine.events.worker.flush(60)
-
 
 class Operator:
-    """Asks the admin API over ASGI, and holds every answer to the document."""
+    """Asks the admin API over ASGI."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._client = httpx.AsyncClient(
@@ -84,48 +76,21 @@ class Operator:
     async def ask(
         self, method: str, path: str, *, json: Any = None, headers: dict[str, str] | None = None, **query: Any
     ) -> httpx.Response:
-        answer = await self._client.request(method, path, params=query, json=json, headers=headers)
-        hold_to_the_document(await document(), method, path, answer)
-        return answer
+        return await self._client.request(method, path, params=query, json=json, headers=headers)
 
     async def get(self, path: str, **query: Any) -> Any:
         answer = await self.ask("GET", path, **query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def pages(self, path: str, what: str, **query: Any) -> list[Any]:
-        found: list[Any] = []
-        page: dict[str, Any] = {"next": None}
-        while not found or page["next"] is not None:
-            more = {} if page["next"] is None else {"cursor": page["next"]}
-            page = await self.get(path, **query, **more)
-            found += page[what]
-            if not page[what]:
-                break
-        return found
-
-
-async def document() -> dict[str, Any]:
-    """Return the document of the API, as an operator gets it."""
-    if not _served:
-        routes = AdminRoutes(Limiter(), token=TOKEN)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(routes), base_url="http://ops.example.org"
-        ) as client:
-            _served.update((await client.get("/openapi.json", headers=headers)).json())
-    return _served
-
-
-def hold_to_the_document(page: dict[str, Any], method: str, path: str, answer: httpx.Response) -> None:
-    """Check an answer against the schema that the document has for it."""
-    operation = page["paths"].get(f"/{path}", {}).get(method.lower())
-    if operation is None or answer.status_code == 304:
-        return
-    (content,) = operation["responses"][str(answer.status_code)]["content"].items()
-    assert answer.headers["content-type"] == content[0]
-    schema = {**content[1]["schema"], "components": page["components"]}
-    jsonschema.Draft202012Validator(schema).validate(answer.json())
+    async def pages(self, path: str, **query: Any) -> list[Any]:
+        """Return the bans of all pages."""
+        page = await self.get(path, **query)
+        found = page["bans"]
+        while page["next"] is not None:
+            page = await self.get(path, **query, cursor=page["next"])
+            found += page["bans"]
+        return list(found)
 
 
 def names(entries: Sequence[dict[str, Any]], field: str) -> list[Any]:

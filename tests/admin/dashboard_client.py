@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from http.cookies import SimpleCookie
+from base64 import b64encode
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -38,24 +38,22 @@ class Site:
 
 
 class Browser:
-    """Sends requests as a browser does over https: with its cookies, the Origin of its page, and Sec-Fetch-Site."""
+    """Sends requests as a browser does: with the password it was given, the Origin of its page, and Sec-Fetch-Site."""
 
     def __init__(
-        self, app: ASGIApp, scheme: str = "http", at: str = "", root: str = "", peer: str = "203.0.113.9"
+        self, app: ASGIApp, token: str | None = TOKEN, scheme: str = "http", at: str = "", peer: str = "203.0.113.9"
     ) -> None:
         self.app = app
+        self.token = token
         self.scheme = scheme
         self.at = at
-        self.root = root
         self.peer = peer
-        self.cookies: dict[str, str] = {}
-        self.last_cookie: Any = None
 
     async def send(self, method: str, path: str, said: Any = None, **headers: str | None) -> Answer:
         """Send a request; a header that is None is left out of those that a browser sends."""
         fields: dict[str, str | None] = {"host": HOST}
-        if self.cookies:
-            fields["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        if self.token is not None:
+            fields["authorization"] = basic(self.token)
         if method not in ("GET", "HEAD"):
             fields.update({"origin": f"{self.scheme}://{HOST}", "sec-fetch-site": "same-origin"})
             fields["content-type"] = "application/json"
@@ -63,29 +61,19 @@ class Browser:
         body = b"" if said is None else said if isinstance(said, bytes) else json.dumps(said).encode()
         sent = {name: value for name, value in fields.items() if value is not None}
         path, _, query = path.partition("?")
-        place: dict[str, Any] = {"client": (self.peer, 1), "scheme": self.scheme, "root_path": self.root}
-        place["query_string"] = query.encode()
-        answer = await call(self.app, self.root + self.at + path, method, body, headers=sent, **place)
-        for name, value in answer.start["headers"]:
-            if name == b"set-cookie":
-                ((key, morsel),) = SimpleCookie(value.decode()).items()
-                self.last_cookie = morsel
-                self.cookies[key] = morsel.value
-                if morsel["max-age"] == "0":
-                    del self.cookies[key]
-        return answer
+        place: dict[str, Any] = {"client": (self.peer, 1), "scheme": self.scheme, "query_string": query.encode()}
+        return await call(self.app, self.at + path, method, body, headers=sent, **place)
 
-    async def log_in(self, token: str = TOKEN) -> Answer:
-        return await self.send("POST", "/api/session", {"token": token})
+    async def look(self, **headers: str | None) -> int:
+        status: int = (await self.send("GET", LOOK, **headers)).status
+        return status
 
     async def change(self, **headers: str | None) -> Answer:
         return await self.send("POST", CHANGE, NEW_BAN, **headers)
 
 
-async def logged_in(site: Site, token: str = TOKEN, **options: Any) -> Browser:
-    browser = Browser(site.app, **options)
-    assert (await browser.log_in(token)).status == 200
-    return browser
+def basic(token: str, user: str = "ann") -> str:
+    return "Basic " + b64encode(f"{user}:{token}".encode()).decode()
 
 
 def said(answer: Answer) -> Any:

@@ -39,11 +39,8 @@ async def redis(path: Path) -> AsyncIterator[Limiter]:
             yield limiter
 
 
-every_store = pytest.mark.parametrize("opened", [memory, lmdb, pytest.param(redis, marks=needs_redis)])
-
-
-@every_store
-async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_path: Path) -> None:
+@pytest.mark.parametrize("opened", [memory, lmdb, pytest.param(redis, marks=needs_redis)])
+async def test_an_operator_bans_changes_and_frees_a_client(opened: Opened, tmp_path: Path) -> None:
     async with opened(tmp_path) as limiter:
         admin = AdminClient(limiter)
         operator = admin.operator()
@@ -55,36 +52,32 @@ async def test_an_operator_bans_extends_and_frees_a_client(opened: Opened, tmp_p
         assert ban["until_at"] - ban["since_at"] == 3_600
         assert await admin.visit(client="203.0.113.7") == [403]
         assert (await operator.get("client", key="203.0.113.7"))["ban"] == ban
-        longer = await operator.ask("PATCH", "bans", json={"target": "203.0.113.0/24", "duration": "permanent"})
-        assert (longer.json()["until_at"], longer.json()["reason"]) == (None, "why")
+        longer = await operator.ask("POST", "bans", json={"target": "203.0.113.0/24", "duration": "permanent"})
+        assert (longer.json()["until_at"], longer.json()["reason"]) == (None, "")
         assert (await operator.get("bans"))["bans"] == [longer.json()]
         assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 404
         assert (await operator.ask("DELETE", "bans", target="203.0.113.0/24")).status_code == 200
-        assert (await operator.get("bans")) == {"bans": [], "next": None, "total": 0}
-        assert (
-            await operator.ask("PATCH", "bans", json={"target": "203.0.113.7", "duration": "1h"})
-        ).status_code == 404
+        assert (await operator.get("bans")) == {"bans": [], "next": None, "matching": 0, "total": 0}
+        # To free a client forgives its strikes, too.
+        scanners = BanPolicy("3/10m", "1h", name="scanners")
+        await limiter.strike("203.0.113.7", scanners, 2)
+        assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 200
+        assert await limiter.strike("203.0.113.7", scanners) is None
 
 
-@every_store
-async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(opened: Opened, tmp_path: Path) -> None:
-    async with opened(tmp_path) as limiter:
-        admin = AdminClient(limiter)
-        ann, bob = admin.operator(), admin.operator()
-        for number in range(25):
-            target = f"198.51.100.{number}"
-            made = await asyncio.gather(
-                ann.ask("POST", "bans", json={"target": target, "duration": "1h", "reason": "ann"}),
-                bob.ask("POST", "bans", json={"target": target, "duration": "2h", "reason": "bob"}),
-            )
-            assert [answer.status_code for answer in made] == [201, 201]
-            (ban,) = (await ann.get("bans", q=target))["bans"]
-            assert ban in [answer.json() for answer in made]
-            freed = await asyncio.gather(
-                ann.ask("DELETE", "bans", target=target), bob.ask("DELETE", "bans", target=target)
-            )
-            assert sorted(answer.status_code for answer in freed) == [200, 404]
-        assert (await ann.get("bans"))["total"] == 0
+async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(operator: Operator) -> None:
+    for number in range(25):
+        target = f"198.51.100.{number}"
+        made = await asyncio.gather(
+            operator.ask("POST", "bans", json={"target": target, "duration": "1h", "reason": "ann"}),
+            operator.ask("POST", "bans", json={"target": target, "duration": "2h", "reason": "bob"}),
+        )
+        assert [answer.status_code for answer in made] == [201, 201]
+        (ban,) = (await operator.get("bans", q=target))["bans"]
+        assert ban in [answer.json() for answer in made]
+        freed = await asyncio.gather(*(operator.ask("DELETE", "bans", target=target) for _ in range(2)))
+        assert sorted(answer.status_code for answer in freed) == [200, 404]
+    assert (await operator.get("bans"))["total"] == 0
 
 
 @pytest.mark.parametrize(
@@ -118,13 +111,14 @@ async def test_bans_are_paged_newest_first_and_filtered() -> None:
         await admin.limiter.ban(
             f"user:{number:02}", "1h", reason="odd" if number % 2 else "Even", by=f"policy {number % 5}"
         )
-    listed = await operator.pages("bans", "bans", limit=4)
+    listed = await operator.pages("bans", limit=4)
     assert len(listed) == 25
     assert [ban["since_at"] for ban in listed] == sorted((ban["since_at"] for ban in listed), reverse=True)
     assert len(set(names(listed, "target"))) == 25
-    assert len(await operator.pages("bans", "bans", limit=4, q="EVEN")) == 13
-    assert names(await operator.pages("bans", "bans", limit=2, policy="policy 3"), "policy") == ["policy 3"] * 5
-    assert (await operator.get("bans", q="user:07"))["total"] == 1
+    assert len(await operator.pages("bans", limit=4, q="EVEN")) == 13
+    assert names(await operator.pages("bans", limit=2, policy="policy 3"), "policy") == ["policy 3"] * 5
+    found = await operator.get("bans", q="user:07")
+    assert (found["matching"], found["total"]) == (1, 25)
 
 
 async def test_pages_stay_right_while_bans_come_and_go() -> None:
@@ -166,33 +160,3 @@ async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
     ticking.cancel()
     assert (len(page["bans"]), page["total"]) == (5, 30_000)
     assert turns >= 30_000 // STEP
-
-
-@every_store
-async def test_to_free_a_client_forgives_its_strikes(opened: Opened, tmp_path: Path) -> None:
-    scanners = BanPolicy("3/10m", "1h", name="scanners")
-    async with opened(tmp_path) as limiter:
-        operator = AdminClient(limiter).operator()
-        await limiter.strike("203.0.113.7", scanners, 2)
-        assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 200
-        assert await limiter.strike("203.0.113.7", scanners) is None
-        assert await limiter.strike("203.0.113.7", scanners, 2) is not None
-
-
-@pytest.mark.interpreted("a constant of a compiled module is replaced")
-async def test_one_network_too_many_is_refused_and_those_that_are_banned_can_be_changed(
-    operator: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
-    for target in ("203.0.113.0/24", "2001:db8::/48"):
-        made = await operator.ask("POST", "bans", json={"target": target, "duration": "1h"})
-        assert made.status_code == 201
-    answer = await operator.ask("POST", "bans", json={"target": "198.51.100.0/24", "duration": "1h"})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
-    assert "put 198.51.100.0/24 into a blocklist" in answer.json()["detail"]
-    for target in ("203.0.113.0/24", "198.51.100.7"):
-        made = await operator.ask("POST", "bans", json={"target": target, "duration": "2h"})
-        assert made.status_code == 201
-    longer = await operator.ask("PATCH", "bans", json={"target": "2001:db8::/48", "duration": "2h"})
-    assert longer.status_code == 200
-    assert (await operator.get("bans"))["total"] == 3

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,19 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.admin.dashboard import LINE_POINTS, page_files, thinned
+from slidegate.admin.dashboard import LINE_POINTS, thinned
 from slidegate.admin.parameters import WINDOWS
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import hello, statuses
-from ..limiter.shared_store import Board
-from .dashboard_client import TOKEN, Browser, Site, logged_in, said, with_token
-
-MAX_BYTES = 80 * 1_024
-FILES = page_files()
-SCRIPTS = {path: file.body.decode() for path, file in FILES.items() if file.media_type.startswith("text/javascript")}
-PAGE = FILES["/"].body.decode()
+from ..stats.shared_store import Board
+from .dashboard_client import TOKEN, Browser, Site, said, with_token
 
 
 async def snapshot(browser: Browser, query: str = "", **headers: str) -> Any:
@@ -33,7 +32,7 @@ async def snapshot(browser: Browser, query: str = "", **headers: str) -> Any:
 
 
 async def test_many_who_look_at_once_get_one_snapshot(site: Site) -> None:
-    browser = await logged_in(site)
+    browser = Browser(site.app)
     await site.limiter.hit("<script>", "5/minute")
     seen: list[Any] = []
 
@@ -51,7 +50,7 @@ async def test_many_who_look_at_once_get_one_snapshot(site: Site) -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 async def test_a_snapshot_is_good_for_two_seconds_or_ten(window: str, clock: FakeClock) -> None:
     site = Site(clock)
-    browser = await logged_in(site)
+    browser = Browser(site.app)
     good_us = 2_000_000 if window in ("1m", "5m", "10m") else 10_000_000
     made = await snapshot(browser, f"?window={window}")
     clock.advance(us=good_us - 1)
@@ -80,7 +79,7 @@ async def test_all_stats_of_a_snapshot_are_of_one_reading_of_the_store(clock: Fa
     app = RateLimitMiddleware(hello, limiter=site.limiter, rules=rules)
     for number in range(9):
         assert await statuses(app, number + 1, f"/{number}") == [200] * min(number + 1, 5) + [429] * max(number - 4, 0)
-    browser = await logged_in(site)
+    browser = Browser(site.app)
     board.reads.clear()
     found = await snapshot(browser)
     assert board.reads.count("5s") == 1, "the rows of all stats"
@@ -91,7 +90,7 @@ async def test_all_stats_of_a_snapshot_are_of_one_reading_of_the_store(clock: Fa
 
 
 async def test_a_snapshot_that_a_page_has_is_not_sent_again(clock: FakeClock) -> None:
-    browser = await logged_in(Site(clock))
+    browser = Browser(Site(clock).app)
     etag = (await browser.send("GET", "/api/now")).headers["etag"]
     again = await browser.send("GET", "/api/now", if_none_match=etag)
     assert (again.status, again.body) == (304, b"")
@@ -100,7 +99,7 @@ async def test_a_snapshot_that_a_page_has_is_not_sent_again(clock: FakeClock) ->
 
 
 async def test_a_window_that_there_is_not_is_named_with_those_that_there_are(site: Site) -> None:
-    answer = await (await logged_in(site)).send("GET", "/api/now?window=2m")
+    answer = await Browser(site.app).send("GET", "/api/now?window=2m")
     assert answer.status == 422
     assert "1m, 5m, 10m" in said(answer)["detail"]
 
@@ -123,23 +122,42 @@ def test_a_small_line_ends_with_the_last_step_that_is_complete(counts: list[int]
     assert sum(line) == sum(counts[-told - 1 : -1])
 
 
-def test_everything_together_stays_below_the_bound() -> None:
-    assert sum(len(file.body) for file in FILES.values()) <= MAX_BYTES
+# -- the page ------------------------------------------------------------------------------------------------------
+
+LOADED = re.compile(r"""(?:src|href)="(?!#)([^"]+)"|from "\./([\w.]+)\"""")
+MAX_BYTES = 100 * 1_024
 
 
-def test_no_file_names_another_place() -> None:
-    for file in FILES.values():
-        assert set(re.findall(r"""https?://[^\s"'`)]+""", file.body.decode())) <= {"http://www.w3.org/2000/svg"}
-        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", file.body.decode())
+async def loaded(site: Site) -> dict[str, str]:
+    """Return path -> text of the page and of everything that it and its scripts load."""
+    texts: dict[str, str] = {}
+    wanted = ["/"]
+    while wanted:
+        path = wanted.pop()
+        answer = await Browser(site.app).send("GET", path)
+        assert answer.status == 200, path
+        texts[path] = answer.body.decode()
+        named = [f"/{name or 'static/' + module}" for name, module in LOADED.findall(texts[path])]
+        wanted += [name for name in named if name not in texts and name not in wanted]
+    return texts
 
 
-def test_everything_that_the_page_and_its_scripts_load_is_there_and_nothing_else() -> None:
-    asked = {f"/{name}" for name in re.findall(r'(?:src|href)="(?!#)([^"]+)"', PAGE)}
-    for text in SCRIPTS.values():
-        asked |= {f"/static/{name}" for name in re.findall(r'from "\./([\w.]+)"', text)}
-    assert asked == set(FILES) - {"/"}
+async def test_the_page_is_small_asks_no_other_place_and_shows_no_version(site: Site) -> None:
+    texts = await loaded(site)
+    assert sum(len(text) for text in texts.values()) <= MAX_BYTES
+    for path, text in texts.items():
+        assert set(re.findall(r"""https?://[^\s"'`)]+""", text)) <= {"http://www.w3.org/2000/svg"}
+        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
+        assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", text))
+        assert max(map(len, text.splitlines())) <= 120, path
 
 
-def test_a_stranger_learns_no_version() -> None:
-    for file in FILES.values():
-        assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", file.body.decode()))
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on PATH")
+def test_every_script_of_the_page_can_be_parsed(site: Site, tmp_path: Path) -> None:
+    scripts = {path: text for path, text in asyncio.run(loaded(site)).items() if path.endswith(".js")}
+    assert len(scripts) >= 10
+    for path, text in {**scripts, "/broken.js": "const = 1;"}.items():
+        file = tmp_path / f"{Path(path).stem}.mjs"
+        file.write_text(text, "utf-8")
+        done = subprocess.run(["node", "--check", file], capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) == (path in scripts), done.stderr

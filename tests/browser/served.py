@@ -35,7 +35,7 @@ class Site:
         self.dashboard = f"{self.url}/slidegate/"
 
     def wait(self) -> None:
-        until(lambda: self.ask("192.0.2.1", path="/slidegate/") == 200, "the server answers")
+        until(lambda: self.ask("192.0.2.1", path="/slidegate/") == 401, "the server answers")
 
     def ask(self, client: str, path: str = "/", **fields: str) -> int:
         """Send one request over a connection of its own; return the status, 0 without an answer."""

@@ -56,8 +56,8 @@ app = Starlette(
         Route("/articles/{slug}", page),
         Route("/reports", slow),
         Route("/login", page, methods=["POST"]),
-        Mount("/slidegate", Dashboard(limiter, token=TOKEN, read_token=READ_TOKEN, client=behind)),
-        Mount("/counted", Dashboard(limiter, token=TOKEN, client=behind)),
+        Mount("/slidegate", Dashboard(limiter, token=TOKEN, read_token=READ_TOKEN)),
+        Mount("/counted", Dashboard(limiter, token=TOKEN)),
     ],
     lifespan=lifespan,
 )

@@ -29,8 +29,8 @@ VIEWS = {
 }
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 STRANGE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
+    "user:<script>alert(1)</script>",
+    'user:"><img src=x onerror=alert(1)>',
     "user:\u202egnp.exe\u2066\u200f",
     "user:\u0007\u001b[31m\r\nSet-Cookie: x",
 ]
@@ -43,13 +43,19 @@ def site() -> Iterator[Site]:
         site.flood("203.0.113.7", 40)
         site.flood("198.51.100.23", 15, "/reports", **{"X-API-Key": "<script>alert(1)</script>"})
         site.flood("198.51.100.24", 1, "/", **{"X-API-Key": "k" * 60_000})
-        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "198.51.100.0/28", "duration": "1h"})
+        ban(site, "198.51.100.0/28")
         yield site
+
+
+def ban(site: Site, target: str, reason: str = "") -> None:
+    """Ban somebody, as a script does."""
+    body = {"target": target, "duration": "1h", "reason": reason}
+    assert httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json=body).status_code == 201
 
 
 def settled(page: Page) -> None:
     """Wait until the view shows stats and goes on by itself."""
-    expect(page.locator("main table, main .empty").first).to_be_visible()
+    expect(page.locator("main table:visible, main .empty:visible").first).to_be_visible()
     expect(page.locator("main [aria-busy]")).to_have_count(0)
     expect(page.locator("#state")).to_have_text("Live")
 
@@ -58,23 +64,26 @@ def settled(page: Page) -> None:
 def test_axe_finds_nothing_in_any_view_and_none_is_wider_than_a_phone(
     scheme: str, site: Site, opened: OpenPage
 ) -> None:
+    found: dict[str, list[str]] = {}
+    columns: dict[str, list[set[str]]] = {}
     for size in ({"width": 1280, "height": 900}, {"width": 375, "height": 812}):
-        page = opened(site, None, color_scheme=scheme, viewport=size)
-        expect(page.get_by_label("Token")).to_be_visible()
-        found = {"login": violations(page)}
-        page.get_by_label("Token").fill(TOKEN)
-        page.keyboard.press("Enter")
+        page = opened(site, TOKEN, color_scheme=scheme, viewport=size)
         for view, title in VIEWS.items():
             page.evaluate("view => { location.hash = view; }", view)
             expect(page.get_by_role("tab", name=title)).to_have_attribute("aria-selected", "true")
             settled(page)
-            found[view] = violations(page)
+            found[f"{view} {size}"] = violations(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], view
+            heads = page.locator("main thead th, main .below dt").all_inner_texts()
+            columns.setdefault(view, []).append({head for head in heads if head})
         page.evaluate("() => { location.hash = 'bans'; }")
         page.get_by_role("button", name="Ban…").click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        found["dialog"] = violations(page)
-        assert {view: what for view, what in found.items() if what} == {}
+        found[f"dialog {size}"] = violations(page)
+    assert {view: what for view, what in found.items() if what} == {}
+    for view, (desk, phone) in columns.items():
+        assert desk == phone, f"no column of {view} vanishes on a phone"
+    assert page.locator("main .below").first.is_visible()
 
 
 def violations(page: Page) -> list[str]:
@@ -86,12 +95,8 @@ def violations(page: Page) -> list[str]:
 def test_texts_of_strangers_are_shown_as_text(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "#bans")
     for target in STRANGE:
-        answer = httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": target, "duration": "1h"})
-        assert answer.status_code in {201, 422}
-    reason = "</td><script>alert(1)</script>\u202e" + "r" * 100
-    httpx.post(
-        f"{site.dashboard}api/bans", headers=BEARER, json={"target": "user:1", "duration": "1h", "reason": reason}
-    )
+        ban(site, target)
+    ban(site, "user:1", "</td><script>alert(1)</script>\u202e" + "r" * 100)
     bans = page.get_by_role("table", name=re.compile("^Bans in force"))
     expect(bans.get_by_text("user:1", exact=True)).to_be_visible()
     for view in VIEWS:
@@ -125,24 +130,17 @@ def test_a_text_of_64_kb_and_one_of_control_characters_are_harmless_in_every_vie
     assert shown[2:] == [r"\ud83d", "ab\U0001f600"]
 
 
-def test_the_value_of_a_header_finds_its_client_and_stands_in_no_address(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, "#clients")
-    addresses = []
-    page.on("request", lambda request: addresses.append(request.url))
-    page.get_by_label("By", exact=True).select_option("header")
-    page.get_by_label("Its name").fill("X-API-Key")
-    page.get_by_label("Its value").fill("<script>alert(1)</script>")
-    page.get_by_role("button", name="Find").click()
-    expect(page.get_by_role("region", name=re.compile("^reports")).locator("p.spent .figure")).to_have_text("15 / 200")
-    assert "script" not in page.url
-    assert not [address for address in addresses if "alert" in address]
-
-
 def test_a_text_that_is_no_client_is_answered_with_what_was_expected(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "#clients", expected="status of 422")
-    page.get_by_label("Client", exact=True).fill("300.1.2.3/99")
+    page.get_by_label("Address or key").fill("300.1.2.3/99")
     page.get_by_role("button", name="Find").click()
     expect(page.get_by_role("alert").filter(has_text="no address or network")).to_be_visible()
+    page.get_by_role("tab", name="Bans & lists").click()
+    page.get_by_role("button", name="Ban…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Address, network or key").fill("203.0.113.O")
+    dialog.get_by_role("button", name="Ban", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text('got the string "203.0.113.O"')
 
 
 def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, opened: OpenPage) -> None:
@@ -187,16 +185,74 @@ def test_the_theme_is_kept(site: Site, opened: OpenPage) -> None:
 def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
     page = opened(site, READ_TOKEN, "#bans")
     expect(page.get_by_role("table", name=re.compile("^Bans in force"))).to_be_visible()
+    expect(page.get_by_text("Read-only")).to_be_visible()
     expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
     expect(page.get_by_role("button", name="Unban").first).to_be_disabled()
-    expect(page.get_by_role("button", name="Sign out (read-only)")).to_be_visible()
     page.get_by_role("tab", name="Clients").click()
-    page.get_by_label("By", exact=True).select_option("header")
-    page.get_by_label("Its name").fill("X-API-Key")
-    page.get_by_label("Its value").fill("<script>alert(1)</script>")
-    page.get_by_role("button", name="Find").click()
+    page.get_by_role("link", name=re.compile("^header:x-api-key")).first.click()
     expect(page.get_by_role("heading", name=re.compile("^header:x-api-key"))).to_be_visible()
     expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
+
+
+def test_a_view_that_fails_says_so_and_asks_again(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "#clients", expected="TypeError")
+    broken = True
+
+    def breaking(found: Any) -> None:
+        if broken:
+            found["clients"] = None
+
+    with_changed(page, "clients", breaking)
+    expect(page.locator("#state")).to_have_text("Failed")
+    expect(page.get_by_role("alert").first).to_contain_text("This view has failed (TypeError")
+    broken = False
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(page.get_by_role("alert").first).to_be_hidden()
+
+
+def test_a_filter_shows_how_many_of_all_it_leaves(opened: OpenPage) -> None:
+    with served() as (site,):
+        for number in range(4):
+            ban(site, f"198.51.100.{number}", "odd" if number % 2 else "even")
+        page = opened(site, TOKEN, "#bans")
+        expect(page.get_by_role("table", name="Bans in force: 4")).to_be_visible()
+        page.get_by_role("searchbox").fill("odd")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("table", name="2 of 4 bans")).to_be_visible()
+        page.get_by_role("searchbox").fill("nobody")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("heading", name="0 of 4 bans")).to_be_visible()
+        expect(page.get_by_text("No ban matches.")).to_be_visible()
+        expect(page.get_by_text("Bans in force")).to_have_count(0)
+        page.close()
+
+
+def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN)
+    settled(page)
+    chart = page.get_by_role("figure", name="Requests a second")
+    cursor = chart.get_by_role("slider", name="Requests a second, by time")
+    expect(chart.locator(".tip")).to_be_hidden()
+    cursor.focus()
+    expect(chart.locator(".tip")).to_be_visible()
+    newest = int(cursor.input_value())
+    page.keyboard.press("ArrowLeft")
+    expect(cursor).to_have_value(str(newest - 1))
+    expect(cursor).to_have_attribute("aria-valuetext", re.compile(r"\d: Passed [\d.]+, Limited [\d.]+, By bans"))
+    page.keyboard.press("Home")
+    expect(cursor).to_have_value("0")
+    first = cursor.get_attribute("aria-valuetext") or ""
+    expect(chart.locator(".tip strong")).to_have_text(first.partition(": ")[0])
+    page.keyboard.press("Tab")
+    expect(chart.locator(".tip")).to_be_hidden()
+    # The slices of a window are a table, too, and stay one while the page refreshes.
+    page.get_by_role("link", name="203.0.113.7").first.click()
+    window = page.get_by_role("region", name="everybody 30/10m", exact=True)
+    window.get_by_text("As a table").press("Enter")
+    with page.expect_response(re.compile("/api/client\\?")), page.expect_response(re.compile("/api/clients")):
+        pass
+    rows = window.get_by_role("row").filter(has=page.get_by_role("cell")).all_inner_texts()
+    assert sum(int(row.split()[-1]) for row in rows) == 30
 
 
 def test_a_chart_tells_its_stats_without_a_picture(site: Site, opened: OpenPage) -> None:
@@ -283,40 +339,48 @@ def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: 
     expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
 
 
-def test_stats_of_tiles_rules_and_routes_agree(opened: OpenPage) -> None:
+def test_stats_of_tiles_rules_routes_charts_and_clients_agree(opened: OpenPage) -> None:
     with served() as (site,):
         site.flood("203.0.113.50", 40)
-        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "203.0.113.51", "duration": "1h"})
+        ban(site, "203.0.113.51")
         assert set(site.flood("203.0.113.51", 7)) == {403}
         assert set(site.flood("192.0.2.130", 5)) == {403}
         page = opened(site, TOKEN)
         tiles = page.locator("dl.tiles")
         expect(tiles).to_contain_text(re.compile(r"Limited10"))
         expect(tiles).to_contain_text(re.compile(r"By bans7\s*5 by lists"))
-        rule = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="everybody", exact=True))
-        assert rule.get_by_role("cell").all_inner_texts()[:3] == ["30", "10", "0"]
-        shadow = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="tighter", exact=True))
-        expect(shadow.get_by_role("cell").nth(1)).to_have_text("20 in shadow")
-        route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="GET /", exact=True))
-        assert route.get_by_role("cell").all_inner_texts()[:3] == ["30", "0", "0"]
+
+        def row(name: str) -> list[str]:
+            found = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
+            return found.get_by_role("cell").all_inner_texts()[:3]
+
+        assert row("everybody") == ["30", "10", "0"]
+        assert row("tighter")[1] == "20 in shadow"
+        assert row("GET /") == ["30", "0", "0"]
         # A middleware refuses before a router has looked, so its refusals are those of a rule.
-        route = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="(no route)", exact=True))
-        assert route.get_by_role("cell").all_inner_texts()[:3] == ["0", "10", "7"]
-        page.close()
+        assert row("(no route)") == ["0", "10", "7"]
 
+        chart = page.get_by_role("figure", name="Requests a second")
+        chart.get_by_text("As a table").click()
+        heads = chart.get_by_role("columnheader")
+        expect(heads).to_have_text(["From", "Passed", "Limited", "By bans", "By lists"])
 
-def test_equal_refusals_are_one_line_and_a_stranger_was_never_seen(opened: OpenPage) -> None:
-    with served() as (site,):
-        site.flood("203.0.113.50", 70)
-        page = opened(site, TOKEN, "#clients/203.0.113.50")
+        def charted() -> list[int]:
+            rows = [line.get_by_role("cell").all_inner_texts() for line in chart.locator("tbody tr").all()]
+            return [round(sum(5 * float(line[place]) for line in rows)) for place in range(1, 4)]
+
+        until(lambda: charted() == [10, 7, 5], "the steps are over")
+
+        page.get_by_role("tab", name="Clients").click()
+        page.get_by_role("link", name="203.0.113.50").click()
         refusals = page.get_by_role("table", name="Last refusals")
         expect(refusals.get_by_role("row")).to_have_count(2)
-        expect(refusals).to_contain_text("\u00d7 40")
-        page.get_by_label("Client", exact=True).fill("203.0.113.99")
+        expect(refusals).to_contain_text("\u00d7 10")
+        page.get_by_label("Address or key").fill("203.0.113.99")
         page.get_by_role("button", name="Find").click()
         expect(page.get_by_text("Never seen", exact=True)).to_be_visible()
         expect(page.get_by_text("Nothing is known of this client")).to_be_visible()
-        page.close()
+        page.close()  # before the server goes: it asks again and again
 
 
 def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
@@ -340,7 +404,7 @@ def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(
     page = opened(site, TOKEN)
     with_changed(page, "rules", many)
     page.get_by_role("tab", name="Configuration").click()
-    rules = page.get_by_role("table", name=re.compile("^Rules in force"))
+    rules = page.get_by_role("table", name=re.compile("rules in force", re.IGNORECASE))
     pages = page.get_by_role("navigation", name=re.compile("^Pages of rules in force"))
     expect(rules.get_by_role("row")).to_have_count(51)
     expect(pages.get_by_role("button", name="Back")).to_be_disabled()
@@ -356,7 +420,8 @@ def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(
     expect(rules.get_by_role("row")).to_have_count(11)
     expect(pages).to_be_hidden()
     page.get_by_label(re.compile("^Filter rules in force")).fill("no such rule")
-    expect(page.get_by_text("Nothing is like that.")).to_be_visible()
+    expect(page.get_by_text("Nothing matches.")).to_be_visible()
+    expect(page.get_by_role("heading", name="0 of 120: rules in force")).to_be_visible()
 
 
 def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site, opened: OpenPage) -> None:
@@ -366,10 +431,10 @@ def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site
         stats = found["stats"]
         stats["workers"].append({**stats["workers"][0], "name": "other", "published_at": found["at"] - late_s})
 
-    page = opened(site, None)
+    page = opened(site, TOKEN, "#config")
+    settled(page)
     with_changed(page, "now", reported_late)
-    page.get_by_label("Token").fill(TOKEN)
-    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Now").click()
     chart = page.get_by_role("figure", name="Requests a second")
     expect(chart.locator("path.line").first).to_be_attached()
     expect(chart.locator("path.line.late")).to_have_count(0)
@@ -377,29 +442,9 @@ def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site
     expect(chart.locator("path.line.late")).to_have_count(4)
 
 
-def test_refusals_by_limits_bans_and_lists_are_charted_apart(opened: OpenPage) -> None:
-    with served() as (site,):
-        site.flood("203.0.113.50", 40)
-        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "203.0.113.51", "duration": "1h"})
-        site.flood("203.0.113.51", 7)
-        site.flood("192.0.2.130", 5)
-        page = opened(site, TOKEN)
-        chart = page.get_by_role("figure", name="Requests a second")
-        chart.get_by_text("As a table").click()
-        heads = chart.get_by_role("columnheader")
-        expect(heads).to_have_text(["From", "Passed", "Limited", "By bans", "By lists"])
-
-        def counted() -> list[int]:
-            rows = [row.get_by_role("cell").all_inner_texts() for row in chart.locator("tbody tr").all()]
-            return [round(sum(5 * float(row[place]) for row in rows)) for place in range(1, 4)]
-
-        until(lambda: counted() == [10, 7, 5], "the steps are over")
-        page.close()  # before the server goes: it asks again and again
-
-
 def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None:
     address = "2001:db8:1234:5678:9abc:def0:1234:5678/128"
-    httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": address, "duration": "1h"})
+    ban(site, address)
     page = opened(site, TOKEN, "#bans", viewport={"width": 375, "height": 812})
     shown = page.get_by_role("link", name=address)
     expect(shown).to_be_visible()
@@ -407,49 +452,40 @@ def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-def test_to_ban_ones_own_address_is_asked_about_twice(opened: OpenPage) -> None:
-    with served() as (site,):
-        page = opened(
-            site, TOKEN, "#bans", expected="status of 4", extra_http_headers={"X-Forwarded-For": "203.0.113.60"}
-        )
-        page.get_by_role("button", name="Ban…").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Address, network or key").fill("203.0.113.0/24")
-        expect(dialog.get_by_role("checkbox")).to_be_hidden()
-        dialog.get_by_role("button", name="Ban", exact=True).click()
-        expect(dialog.get_by_role("alert")).to_contain_text("is or holds the address")
-        dialog.get_by_label("Yes, ban my own address").check()
-        dialog.get_by_role("button", name="Ban", exact=True).click()
-        expect(dialog).to_have_count(0)
-        banned = httpx.get(f"{site.dashboard}api/bans", headers=BEARER).json()["bans"]
-        assert [ban["target"] for ban in banned] == ["203.0.113.0/24"]
-        page.close()
+def test_to_ban_ones_own_address_is_asked_about_twice(site: Site, opened: OpenPage) -> None:
+    own = {"X-Forwarded-For": "203.0.113.60"}
+    page = opened(site, TOKEN, "#bans", expected="status of 4", extra_http_headers=own)
+    page.get_by_role("button", name="Ban…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Address, network or key").fill("203.0.113.56/29")
+    expect(dialog.get_by_role("checkbox")).to_be_hidden()
+    dialog.get_by_role("button", name="Ban", exact=True).click()
+    alert = dialog.get_by_role("alert")
+    expect(alert).to_have_text("This would ban your own address. Tick the box to ban it anyway.")
+    dialog.get_by_label("Yes, ban my own address").check()
+    dialog.get_by_role("button", name="Ban", exact=True).click()
+    expect(dialog).to_have_count(0)
+    found = httpx.get(f"{site.dashboard}api/bans", headers=BEARER, params={"q": "203.0.113.56"}).json()["bans"]
+    assert [one["target"] for one in found] == ["203.0.113.56/29"]
 
 
 def test_a_page_that_the_middleware_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
     client = "203.0.113.77"
-    page = opened(
-        site,
-        TOKEN,
-        expected="status of 429",
-        at="/counted/",
-        extra_http_headers={"X-Forwarded-For": client},
-    )
+    page = opened(site, TOKEN, expected="status of 429", at="/counted/", extra_http_headers={"X-Forwarded-For": client})
     site.flood(client, 40)
     page.get_by_role("tab", name="Configuration").click()
     expect(page.get_by_role("alert")).to_contain_text('Rule("/counted/{rest:path}", exempt=True)')
 
 
-def test_a_session_that_ends_elsewhere_ends_here(chromium: object, opened: OpenPage) -> None:
-    with served() as (site,):
-        page = opened(site, TOKEN)
-        settled(page)
-        other = page.context.new_page()
-        other.goto(site.dashboard)
-        other.get_by_role("button", name="Sign out").click()
-        expect(other.get_by_text("You have signed out.")).to_be_visible()
-        expect(page.get_by_text("Your session has ended. Sign in again.")).to_be_visible()
-        page.close()
+def test_a_token_that_is_no_longer_right_ends_the_questions(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, expected="status of 401")
+    settled(page)
+    asked: list[str] = []
+    page.route(re.compile("/api/now"), lambda route: asked.append(route.request.url) or route.fulfill(status=401))
+    expect(page.locator("#state")).to_have_text("Signed out")
+    expect(page.get_by_role("alert")).to_contain_text("Reload the page to sign in.")
+    page.wait_for_timeout(4_500)
+    assert len(asked) == 1, "each question would open a dialog"
 
 
 def test_a_server_stops_at_once_with_a_page_open_and_the_page_says_so(opened: OpenPage) -> None:

@@ -21,3 +21,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         made = server.url
     fill(made, touch)
     return made
+
+
+@pytest.fixture(autouse=True)
+def no_store_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no command meet the store that a developer's environment names."""
+    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)

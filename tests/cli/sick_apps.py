@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,29 +11,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.routing import Mount, Route
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule
+from slidegate import RateLimitMiddleware, Rule
 
 events: list[str] = []
 
 
 async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hello")
-
-
-async def talk(websocket: WebSocket) -> None:
-    await websocket.close()
-
-
-@RateLimit("5/second")
-async def limited(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hello")
-
-
-@RateLimit.exempt
-async def exempt(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
@@ -45,12 +29,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     events.append("end")
 
 
-ROUTES = [
-    Route("/items/{id:int}", page),
-    Route("/items/{id:int}", page, methods=["DELETE"]),
-    Route("/limited", limited),
-    Mount("/admin", routes=[Route("/users", page), WebSocketRoute("/talk", talk)]),
-]
+ROUTES = [Route("/items/{id:int}", page), Mount("/admin", routes=[Route("/users", page)])]
 
 healthy = Starlette(routes=ROUTES, lifespan=lifespan)
 healthy.add_middleware(RateLimitMiddleware, limits="600/minute")
@@ -59,26 +38,8 @@ healthy.add_middleware(CORSMiddleware, expose_headers=["Retry-After", "RateLimit
 bare = Starlette(routes=ROUTES)
 
 
-def guarded() -> object:
-    """Put an application behind the rules of a file, which stays as it is."""
-    return RateLimitMiddleware.from_file(bare, os.environ["RULES_OF_BARE"])
-
-
 def raising() -> object:
     raise RuntimeError("a\nb\x1b[2J")
-
-
-uncovered = Starlette(routes=ROUTES)
-uncovered.add_middleware(
-    RateLimitMiddleware,
-    rules=[
-        Rule("/items/{id}", "5/minute", methods=["GET"]),
-        Rule("/admin/{rest:path}", "5/minute", connection="http"),
-        Rule("/nowhere", "5/minute", name="lost"),
-        Rule("/items/x", "5/minute", name="no-number"),
-        Rule("/wp-login.php", block=True),
-    ],
-)
 
 
 broken = Starlette(routes=ROUTES)

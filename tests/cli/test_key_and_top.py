@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.admin import AdminRoutes
+from slidegate.stats import Statistics
+from slidegate.stats.statistics import recording_of
 
 from ..asgi import hello, statuses
-from .stores_at_hand import fill, run
+from .stores_at_hand import fill, hanging_ends, run, start, touch
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def test_rules_may_stand_in_the_configuration_file(
     assert run("key", "show", "203.0.113.7", "--rules", str(file), "--store", url, "--format", "json") == 0
     assert [window["used"] for window in shown(capsys)["windows"] if window["rule"] == "api"] == [7]
     file.write_text("rules = 3\n")
-    assert run("key", "show", "203.0.113.7", "--rules", str(file), "--store", url) == 2
+    assert run("key", "show", "203.0.113.7", "--rules", str(file), "--store", url) == 1
     assert run("key", "show", "203.0.113.7", "--rule", "api", "--store", url) == 2
     assert run("key", "show", "203.0.113.7", "--rule", "api=lots", "--store", url) == 2
 
@@ -90,7 +95,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
         middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(middleware, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
-            await limiter.engine.publisher.publish()
+            await recording_of(limiter).publisher.publish()
             await asyncio.to_thread(while_it_serves)
 
     def while_it_serves() -> None:
@@ -100,12 +105,17 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
         assert list(found["rules"]) == ["api"]
         assert len(found["workers"]) == 1
         assert found["clients"] == [{"client": "203.0.113.9", "requests": 12, "refused": 7}]
+        assert run("top", "--once", "--store", url) == 0
+        own = rf"statistics of 1 worker: \S+:{os.getpid()} \(\d+ s old\)"
+        assert re.match(own, capsys.readouterr().out)
+        assert run("key", "show", "203.0.113.9", "--store", url) == 0
+        assert re.search(rf"^last 300 s: 12 requests, 7 refused; {own}$", capsys.readouterr().out, re.MULTILINE)
 
     fill(url, serve)
     capsys.readouterr()
     assert run("top", "--once", "--store", url, "--window", "5m") == 0
     text = capsys.readouterr().out
-    assert text.startswith("0 workers")
+    assert text.startswith("no worker has statistics: write slidegate.stats.Statistics(limiter) in the application")
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
 
 
@@ -115,6 +125,7 @@ def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: 
     for requests in (12, 4):
 
         async def serve(limiter: Limiter, requests: int = requests) -> None:
+            Statistics(limiter)
             middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[*shadows, Rule("*", "50/hour", name="all")])
             assert await statuses(middleware, requests, "/items") == [200] * requests
 
@@ -126,14 +137,31 @@ def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: 
     assert rules["all"]["passed"] == 16
 
 
+def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    fill(url, touch)
+    ours, theirs = pty.openpty()
+    process = start("top", "--every", "0.2", "--store", url, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with hanging_ends(process), open(ours, "rb", buffering=0) as terminal:
+        while shown.count(b"Ctrl-C ends it") < 2:
+            shown += terminal.read(1_024)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert shown.count(b"\x1b[2J") >= 2, "the terminal is cleared first"
+
+
 def test_top_of_an_empty_store_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("top", "--once", "--store", url) == 0
-    assert capsys.readouterr().out.startswith("0 workers")
+    assert capsys.readouterr().out.startswith("no worker has statistics")
     assert run("top", "--once", "--store", url, "--window", "3 days") == 2
 
 
 def test_top_and_key_of_a_store_that_is_not_there_make_none(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/mistyped"
     for words in (("top", "--once"), ("key", "show", "user:1"), ("key", "reset", "user:1")):
-        assert run(*words, "--store", url) == 3
+        assert run(*words, "--store", url) == 1
     assert not list(tmp_path.iterdir())

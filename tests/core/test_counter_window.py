@@ -37,16 +37,6 @@ def test_the_three_readings_are_those_of_a_plain_list(
         assert window.completed(look_us) == sum(by_slice[:-1])
 
 
-def test_the_three_readings_differ_by_the_oldest_and_the_running_slice() -> None:
-    window = CounterWindow(slices=3, slice_us=100)
-    for now_us, units in ((50, 1), (150, 10), (250, 100), (350, 1000)):
-        window.add(now_us, units)
-    assert window.total(350) == 1111
-    assert window.classic(350) == 1110
-    assert window.completed(350) == 111
-    assert window.slices() == [(0, 1), (100, 10), (200, 100), (300, 1000)]
-
-
 def test_a_negative_count_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
         CounterWindow(slices=3, slice_us=100).add(0, -1)

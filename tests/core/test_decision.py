@@ -8,7 +8,7 @@ import pytest
 
 from slidegate import MemoryStore
 from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
-from slidegate.core.decision import Check
+from slidegate.core.decision import Check, StruckRefusal
 from slidegate.core.ring import WindowState
 from slidegate.testing import FakeClock
 
@@ -43,12 +43,6 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert (decision.more_after, decision.more_after_us) == (20, 20 * SECOND_US)
     assert (decision.reset_after, decision.reset_after_us) == (50, 50 * SECOND_US)
     assert decision.violated == ()
-
-
-def test_for_ever_is_longer_than_any_wait() -> None:
-    decision = decide("1/40s; 1/3s", (1, 40, 0, 40), (1, 3, 0, NEVER))
-    assert decision.limit == Limit(1, "3s")
-    assert decision.retry_after is None
 
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
@@ -99,10 +93,6 @@ def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: 
 def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
     names = LimitSet("api", parse_limits(limits)).names
     assert len(set(names)) == len(names) == 3
-
-
-def test_names_may_be_given() -> None:
-    assert LimitSet("api", parse_limits("5/m; 6/h"), names=["one", "two"]).names == ("one", "two")
 
 
 def test_decisions_and_buckets_show_what_they_hold() -> None:
@@ -160,3 +150,9 @@ def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
 def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> None:
     error = pickle.loads(pickle.dumps(InvalidKey("key: expected text", "text")))
     assert (str(error), error.expected) == ("key: expected text", "text")
+
+
+def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), 77 * SECOND_US).retry_after == 77
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), SECOND_US).retry_after == 20
+    assert StruckRefusal(decide("5/minute", (5, 20, 0, NEVER), cost=6), SECOND_US).retry_after is None

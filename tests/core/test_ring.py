@@ -54,6 +54,15 @@ def test_golden_rows(ring: bytes, row: bytes) -> None:
     assert ring == row
 
 
+@pytest.mark.parametrize(
+    ("limit", "spent_us", "leaves_us"), [(EXACT, 7_000_005, 17_000_005), (SLICED, 7_999_999, 18_000_000)]
+)
+def test_units_leave_when_a_window_has_passed_since_they_or_the_slice_that_counts_them(
+    limit: Limit, spent_us: int, leaves_us: int
+) -> None:
+    assert limit.counter.spend(b"", 7_000_005, 2)[1] == (2, leaves_us, spent_us, 0)
+
+
 def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
     assert len(spent(SLICED, (5, 1))) == 32
     ring = b""
@@ -85,6 +94,7 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
 
 
 def test_units_are_handed_back_by_moment_and_number() -> None:
+    assert expires_us(b"", 60_000_000) == 0, "there is nothing in it"
     for limit in (EXACT, SLICED):
         ring = spent(limit, (0, 1), (3_000_000, 2))
         newest_us = limit.counter.mark(ring)
@@ -95,7 +105,3 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
-
-
-def test_a_ring_of_nothing_is_over() -> None:
-    assert expires_us(b"", 60_000_000) == 0

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import BanStore, BanSubject, Check, Decision, Event, LimitSet, Snapshot, Store
 from slidegate.core.reservation import Reservation
+from slidegate.stats import Statistics
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
@@ -69,17 +70,18 @@ async def test_what_a_store_does_not_say_itself_it_cannot_do(store: Smallest) ->
     assert (store.keep_deadline(1.0), store.answers_threads(), store.close()) == (False, False, None)
     bans = type("Bans", (BanStore,), dict.fromkeys(BAN_METHODS, lambda self: None))()
     assert bans.count() is None
+    assert bans.strike_later(BanPolicy("1/minute"), "user:ann", 1, "") is False
 
 
 async def test_a_limiter_does_without_it(store: Smallest) -> None:
     heard: list[Event] = []
     async with Limiter(store) as limiter:
-        limiter.observe(heard.append, inline=True)
+        limiter.observe(heard.append)
         assert [bool(await limiter.hit("user:ann", "2/minute")) for _ in range(3)] == [True, True, False]
         await limiter.ban("user:bob", "1h", reason="manual")
         assert not await limiter.hit("user:bob", "2/minute")
-        assert [event.kind for event in heard if event.kind != "refused"] == ["near_limit", "banned"]
-        assert (await limiter.stats_all("5m")).workers
+        assert [event.kind for event in heard] == ["banned"]
+        assert (await Statistics(limiter).stats_all("5m")).workers
         with pytest.raises(ConfigurationError, match="counts no permits"):
             RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
 

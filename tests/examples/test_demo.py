@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
@@ -44,12 +43,11 @@ def replay_in_memory(
     records: Iterable[AccessRecord],
     *,
     store: Callable[..., MemoryStore] = MemoryStore,
-    wrap: Callable[[Any], Any] = lambda app: app,
 ) -> list[Answer]:
     async def run() -> list[Answer]:
         clock = FakeClock()
         limiter = Limiter(store(clock=clock))
-        return [answer async for answer in replay(wrap(make_app(limiter)), limiter, clock, records)]
+        return [answer async for answer in replay(make_app(limiter), limiter, clock, records)]
 
     return asyncio.run(run())
 
@@ -131,28 +129,7 @@ def test_nobody_but_scanners_is_banned(report: Report) -> None:
 def test_the_heavy_client_is_held_to_the_limit_of_the_api_and_to_nothing_else(answers: list[Answer]) -> None:
     own = of(answers, HEAVY)
     admitted_us = [answer.record.time_us for answer in own if answer.decision.allowed]
-    refused = [answer for answer in own if not answer.decision.allowed]
     assert most_in_a_window(admitted_us, 10 * S_US) == 100
-    assert len(admitted_us) > 0.75 * len(own)
-    assert {answer.status for answer in own} == {200, 429}
-    slice_us = -(-10 * S_US // 64)
-    for answer in refused:
-        now_us = answer.record.time_us
-        assert sum(now_us - 10 * S_US - 2 * slice_us < time_us <= now_us for time_us in admitted_us) >= 100, answer
-
-
-def test_the_slow_login_attack_meets_the_limit_of_its_network(answers: list[Answer]) -> None:
-    own = of(answers, *ATTACKERS)
-    assert most_in_a_window([answer.record.time_us for answer in own if answer.decision.allowed], 3_600 * S_US) == 60
-    bindings = Counter(answer.decision.binding.rule for answer in own if not answer.decision.allowed)
-    assert bindings.keys() == {"login-network"}
-    assert bindings.total() > 200
-
-
-def test_a_costly_export_runs_twice_an_hour(answers: list[Answer]) -> None:
-    own = of(answers, EXPORTER)
-    admitted_us = [answer.record.time_us for answer in own if answer.decision.allowed]
-    assert most_in_a_window(admitted_us, 3_600 * S_US) == 2
     assert {answer.status for answer in own} == {200, 429}
 
 
@@ -184,61 +161,19 @@ class Early(Late):
     OFF_US = -1
 
 
-def without_retry_after(app: Any) -> Any:
-    async def changed(scope: Scope, receive: Receive, send: Send) -> None:
-        async def forward(message: Message) -> None:
-            fields = [pair for pair in message.get("headers", ()) if pair[0] != b"retry-after"]
-            await send({**message, "headers": fields} if "headers" in message else message)
-
-        await app(scope, receive, forward)
-
-    return changed
-
-
 @pytest.mark.interpreted("a compiled class cannot be derived from")
 @pytest.mark.parametrize(
     ("twist", "words"),
     [
         ({"store": Late}, "admitted a microsecond before"),
         ({"store": Early}, "still refused after"),
-        ({"wrap": without_retry_after}, "Retry-After is None"),
     ],
-    ids=["a microsecond late", "a microsecond early", "no header"],
+    ids=["a microsecond late", "a microsecond early"],
 )
 def test_a_wrong_retry_after_is_a_violation(twist: dict[str, Any], words: str) -> None:
     report = summed(replay_in_memory([RECORD] * 70, **twist))
     assert report.count("refused") == 10
     assert [words in answer.violation for answer in report.violations] == [True] * 10
-
-
-# The site
-
-EDITOR = ("editor", "correct horse battery staple")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "auth", "status", "words"),
-    [
-        ("GET", "/", None, 200, "Notes on waiting"),
-        ("GET", "/articles/ring-buffers", None, 200, "an index make a queue"),
-        ("GET", "/static/site.css", None, 200, "sans-serif"),
-        ("GET", "/api/search?q=Bucket", None, 200, '{"found":["token-buckets"]}'),
-        ("GET", "/export?full=1", None, 200, "cold-starts,The first request"),
-        ("POST", "/login", ("editor", "guess"), 401, "wrong name or password"),
-        ("POST", "/login", EDITOR, 200, '{"user":"editor"}'),
-        ("GET", "/admin", EDITOR, 200, "Hello editor"),
-        ("GET", "/health", None, 200, '{"ok":true}'),
-        ("GET", "/wp-login.php", None, 404, "Not Found"),
-    ],
-)
-async def test_the_site_answers_honestly(
-    method: str, path: str, auth: tuple[str, str] | None, status: int, words: str
-) -> None:
-    transport = httpx.ASGITransport(make_app(Limiter()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://demo.example") as client:
-        answer = await client.request(method, path, auth=auth)
-    assert (answer.status_code, words in answer.text) == (status, True), answer.text
-    assert ("RateLimit" in answer.headers) == (path != "/health")
 
 
 # The command
@@ -274,7 +209,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "
 @contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Run the demo on a log of one line, and end it within a minute."""
-    (folder / "short.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 1\n')
+    line = '{} - - [03/Mar/2026:10:00:00 +0000] "GET {} HTTP/1.1" 200 1\n'
+    lines = [line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]
+    (folder / "short.log").write_text("".join(lines))
     server = subprocess.Popen(
         command("--port", "0", "--log", str(folder / "short.log")), cwd=ROOT, env=ENVIRONMENT, text=True, **options
     )
@@ -288,7 +225,8 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
         server.wait()
 
 
-DASHBOARD = re.compile(r"The dashboard is at (\S+), and its token is (\S+)$")
+DASHBOARD = re.compile(r"The dashboard is at (\S+)#now\?window=1h, and shows the replay\.$")
+TOKEN = re.compile(r"for this password: (\S+)$")
 CURL = re.compile(
     r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
 )
@@ -309,18 +247,26 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         lines = (CURL.search(line) for line in server.stdout)
-        address, token = next(found for line in server.stdout if (found := DASHBOARD.search(line))).groups()
+        address, token = (
+            next(found[1] for line in server.stdout if (found := wanted.search(line))) for wanted in (DASHBOARD, TOKEN)
+        )
         curls = list(itertools.islice((line for line in lines if line), 3))
         with httpx.Client(trust_env=False) as client:
+            client.auth = ("anybody", token)
             assert client.get(address).status_code == 200
-            asked = client.get(f"{address}api/now?window=1m", headers={"Authorization": f"Bearer {token}"})
-            assert asked.status_code == 200
+            seen = client.get(f"{address}api/now?window=5m").json()
+            assert (seen["stats"]["total"]["passed"], seen["stats"]["total"]["banned"]) == (4, 1)
+            assert {one["key"] for one in seen["clients"]} >= {"192.0.2.7", "203.0.113.77"}
+            (ban,) = client.get(f"{address}api/bans").json()["bans"]
+            assert ban["target"] == "203.0.113.77"
+            assert time.time() - 120 < ban["since_at"] <= time.time()
+            client.auth = None
             limited, blocked, banned = (sent(client, curl) for curl in curls)
         server.send_signal(signal.SIGINT)
         rest = server.stdout.read()
         assert server.wait() == 0
         server.stdout.close()
-    assert rest.endswith("8 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
+    assert rest.endswith("12 admitted, 1 refused, 1 blocked, 2 banned\nStopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     check_refusal(limited[-1])
     assert [answer.status_code for answer in blocked] == [403]

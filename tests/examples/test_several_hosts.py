@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ import yaml
 from examples.several_hosts import __main__ as command
 from examples.several_hosts import app as site
 from examples.several_hosts import deployment, front, processes
-from tests.examples.visits import PATIENCE_S, ROOT, running, shown
 from tests.redis_servers import HOST, free_port, needs_redis
 
 pytestmark = pytest.mark.all
 
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 240
+"""How long the example may take on a machine that does ten other things."""
 COMPOSE = yaml.safe_load((ROOT / "examples" / "several_hosts" / "compose.yaml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SETTINGS = {
@@ -42,50 +46,68 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_DEADLINE", "30s")
 
 
+@contextmanager
+def started() -> Iterator[subprocess.Popen[str]]:
+    """Run the example; kill it if it takes too long."""
+    # Not measured: a process that is interrupted may hang in the tool that measures.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    command = [sys.executable, "-u", "-m", "examples.several_hosts", "--port", "0"]
+    environment["PYTHONPATH"] = str(ROOT / "src")
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(PATIENCE_S, process.kill)
+    watchdog.start()
+    try:
+        yield process
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def printed(process: subprocess.Popen[str], until: str) -> str:
+    """Return what the example prints, up to the line that begins so."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith(until):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    return "".join(lines)
+
+
+def shown() -> str:
+    """Return the visit as the README of the example shows it."""
+    text = (ROOT / "examples" / "several_hosts" / "README.md").read_text("utf-8")
+    (visit,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return str(visit).strip()
+
+
 @needs_redis
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site(patient: None) -> None:
-    with running("examples.several_hosts", hints=2) as example:
-        assert example.visit == shown("several_hosts")
-        with httpx.Client(trust_env=False, timeout=PATIENCE_S) as client:
-            assert {client.get(example.url).json()["host"] for _ in range(2)} == {*deployment.HOSTS}
-        found = re.search(r"Redis is process (\d+).*with the token (\S+)", example.hints, re.DOTALL)
+    with started() as example, httpx.Client(trust_env=False, timeout=PATIENCE_S) as client:
+        assert printed(example, command.END).strip() == f"{shown()}\n\n{command.END}"
+        hints = printed(example, "  Operators")
+        (url,) = re.findall(r"Serving at (\S+) until", hints)
+        assert {client.get(url).json()["host"] for _ in range(2)} == {*deployment.HOSTS}
+        found = re.search(r"Redis is process (\d+).*with the token (\S+)", hints, re.DOTALL)
         assert found
-        with httpx.Client(base_url=example.url, trust_env=False, timeout=PATIENCE_S) as client:
-            ban = {"target": "198.51.100.9", "duration": "1h", "reason": "noise"}
-            assert client.post("/admin/bans", json=ban, headers={"Authorization": f"Bearer {found[2]}"}).is_success
-            # A process that the example has started.
-            os.kill(int(found[1]), signal.SIGKILL)
-            assert [client.get("/").status_code for _ in range(4)] == [200] * 4
-    assert [line for line in example.rest if re.fullmatch(r"  host_[ab]: banned: .*198\.51\.100\.9.*", line)]
-
-
-OPENED = """
-import signal
-from examples.several_hosts.processes import House, find_redis
-with House(find_redis()) as house:
-    print(house.url, flush=True)
-    signal.pause()
-"""
+        ban = {"target": "198.51.100.9", "duration": "1h", "reason": "noise"}
+        assert client.post(f"{url}/admin/bans", json=ban, headers={"Authorization": f"Bearer {found[2]}"}).is_success
+        # A process that the example has started.
+        os.kill(int(found[1]), signal.SIGKILL)
+        assert [client.get(url).status_code for _ in range(4)] == [200] * 4
+        example.send_signal(signal.SIGINT)
+        rest = printed(example, "Stopped.").splitlines()
+        assert example.wait() == 0
+    assert [line for line in rest if re.fullmatch(r"  host_[ab]: banned: .*198\.51\.100\.9.*", line)]
 
 
 @needs_redis
 def test_no_process_is_left_behind_when_the_example_is_killed() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    example = subprocess.Popen(
-        [sys.executable, "-c", OPENED], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    watchdog = threading.Timer(PATIENCE_S, example.kill)
-    watchdog.start()
-    try:
-        assert example.stdout is not None
-        url = example.stdout.readline().strip()
+    with started() as example:
+        (url,) = re.findall(r"Serving at (\S+) until", printed(example, "  Operators"))
         assert httpx.get(url, trust_env=False, timeout=PATIENCE_S).status_code == 200
-    finally:
-        watchdog.cancel()
-        example.kill()
-        example.wait()
-        assert example.stdout is not None
-        example.stdout.close()
 
     def gone() -> bool:
         try:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.visits import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PAGES = sorted(EXAMPLES.rglob("README.md"))
-COMMAND = re.compile(r"(?:^\$ |`)(?:[A-Z_]+=\S+ )?(python3 dev\.py|uvicorn|flask|python) ([^`\n]+)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\$ |`)(python3 dev\.py|uvicorn|python) ([^`\n]+)", re.MULTILINE)
 
 
 def page_name(page: Path) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,43 +14,23 @@ from .walk import PageError, Walk, pattern, steps
 pytestmark = pytest.mark.all
 
 
-@pytest.fixture
-def walk(tmp_path: Path) -> Iterator[Walk]:
-    (tmp_path / "home").mkdir()
-    walk = Walk(
-        tmp_path / "home", free_port(), {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    )
-    yield walk
-    walk.interrupt()
-
-
-def follow(walk: Walk, page: str) -> None:
-    for step in steps(page):
-        walk.take(step)
-
-
-def typed(code: str, shown: str | None = None) -> str:
-    """Return the part of a page that has a command, and its output."""
-    return f"```bash\n{code}\n```\n\n" + (f"```text\n{shown}\n```\n\n" if shown is not None else "")
-
-
 @pytest.mark.parametrize(
-    ("command", "shown"),
+    ("command", "shown", "told"),
     [
-        ("echo one", "two"),
-        ("printf 'one\\ntwo\\n'", "one"),
-        ("echo one", "...\ntwo"),
+        ("echo one", "two", "the page shows"),
+        ("printf 'one\\ntwo\\n'", "one", "the page shows"),
+        ("echo one", "...\ntwo", "the page shows"),
+        ("false\necho after", "after", "line 1: false\necho after\nended with"),
+        ("false | cat", "", "ended with 1"),
+        ("nothing_of_this_name", "", "ended with 127"),
     ],
 )
-def test_another_output_is_found(walk: Walk, command: str, shown: str) -> None:
-    with pytest.raises(PageError, match="the page shows"):
-        follow(walk, typed(command, shown))
-
-
-@pytest.mark.parametrize("command", ["false", "false\necho after", "false | cat", "nothing_of_this_name"])
-def test_a_command_that_fails_is_found(walk: Walk, command: str) -> None:
-    with pytest.raises(PageError, match=f"line 1: {re.escape(command)}\nended with"):
-        follow(walk, typed(command))
+def test_another_output_and_a_command_that_fails_are_found(command: str, shown: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    walk = Walk(tmp_path / "home", free_port(), dict(os.environ))
+    (step,) = steps(f"```bash\n{command}\n```\n\n```text\n{shown}\n```\n")
+    with pytest.raises(PageError, match=re.escape(told)):
+        walk.take(step)
 
 
 def test_only_the_shape_of_a_part_that_varies_counts() -> None:

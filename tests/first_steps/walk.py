@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..pages.blocks import blocks, varying
@@ -95,7 +95,6 @@ class Walk:
     home: Path
     port: int
     environment: Mapping[str, str]
-    transcript: list[str] = field(default_factory=list)
     _server: subprocess.Popen[bytes] | None = None
     _said: Path | None = None
     _terminal: int = 1
@@ -114,21 +113,18 @@ class Walk:
         environment = {**self.environment, "HOME": str(self.home), "UVICORN_PORT": str(self.port)}
         return {"args": ["bash", "-c", script], "env": {**environment, "TERMINAL": str(place)}, "cwd": self.home}
 
-    def directory(self) -> Path:
+    def _directory(self) -> Path:
         """Return where the reader saves files: the directory of the terminal that was used last."""
         asked = subprocess.run(**self._typed("pwd", self._terminal), capture_output=True, text=True, check=True)  # type: ignore[call-overload]
         return Path(asked.stdout.strip())
 
     def take(self, step: Step) -> None:
         """Do what one block says."""
-        began_s = time.monotonic()
         if step.file is not None:
-            (self.directory() / step.file).write_text(step.code, "utf-8")
-            self._note(began_s, f"saved {step.file}", "")
+            (self._directory() / step.file).write_text(step.code, "utf-8")
             return
         code = step.code.replace(f":{PORT}", f":{self.port}")
         output = self._serve(code, step) if step.serves else self._run(code, step)
-        self._note(began_s, step.code, output)
         if step.shown is not None and not self._as_shown(step, output):
             raise PageError(f"line {step.line}: the page shows\n{step.shown}\nand the reader sees\n{output}")
 
@@ -154,7 +150,6 @@ class Walk:
         )
         output = self._plain(ended.stdout)
         if ended.returncode:
-            self._note(time.monotonic(), step.code, output + ended.stderr)
             raise PageError(f"line {step.line}: {step.code}ended with {ended.returncode}:\n{output}{ended.stderr}")
         return output
 
@@ -201,7 +196,3 @@ class Walk:
     def _plain(self, text: str) -> str:
         """Return an output with port 8000, as the page shows it."""
         return text.replace("\r\n", "\n").replace(f":{self.port}", f":{PORT}")
-
-    def _note(self, began_s: float, code: str, output: str) -> None:
-        spent_s = time.monotonic() - began_s
-        self.transcript.append(f"[{spent_s:5.1f} s] {code.strip()}\n{output}")

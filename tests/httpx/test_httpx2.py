@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
 import httpx
@@ -56,29 +58,45 @@ def test_a_client_of_httpx2_that_does_not_await_sends_through_it_too() -> None:
         assert client.post(URL, json={"a": 1}).content == b"here"
 
 
-@pytest.mark.parametrize(
-    ("client", "inner", "expected"),
-    [(httpx2, None, "httpx2"), (httpx2, httpx, "httpx2"), (httpx, httpx2, "httpx")],
-)
-async def test_a_transport_of_another_library_than_the_client_is_one_sentence(
-    client: Any, inner: Any, expected: str
-) -> None:
-    sending = None if inner is None else inner.AsyncHTTPTransport()
-    transport: Any = LimitedTransport(limits="3/minute", transport=sending)
-    async with client.AsyncClient(transport=transport) as asking:
-        with pytest.raises(ConfigurationError, match=rf"transport={expected}\.AsyncHTTPTransport\(\)"):
-            await asking.post(URL, json={"a": 1})
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_the_default_transport_is_one_of_the_client_s_library(library: Any) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_server(answer, sock=listener) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with library.AsyncClient(transport=LimitedTransport(limits="9/second")) as client:
+            assert (await client.get(url)).status_code == 204
+
+        def get() -> int:
+            with library.Client(transport=SyncLimitedTransport(limits="9/second")) as client:
+                return int(client.get(url).status_code)
+
+        assert await asyncio.to_thread(get) == 204
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
-async def test_each_kind_of_client_is_told_which_transport_is_its_own(library: Any) -> None:
-    awaited: Any = LimitedTransport(limits="3/minute")
-    plain: Any = SyncLimitedTransport(limits="3/minute")
-    with pytest.raises(ConfigurationError, match=r"httpx\.Client takes SyncLimitedTransport"):
-        library.Client(transport=awaited).get(URL)
-    with pytest.raises(ConfigurationError, match="expected a client that awaits"), library.Client(transport=awaited):
-        pass
-    with pytest.raises(ConfigurationError, match=r"httpx\.AsyncClient takes LimitedTransport"):
-        await library.AsyncClient(transport=plain).get(URL)
-    with pytest.raises(ConfigurationError, match=r"expected one with handle_request, for example httpx\.HTTPTransport"):
-        SyncLimitedTransport(limits="3/minute", transport=library.AsyncHTTPTransport())
+async def test_a_timeout_is_an_error_of_the_client_s_library(library: Any) -> None:
+    inner = library.MockTransport(lambda request: library.Response(200))
+    async with library.AsyncClient(transport=LimitedTransport(limits="1/hour", transport=inner)) as client:
+        await client.get(URL)
+        with pytest.raises(library.PoolTimeout) as caught:
+            await client.get(URL)
+    assert isinstance(caught.value, TurnTimeout)
+    assert caught.value.request.url == URL
+
+
+@pytest.mark.parametrize(
+    ("client", "inner", "expected"),
+    [
+        (httpx2, httpx.AsyncHTTPTransport, r"httpx2\.AsyncHTTPTransport\(\)"),
+        (httpx, httpx2.AsyncHTTPTransport, r"httpx\.AsyncHTTPTransport\(\)"),
+    ],
+)
+async def test_a_transport_that_the_client_cannot_use_is_one_sentence(client: Any, inner: Any, expected: str) -> None:
+    async with client.AsyncClient(transport=LimitedTransport(limits="3/minute", transport=inner())) as asking:
+        with pytest.raises(ConfigurationError, match=rf"^transport: expected {expected}, not <"):
+            await asking.post(URL, json={"a": 1})

@@ -1,13 +1,13 @@
-"""The transport waits its turn, heeds what servers say, sends again what it can, and loses nobody's place."""
+"""The transport waits for room, charges when it sends, pauses as servers ask, and sends again what it can."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import httpx
@@ -15,13 +15,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, SlidegateError
+from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
 from slidegate.core import Concurrency, StoreUnavailable
 from slidegate.httpx import LimitedTransport, TurnTimeout
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..virtual_time import VirtualTime
-from .network import Answers, DistantStore
+from .network import Answers
 
 URL = "http://api.example.com/"
 OK = (200, {})
@@ -34,40 +34,18 @@ class Scene:
         self,
         *answers: tuple[int, dict[str, str]],
         limits: str = "1000/second",
-        delay_s: float | None = None,
-        on_error: Any = "local",
         **options: Any,
     ) -> None:
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
-        self.store: Any = MemoryStore(clock=self.clock)
-        if delay_s is not None:
-            self.store = DistantStore(self.clock, lambda: delay_s)
-        self.limiter = Limiter(self.store, on_error=on_error, observers=[self.heard])
+        self.heard = RecordingObserver(without=["refused"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.server = Answers(*(answers or [OK]))
         options = {"limiter": self.limiter, "transport": self.server, "limits": limits, **options}
         self.client = httpx.AsyncClient(transport=LimitedTransport(**options))
 
     async def statuses(self, count: int = 1) -> list[int]:
         return [(await self.client.get(URL)).status_code for _ in range(count)]
-
-
-class Slow(httpx.AsyncBaseTransport):
-    """Answers after a while; notes who was asked for, and in which order."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.paths: list[str] = []
-        self.closed = 0
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.paths.append(request.url.path)
-        await asyncio.sleep(self.seconds)
-        return httpx.Response(200)
-
-    async def aclose(self) -> None:
-        self.closed += 1
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------------
@@ -79,20 +57,37 @@ async def test_requests_wait_for_room_instead_of_failing() -> None:
     assert scene.server.gaps_s == [0, 1, 0, 1]
 
 
-async def test_the_first_come_is_the_first_served() -> None:
-    server = Slow(0.1)
-    scene = Scene(limits="2/second", transport=server)
-    await asyncio.gather(*(scene.client.get(f"{URL}{number}") for number in range(9)))
-    assert server.paths == [f"/{number}" for number in range(9)]
+async def test_a_unit_is_charged_when_a_request_is_sent_and_not_moved_while_it_is_under_way() -> None:
+    scene = Scene(limits="1/second")
+    scene.server.delay_s = 10
+    first = asyncio.create_task(scene.client.get(URL))
+    await asyncio.sleep(1)
+    second = asyncio.create_task(scene.client.get(URL))
+    await asyncio.gather(first, second)
+    assert scene.time.passed_s == 11
+
+
+async def test_no_window_has_more_sendings_than_the_limit(rng: Random) -> None:
+    scene = Scene(limits="5/second; 12/4s", wait="10m")
+
+    async def one() -> None:
+        await asyncio.sleep(rng.uniform(0, 10))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rng.choice((0.5, 600))):
+                await scene.client.get(URL)
+
+    await asyncio.gather(*(one() for _ in range(100)))
+    sent = scene.server.asked_s
+    assert len(sent) > 20
+    for amount, window_s in ((5, 1), (12, 4)):
+        assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
 
 
 async def test_a_turn_that_would_come_too_late_is_an_error_of_httpx_at_once() -> None:
     scene = Scene(limits="1/minute", wait="20s")
     await scene.client.get(URL)
-    with pytest.raises(TurnTimeout, match="comes in 60 s at the earliest") as caught:
+    with pytest.raises(TurnTimeout, match="no room for a request within 20 s, but after 60 s") as caught:
         await scene.client.get(URL)
-    assert isinstance(caught.value, httpx.TransportError)
-    assert isinstance(caught.value, httpx.TimeoutException)
     assert isinstance(caught.value, SlidegateError)
     assert (caught.value.key, caught.value.retry_after_us) == ("to:api.example.com", 60_000_000)
     assert caught.value.request.url == URL
@@ -100,29 +95,12 @@ async def test_a_turn_that_would_come_too_late_is_an_error_of_httpx_at_once() ->
     assert len(scene.server.asked_s) == 1
 
 
-async def test_those_behind_the_first_in_line_do_not_wait_longer_either() -> None:
-    scene = Scene(limits="1/15s", wait="20s")
-
-    async def one() -> float:
-        with suppress(TurnTimeout):
-            await scene.client.get(URL)
-        return scene.time.passed_s
-
-    assert await asyncio.gather(*(one() for _ in range(4))) == [0, 15, 15, 15]
-
-
-async def test_no_more_stand_in_line_than_may() -> None:
-    scene = Scene(limits="1/second", wait_max=3)
-    results = await asyncio.gather(*(scene.client.get(URL) for _ in range(6)), return_exceptions=True)
-    assert [isinstance(result, TurnTimeout) for result in results] == [False] * 4 + [True] * 2
-    assert "3 requests stand in line" in str(results[-1])
-
-
-async def test_each_host_has_a_line_and_a_count_of_its_own() -> None:
+async def test_each_host_has_a_queue_and_a_count_of_its_own() -> None:
     scene = Scene(limits="1/second")
-    for host in ("a.example.com", "b.example.com", "192.0.2.1", "[2001:db8::1]"):
+    await scene.limiter.ban("192.0.2.1", "1h")  # who asks us may be banned, and be asked all the same
+    for host in ("a.example.com", "b.example.com", "192.0.2.1"):
         await scene.client.get(f"http://{host}:8000/")
-    assert scene.server.gaps_s == [0, 0, 0]
+    assert scene.server.gaps_s == [0, 0]
 
 
 async def test_a_function_says_what_is_counted_together_and_what_is_not_limited() -> None:
@@ -135,16 +113,10 @@ async def test_a_function_says_what_is_counted_together_and_what_is_not_limited(
     assert scene.server.gaps_s == [0, 0, 0, 1]
 
 
-async def test_an_address_that_is_banned_here_may_be_talked_to() -> None:
-    scene = Scene()
-    await scene.limiter.ban("192.0.2.1", "1h")
-    assert (await scene.client.get("http://192.0.2.1/")).status_code == 200
-
-
 # -- cancelling ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_place_in_line_is_free_when_its_task_is_cancelled() -> None:
+async def test_a_cancelled_request_leaves_the_queue_and_charges_nothing() -> None:
     scene = Scene(limits="1/second")
     first, second, third = (asyncio.create_task(scene.client.get(URL)) for _ in range(3))
     await first
@@ -154,36 +126,29 @@ async def test_a_place_in_line_is_free_when_its_task_is_cancelled() -> None:
     assert scene.server.gaps_s == [1]
 
 
-async def test_a_request_that_is_cancelled_under_way_counts_from_then_on() -> None:
-    scene = Scene(limits="1/second", transport=Slow(0.4))
+async def test_a_request_that_is_cancelled_under_way_stays_charged_from_its_sending() -> None:
+    scene = Scene(limits="1/second")
+    scene.server.delay_s = 0.4
     with suppress(TimeoutError):
         async with asyncio.timeout(0.3):
             await scene.client.get(URL)
     await scene.client.get(URL)
-    assert scene.time.passed_s == pytest.approx(0.3 + 1 + 0.4)
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.015, 0.02])
-async def test_a_unit_that_a_distant_store_charges_for_a_cancelled_task_goes_back(after_s: float) -> None:
-    scene = Scene(limits="10/minute", delay_s=0.01)
-    task = asyncio.create_task(scene.client.get(URL))
-    await asyncio.sleep(after_s)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-    sent = len(scene.server.asked_s)
-    await asyncio.sleep(0.1)
-    (window,) = (await scene.limiter.inspect("to:api.example.com")).windows
-    assert window.used == sent
+    assert scene.time.passed_s == pytest.approx(1 + 0.4)
 
 
 # -- what servers say ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_refused_request_is_sent_again_when_the_server_said(status: int) -> None:
-    scene = Scene((status, {"Retry-After": "7"}), OK)
+@pytest.mark.parametrize("fields", [{"Retry-After": "7"}, {"RateLimit": '"a";r=0;t=7'}, {"X-RateLimit-Reset": "7"}])
+async def test_a_refused_request_is_sent_again_when_the_server_said(fields: dict[str, str]) -> None:
+    scene = Scene((429, fields), OK)
     assert await scene.statuses() == [200]
+    assert scene.server.gaps_s == [7]
+
+
+async def test_an_overloaded_server_gets_a_pause_and_its_answer_is_returned() -> None:
+    scene = Scene((503, {"Retry-After": "7"}), OK)
+    assert await scene.statuses(2) == [503, 200]
     assert scene.server.gaps_s == [7]
 
 
@@ -198,29 +163,17 @@ async def test_a_request_is_sent_again_as_often_as_it_may(retries: int, answers:
     assert await scene.statuses(len(answers)) == answers
 
 
-async def test_nothing_left_pauses_before_a_refusal_comes() -> None:
-    scene = Scene((200, {"RateLimit": '"default";r=0;t=7'}), OK)
-    assert await scene.statuses(3) == [200] * 3
-    assert scene.server.gaps_s == [7, 0]
-
-
-async def test_nothing_left_where_all_own_units_are_spent_adds_no_pause() -> None:
-    scene = Scene((200, {}), (200, {"RateLimit": '"default";r=0;t=7'}), OK, limits="2/second")
-    await scene.statuses(3)
-    assert scene.server.gaps_s == [0, 1]
-
-
-async def test_a_pause_longer_than_the_longest_is_left_alone_and_said() -> None:
-    scene = Scene((429, {"Retry-After": "1" + "0" * 20}), (429, {"Retry-After": "3601"}), OK, retries=5)
-    assert await scene.statuses(3) == [429, 429, 200]
-    assert scene.server.gaps_s == [0, 0]
-    assert scene.heard.kinds == ["pause_ignored"] * 2
+async def test_a_pause_of_more_than_an_hour_is_not_kept() -> None:
+    scene = Scene((429, {"Retry-After": "3601"}), OK, wait="2h")
+    assert await scene.statuses(2) == [429, 200]
+    assert scene.server.gaps_s == [0]
+    assert scene.heard.kinds == ["pause_ignored"]
 
 
 async def test_a_pause_longer_than_the_wait_gives_the_answer_and_still_holds() -> None:
     scene = Scene((429, {"Retry-After": "60"}), OK, wait="30s")
     assert await scene.statuses() == [429]
-    with pytest.raises(TurnTimeout, match="in 60 s"):
+    with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
         await scene.client.get(URL)
     await asyncio.sleep(60)
     assert await scene.statuses() == [200]
@@ -248,57 +201,51 @@ async def test_workers_that_share_a_limiter_pause_together_and_an_operator_can_e
     assert 5 <= scene.server.gaps_s[0] <= 6
 
 
-@pytest.mark.parametrize("name", ["k" * 500, "10.0.0.0/8", "::/0", "", "a\nb", "\udc80", "\u00e9" * 40])
+@pytest.mark.parametrize("name", ["k" * 500, "::/0", "", "\udc80"])
 async def test_whatever_a_key_is_it_counts_and_pauses(name: str) -> None:
     scene = Scene(OK, (429, {"Retry-After": "7"}), OK, limits="2/second", key=lambda request: name)
     await scene.statuses(3)
     assert scene.server.gaps_s == [0, 7, 0]
 
 
-async def test_a_short_pause_does_not_end_a_longer_ban() -> None:
-    scene = Scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), OK, retries=0)
+async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator() -> None:
+    scene = Scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), retries=0)
+    scene.server.delay_s = 1
     await asyncio.gather(scene.client.get(URL), scene.client.get(URL))
     ban = await scene.limiter.banned("to:api.example.com")
     assert ban is not None
     assert ban.left_us(scene.clock.now_us) == 60_000_000
+    scene = Scene((429, {"Retry-After": "60"}), retries=0)
+    scene.server.delay_s = 1
+    asking = asyncio.create_task(scene.client.get(URL))
+    await asyncio.sleep(0.5)
+    await scene.limiter.ban("to:api.example.com", "permanent", by="alice")
+    await asking
+    with pytest.raises(TurnTimeout) as caught:
+        await scene.client.get(URL)
+    assert caught.value.retry_after_us is None
 
 
-async def test_a_pause_that_a_store_does_not_take_holds_in_this_process() -> None:
-    scene = Scene((429, {"Retry-After": "7"}), OK, delay_s=0.001)
+async def test_many_refusals_at_once_are_one_pause() -> None:
+    scene = Scene((429, {"Retry-After": "7"}), retries=0)
+    scene.server.delay_s = 1
+    await asyncio.gather(*(scene.client.get(URL) for _ in range(20)))
+    assert scene.heard.kinds == ["banned"]
 
-    async def refuse(*args: Any, **options: Any) -> None:
-        raise StoreUnavailable("no room")
 
-    scene.limiter.ban = refuse  # type: ignore[method-assign]
-    assert await scene.statuses(2) == [200, 200]
-    assert scene.server.gaps_s[0] == pytest.approx(7, abs=0.1)
+async def test_a_pause_that_a_store_does_not_take_is_an_event_and_the_answer_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unreachable(*ban: object) -> None:
+        raise StoreUnavailable("the wire is cut")
+
+    scene = Scene((429, {"Retry-After": "7"}), OK)
+    monkeypatch.setattr(scene.limiter.store.bans, "ban", unreachable)
+    assert await scene.statuses() == [429]
     assert scene.heard.kinds == ["pause_unshared"]
 
 
-@pytest.mark.parametrize(("on_error", "sent"), [("allow", 6), ("local", 3), ("deny", 0)])
-async def test_a_store_that_fails_decides_as_its_limiter_was_told(on_error: Any, sent: int) -> None:
-    scene = Scene(limits="3/minute", wait="20s", delay_s=0, on_error=on_error)
-    scene.store.broken = True
-    assert scene.limiter.engine.failover is not None
-    scene.limiter.engine.failover._clock = scene.clock
-    results = await asyncio.gather(*(scene.client.get(URL) for _ in range(6)), return_exceptions=True)
-    assert [isinstance(result, TurnTimeout) for result in results].count(True) == 6 - sent
-    scene.store.broken = False
-    await asyncio.sleep(60)
-    assert (await scene.client.get(URL)).status_code == 200
-    assert len(scene.server.asked_s) == sent + 1
-
-
-# -- bodies, methods, redirects --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "method", "expected"),
-    [(429, "POST", 200), (429, "PATCH", 200), (503, "POST", 503), (503, "PATCH", 503), (503, "PUT", 200)],
-)
-async def test_after_503_only_what_can_be_repeated_is_sent_again(status: int, method: str, expected: int) -> None:
-    scene = Scene((status, {"Retry-After": "1"}), OK)
-    assert (await scene.client.request(method, URL)).status_code == expected
+# -- bodies, redirects ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "times"), [("known", 2), ("streams", 1), ("was read before", 2)])
@@ -315,33 +262,22 @@ async def test_a_body_is_sent_again_where_it_is_known(kind: str, times: int) -> 
     assert scene.server.bodies == [b"once"] * times
 
 
-async def test_each_step_of_a_redirect_is_a_request() -> None:
-    scene = Scene((302, {"Location": "/2"}), (302, {"Location": "http://other.example.com/"}), OK, limits="1/second")
-    assert (await scene.client.get(URL, follow_redirects=True)).status_code == 200
-    assert scene.server.gaps_s == [1, 0]
-
-
 class Streaming(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
-    """Answers with a body that comes in pieces, and notes how often one was closed."""
+    """Answers with a body that streams, and notes how often one was closed."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)
         self.closed = 0
-        self.fails = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         status = self._statuses.pop(0)
         return httpx.Response(status, headers={"Retry-After": "5"} if status == 429 else {}, stream=self)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in (b"a", b"b"):
-            await asyncio.sleep(2)
-            yield piece
+        yield b"answer"
 
     async def aclose(self) -> None:
         self.closed += 1
-        if self.fails:
-            raise httpx.CloseError("gone")
 
 
 @pytest.mark.parametrize("statuses", [(429, 200), (429, 429)])
@@ -363,26 +299,7 @@ async def test_an_answer_is_closed_when_its_task_is_cancelled_before_the_next_on
     assert server.closed == 1
 
 
-async def test_a_body_that_takes_its_time_holds_no_unit() -> None:
-    server = Streaming(200, 200)
-    scene = Scene(limits="1/second", transport=server)
-    async with scene.client.stream("GET", URL), scene.client.stream("GET", URL) as second:
-        assert b"".join([piece async for piece in second.aiter_bytes()]) == b"ab"
-    assert scene.time.passed_s == pytest.approx(1 + 4)
-    assert server.closed == 2
-
-
-async def test_a_turn_that_is_not_used_because_closing_fails_is_handed_back() -> None:
-    server = Streaming(429, 200)
-    scene = Scene(limits="2/minute", transport=server, wait="50s")
-    server.fails = True
-    with pytest.raises(httpx.CloseError):
-        await scene.client.get(URL)
-    (window,) = (await scene.limiter.inspect("to:api.example.com")).windows
-    assert window.remaining == 1
-
-
-@pytest.mark.parametrize("error", [httpx.ConnectError("no way"), httpx.ReadTimeout("late"), ValueError("a bug")])
+@pytest.mark.parametrize("error", [httpx.ConnectError("no way"), ValueError("a bug")])
 async def test_an_error_of_the_way_comes_as_it_is_and_counts_as_a_request(error: Exception) -> None:
     def fail(request: httpx.Request) -> httpx.Response:
         raise error
@@ -395,38 +312,26 @@ async def test_an_error_of_the_way_comes_as_it_is_and_counts_as_a_request(error:
     assert scene.time.passed_s == 1
 
 
-async def test_a_key_that_is_no_text_is_named() -> None:
-    scene = Scene(key=lambda request: 7)
-    with pytest.raises(ConfigurationError, match="key: expected the function to return text or None"):
-        await scene.statuses()
-
-
 # -- clients, loops, values ------------------------------------------------------------------------------------------
 
 
 def test_trio_runs_it() -> None:
-    class Quiet(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await trio.sleep(0.1)
-            return httpx.Response(200)
-
     async def run() -> float:
         store = MemoryStore(clock=lambda: round(trio.current_time() * 1_000_000))
         began_s = trio.current_time()
+        inner = httpx.MockTransport(lambda request: httpx.Response(200))
         async with httpx.AsyncClient(
-            transport=LimitedTransport(limits="2/second", limiter=Limiter(store), transport=Quiet())
+            transport=LimitedTransport(limits="2/second", limiter=Limiter(store), transport=inner)
         ) as client:
-            for _ in range(3):
-                await client.get(URL)
-            with trio.move_on_after(0.05):
+            for _ in range(5):
                 await client.get(URL)
         return trio.current_time() - began_s
 
-    assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(0.1 + 1 + 0.1 + 0.05)
+    assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(2)
 
 
 async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
-    limiter, inner = Limiter(), Slow(0)
+    limiter, inner = Limiter(), Answers(OK)
     async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second", limiter=limiter, transport=inner)):
         pass
     assert inner.closed == 1
@@ -435,32 +340,16 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
     assert inner.closed == 2
 
 
-async def test_the_default_transport_connects() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-        writer.close()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    async with await asyncio.start_server(answer, sock=listener) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second")) as client:
-            assert (await client.get(url)).status_code == 204
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"transport": httpx.HTTPTransport()}, "transport: expected one with handle_async_request"),
         ({"limits": "ten a second"}, "limits: "),
         ({"limits": Concurrency(4)}, "limits: "),
-        ({"limits": [Limit(300, 60, resolution=300), Limit(400, 60, resolution=400)]}, "limits: .* the same window"),
         ({"key": "host"}, "key: expected a function"),
         ({"limiter": MemoryStore()}, "limiter: expected a Limiter"),
-        ({"transport": httpx.HTTPTransport()}, "transport: expected one with handle_async_request"),
         ({"wait": 0}, "wait: expected more than nothing"),
-        ({"wait_max": 0}, "wait_max: expected a whole number from 1"),
         ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
-        ({"longest": "1 month"}, "longest: "),
         ({"name": ""}, "name: expected 1 to 64 characters"),
     ],
 )

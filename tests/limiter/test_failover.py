@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -18,7 +18,7 @@ from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMi
 from slidegate.core import Reason
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Check, Decision, LimitSet
-from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import failover
 from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore
@@ -38,7 +38,7 @@ class Ward:
         self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", make_store: Any = SickStore
     ) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
         assert self.limiter.engine.failover is not None
@@ -100,32 +100,6 @@ async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inl
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
 
 
-class Preparing(SickStore):
-    """A sick store that prepares questions, as the one behind it does."""
-
-    def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
-        prepared: Sequence[Check] = self.inner.prepare(checks)
-        return prepared
-
-
-async def test_a_question_of_the_shared_store_is_charged_here_while_that_is_away_and_then_in_both(inline: bool) -> None:
-    ward = Ward("local", inline=inline, make_store=Preparing)
-    checks = (await ward.hit("5/hour")).checks
-    assert type(checks) is not tuple, "it is prepared"
-    ward.fall_ill()
-    for _ in range(3):
-        assert (await ward.hit("5/hour")).allowed
-    assert ward.store.inner.peek(checks).remaining == 5 - 1 - 1, "nothing was charged there"
-    local = ward.safe.local
-    assert local is not None
-    assert local.peek(checks).remaining == 5 - 3 - 1
-    ward.recover()
-    both = await ward.hit("5/hour")
-    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 2 - 1, 5 - 4 - 1)
-    assert await ward.limiter.refund(both) is True
-    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 1 - 1, 5 - 3 - 1)
-
-
 async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
     ward = Ward("local", inline=inline)
     ward.fall_ill()
@@ -138,23 +112,6 @@ async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
     assert await ward.limiter.refund(both) is False
     assert await ward.limiter.refund(local) is True
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
-
-
-async def test_parts_of_a_decision_of_both_can_be_handed_back() -> None:
-    ward = Ward("local")
-    tight, wide = (ward.limiter._bucket(name, limits) for name, limits in (("tight", "3/hour"), ("wide", "9/hour")))
-    checks = ((tight, "ann", 2), (wide, "ann", 2))
-    ward.fall_ill()
-    await ward.limiter.hit_all(((tight, "bob", 1),))
-    ward.recover()
-    both = await ward.limiter.hit_all(checks)
-    assert await ward.limiter.engine.refund(both.take_back(0)) is True
-    assert [own.ended for own in both.reservations] == [True, False, True, False]
-    assert [state.remaining for state in both.states] == [3, 7]
-    after = await ward.limiter.peek_all(checks)
-    assert [state.remaining for state in after.states] == [3 - 2, 7 - 2]
-    assert await ward.limiter.refund(both) is True
-    assert [state.remaining for state in (await ward.limiter.peek_all(checks)).states] == [3 - 2, 9 - 2]
 
 
 async def test_allow_lets_everything_pass_uncounted(inline: bool) -> None:
@@ -229,7 +186,7 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
 
 
 async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
-    ward = Ward("local")
+    ward = Ward("local", inline=True)
     ward.fall_ill()
     for _ in range(20):
         await ward.hit()
@@ -262,39 +219,6 @@ async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
         await probe
     ward.store.hangs = False
     assert await ward.hit()
-
-
-class Unsayable(StoreError):
-    """An exception of a driver that fails when it is written."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no connection to describe")
-
-    __str__ = __repr__
-
-
-class UnsayableTimeout(Unsayable, StoreTimeout):
-    """One that is shown by its text."""
-
-
-@pytest.mark.parametrize("error", [Unsayable(), UnsayableTimeout(), Unsayable(concerns="key")])
-@pytest.mark.parametrize("ask", ["hit", "peek", "charge", "strike", "banned"])
-async def test_an_exception_that_cannot_be_written_is_answered_like_any_other(
-    error: Exception, ask: str, inline: bool
-) -> None:
-    ward = Ward("local", inline=inline)
-    ward.store.error = error
-    questions: dict[str, Callable[[], Awaitable[object]]] = {
-        "hit": ward.hit,
-        "peek": lambda: ward.limiter.peek("ann", "3/hour"),
-        "charge": lambda: ward.limiter.charge("ann", "3/hour", 1),
-        "strike": lambda: ward.limiter.strike("ann", BanPolicy("3/10m", "1h"), reason="guessing"),
-        "banned": lambda: ward.limiter.engine.find_ban(("ann",)),
-    }
-    await questions[ask]()
-    assert ward.heard.kinds == ["store_failed"]
-    name = type(error).__name__
-    assert ward.heard.events[0].details["error"] == f"<{name} that cannot be written: RuntimeError>"
 
 
 async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
@@ -369,21 +293,6 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
             await ward.limiter.strike("ann", trap)
 
 
-async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool) -> None:
-    ward = Ward("local", inline=inline)
-    ward.fall_ill()
-    ban = await ward.limiter.strike("ann", BanPolicy("1/1h", "10h"))
-    ward.recover()
-    await ward.limiter.ban("bob", "1h")
-    assert {found.key async for found in ward.limiter.bans()} == {"ann", "bob"}
-    assert await ward.limiter.banned("ann") == ban
-    ward.clock.advance("9h")
-    assert (await ward.hit()).reason == "banned"
-    assert await ward.limiter.unban("ann") is True
-    assert await ward.limiter.unban("ann") is False
-    assert (await ward.hit()).allowed
-
-
 async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     ward = Ward("deny")
     ward.fall_ill()
@@ -395,18 +304,6 @@ async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     assert (await ward.hit()).allowed
     with pytest.raises(ConfigurationError):
         await ward.limiter.strike("", BanPolicy("9/1h"))
-
-
-async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
-    ward = Ward("local", inline=True)
-    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone
-    made = None
-    for _ in range(20):
-        made = await ward.limiter.strike("ann", strike)
-        assert (await ward.hit("100/hour")).allowed is (made is None)
-        await ward.limiter.engine.find_ban(("ann",))
-        ward.clock.advance("1s")
-    assert made is not None
 
 
 def gone(*arguments: object) -> None:
@@ -505,57 +402,6 @@ async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and
     assert f"for a {concerns}" in ward.heard.events[0].message
 
 
-@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
-async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
-    ward, parts = parted()
-    for number in range(10):
-        concerns: Any = "key" if number % 2 else "server"
-        parts.sick["ann"] = StoreUnavailable("?", concerns=concerns)
-        await ward.hit()
-    assert len(parts.parts_asked) == 2 * failover.FAILURES_TO_OPEN - 1
-
-
-@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
-async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None:
-    ward, parts = parted()
-    parts.sick["a"], parts.sick["b"] = StoreUnavailable("gone"), StoreUnavailable("gone")
-    for _ in range(2):
-        for place in PLACES:
-            await ward.limiter.hit(f"{place}:ann", "9/hour")
-    assert [event.message.partition(",")[0] for event in ward.heard.events] == [
-        "the store failed at a", "the store failed at b"
-    ]  # fmt: skip
-    del parts.sick["a"]
-    for place in PLACES:
-        await ward.limiter.hit(f"{place}:ann", "9/hour")
-    assert ward.heard.kinds[2:] == ["store_recovered"]
-    ward.clock.advance("1m")
-    await ward.limiter.hit("c:ann", "9/hour")  # b may not exist any more: nobody has asked it for a minute
-    assert not ward.safe.away
-
-
-@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
-async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once() -> None:
-    ward, parts = parted()
-    for number in range(failover.FAILURES_TO_OPEN + 1):
-        parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < failover.FAILURES_TO_OPEN else "key")
-        await ward.hit()
-        if number == failover.FAILURES_TO_OPEN - 1:
-            ward.clock.advance(us=failover.OPEN_US)
-    parts.sick.clear()
-    assert (await ward.hit()).allowed
-
-
-async def test_each_outage_is_told_when_it_begins_and_when_it_ends() -> None:
-    ward = Ward("allow", inline=True)
-    for _ in range(100):
-        ward.fall_ill()
-        await ward.hit()
-        ward.store.error = None
-        await ward.hit()
-    assert ward.heard.kinds == ["store_failed", "store_recovered"] * 100
-
-
 async def test_a_long_outage_is_told_once_a_minute_for_each_cause() -> None:
     ward = Ward("allow", inline=True)
     for second in range(150):
@@ -622,7 +468,6 @@ async def test_the_middleware_answers_503_when_denied_and_passes_when_allowed() 
         if status == 503:
             assert answer.headers["retry-after"] == "1"
             assert b"#temporary-reduced-capacity" in answer.body
-            assert ward.limiter.stats().total.refused == 1
             assert await ward.limiter.engine.find_ban(("203.0.113.9",)) is None  # no abuse of the client's
 
 
@@ -645,22 +490,3 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
                 assert sum(at_us > ward.clock.now_us - 30_000_000 for at_us in admitted) <= 4
 
     asyncio.run(play())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"deadline": "0ms"}, "deadline"),
-        ({"deadline": "10us"}, "deadline: expected 1ms to 1m"),
-        ({"deadline": "2m"}, "deadline: expected 1ms to 1m"),
-        ({"on_error": "alow"}, "did you mean 'allow'"),
-        ({"on_error": None}, 'on_error: expected one of "local", "allow", "deny", not None'),
-    ],
-)
-def test_a_policy_that_cannot_work_is_refused_also_for_a_store_that_cannot_fail(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Limiter(**options)
-    with pytest.raises(ConfigurationError, match=message):
-        Limiter.from_url("memory://", **options)

@@ -72,25 +72,6 @@ async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Li
     assert [(await limiter.peek_all([(bucket, key, 0)])).remaining for key in ("ann", "bob")] == [5, 2]
 
 
-async def test_more_lists_than_are_remembered_change_no_answer(limiter: Limiter) -> None:
-    for number in range(5_000):
-        limits: Any = [f"{number + 100}/minute", f"{number + 200}/hour"]
-        decision = await limiter.hit("ann", limits if number % 2 else tuple(limits), rule=f"rule {number % 50}")
-        assert decision.allowed or number >= 100
-    first = ["100/minute", "200/hour"]
-    assert (await limiter.peek("bob", first)).remaining == 99
-    assert (await limiter.charge("bob", tuple(first), 3)).remaining == 97
-    assert (await limiter.hit("bob", first)).remaining == 96
-
-
-@pytest.mark.parametrize("limits", [[["5/minute"]], [5], [], {"a": 1}.values()], ids=repr)
-async def test_lists_that_are_no_limits_say_so_each_time(limiter: Limiter, limits: Any) -> None:
-    for _ in range(3):
-        for ask in (limiter.hit("ann", limits), limiter.peek("ann", limits), limiter.charge("ann", limits, 1)):
-            with pytest.raises(ConfigurationError, match="limits: expected"):
-                await ask
-
-
 async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
     store = SlowStore()
     async with Limiter(store) as limiter:
@@ -102,21 +83,12 @@ async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
     await limiter.close()
 
 
-async def test_a_closing_with_an_error_hands_the_error_on() -> None:
-    store = SlowStore()
-    with pytest.raises(KeyError):
-        async with Limiter(store):
-            raise KeyError("ann")
-    assert store.closed == 1
-
-
 # -- keys ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("key", "known"),
     [
-        ("192.0.2.7", "192.0.2.7"),
         ("192.0.2.7/32", "192.0.2.7"),
         ("192.0.2.0/24", "192.0.2.0/24"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
@@ -125,17 +97,13 @@ async def test_a_closing_with_an_error_hands_the_error_on() -> None:
         ("2001:DB8::1", "2001:db8::/64"),
         ("2001:db8:0:0:ffff::1%eth0", "2001:db8::/64"),
         ("2001:db8::1/128", "2001:db8::1/128"),
-        ("2001:db8::/32", "2001:db8::/32"),
         ("::1", "::/64"),
         ("user:42", "user:42"),
-        ("ann", "ann"),
         ("a/b", "a/b"),
         ("192.0.2.7/24", "192.0.2.0/24"),
         ("192.0.2.256", "192.0.2.256"),
         ("010.0.0.1", "010.0.0.1"),
         (" 192.0.2.7", " 192.0.2.7"),
-        ("-192.0.2.7", "-192.0.2.7"),
-        ("10", "10"),
         ("\u0661", "\u0661"),
     ],
 )
@@ -164,23 +132,6 @@ async def test_all_networks_of_one_larger_network_share_its_limit(limiter: Limit
         admitted += (await limiter.hit_all(checks)).allowed
     assert admitted == 100
     assert limiter.store.stats().keys <= 8_193  # type: ignore[attr-defined]
-
-
-def test_an_address_key_takes_the_prefix_of_its_version() -> None:
-    address = int(ipaddress.IPv4Address("192.0.2.77"))
-    assert (address_key(4, address), address_key(4, address, ipv4_prefix=24)) == ("192.0.2.77", "192.0.2.0/24")
-    assert address_key(6, 2**96, ipv6_prefix=128) == "0:1::/128"
-
-
-async def test_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
-    long = "x" * 65_536
-    decision = await limiter.hit(long, "5/minute")
-    (state,) = decision.states
-    assert len(state.key.encode()) <= MAX_KEY_BYTES
-    assert state.key.startswith("long#")
-    assert (await limiter.hit(long, "5/minute")).remaining == 3
-    assert (await limiter.hit(long + "y", "5/minute")).remaining == 4
-    assert await limiter.reset(long) is True
 
 
 @pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16)], ids=ascii)
@@ -224,21 +175,15 @@ BAD_URLS = [
     ("memory", 'expected "memory://" or'),
     ("memori://", "did you mean 'memory'?"),
     ("lmdb://var/lib/app", "write the directory's whole path behind lmdb://"),
-    ("lmdb:///", "write the directory's whole path behind lmdb://"),
     ("lmdb:///missing/app", "/missing does not exist"),
-    ("lmdb:///missing/app?fsync=1", "unknown option 'fsync'"),
     ("lmdb:///missing/app?map_size=1GB", "map_size needs a whole number, not '1GB'"),
     ("lmdb:///missing/app?durability=sure", 'durability: expected "fast" or "safe", not \'sure\''),
-    ("memory://[", "not"),
     ("memory://localhost", "memory has no place"),
     ("memory://?max_key=5", "did you mean 'max_keys'?"),
     ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
-    ("memory://?max_bans=0", "max_bans: expected a whole number above 0"),
     ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),
-    ("memory://?max_keys=\u0665", "max_keys needs a whole number"),
     ("memory://?max_keys=" + "9" * 5_000, "max_keys"),
     (None, "not None"),
-    (b"memory://", "not b'memory://'"),
 ]
 
 
@@ -285,17 +230,6 @@ async def test_what_is_no_check_is_named_and_nothing_is_charged(limiter: Limiter
     assert (await ask_all(iter([good, good]))).remaining == 3
 
 
-@pytest.mark.parametrize(
-    ("limits", "named"),
-    [("", "AMOUNT/WINDOW"), ("ten per day", "AMOUNT/WINDOW"), (5, "not 5"), (None, "not None"), ([], "at least one")],
-)
-async def test_limits_that_cannot_be_read_are_named(limiter: Limiter, limits: object, named: str) -> None:
-    for _ in range(2):
-        with pytest.raises(ConfigurationError) as caught:
-            await limiter.hit("ann", limits)  # type: ignore[arg-type]
-        assert named in str(caught.value)
-
-
 @pytest.mark.parametrize("rule", ["", "a:b", "x" * 65, "caf\u00e9", 5, None, ["a"], "a\n"])
 async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limiter, rule: object) -> None:
     with pytest.raises(ConfigurationError, match="rule: "):
@@ -307,13 +241,15 @@ async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limit
     [
         ({"store": "redis://:s3cret@h"}, 'not its address; write Limiter.from_url("redis://localhost:6379/0")'),
         ({"store": 5}, "expected a store such as MemoryStore(), not 5"),
-        ({"store": MemoryStore}, "expected a store"),
-        ({"observers": [5]}, "expected functions that take an Event, not 5"),
+        ({"observers": [5]}, "expected functions of an event, or objects"),
         ({"observers": 5}, "observers"),
-        ({"observers": print}, "observers"),
+        ({"deadline": "10us"}, "deadline: expected 1ms to 1m"),
+        ({"deadline": "2m"}, "deadline: expected 1ms to 1m"),
+        ({"on_error": "alow"}, "did you mean 'allow'"),
+        ({"on_error": None}, 'on_error: expected one of "local", "allow", "deny", not None'),
     ],
 )
-def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object], named: str) -> None:
+def test_what_cannot_work_is_named_when_the_limiter_is_made(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limiter(**arguments)  # type: ignore[arg-type]
     assert named in str(caught.value)

@@ -23,51 +23,34 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.urls import SCHEMES, Address, close_client, open_client, read_address
 
 from ..fault_proxy import HOST, FaultProxy
-from ..redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis
+from ..redis_servers import RedisServer, needs_redis
 
 SECRET = "hunter2"
 TLS = {"ssl": True, "ssl_check_hostname": True}
+UNCHECKED = {"ssl": True, "ssl_check_hostname": False}
+CREDENTIALS = {"username": "u", "password": "p"}
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "hosts", "path", "service", "database", "credentials"),
+    ("url", "read"),
     [
-        ("redis://localhost", "redis", [("localhost", 6379)], "", "", 0, {}),
-        ("REDIS://h:7000/3", "redis", [("h", 7000)], "", "", 3, {}),
-        ("redis://[::1]:7000/", "redis", [("::1", 7000)], "", "", 0, {}),
-        ("redis://:p%40%2F@h", "redis", [("h", 6379)], "", "", 0, {"username": None, "password": "p@/"}),
-        ("rediss://h", "redis", [("h", 6379)], "", "", 0, TLS),
-        ("rediss://h?ssl_ca_certs=/ca.pem", "redis", [("h", 6379)], "", "", 0, {**TLS, "ssl_ca_certs": "/ca.pem"}),
-        ("rediss://h?ssl_check_hostname=false", "redis", [("h", 6379)], "", "", 0, TLS | {"ssl_check_hostname": False}),
-        ("unix:///run/redis.sock", "unix", [], "/run/redis.sock", "", 0, {}),
-        ("unix:///run/a%20b?db=2", "unix", [], "/run/a b", "", 2, {}),
-        ("unix://:p@/run/s", "unix", [], "/run/s", "", 0, {"username": None, "password": "p"}),
-        ("redis+cluster://h1:6379,h2:7000", "cluster", [("h1", 6379), ("h2", 7000)], "", "", 0, {}),
-        ("redis+cluster://h1,[::1]/0", "cluster", [("h1", 6379), ("::1", 6379)], "", "", 0, {}),
-        ("rediss+cluster://h1", "cluster", [("h1", 6379)], "", "", 0, TLS),
-        ("redis+sentinel://h1,h2:7000/middleware", "sentinel", [("h1", 26379), ("h2", 7000)], "", "middleware", 0, {}),
-        (
-            "redis+sentinel://u:p@h/middleware/4",
-            "sentinel",
-            [("h", 26379)],
-            "",
-            "middleware",
-            4,
-            {"username": "u", "password": "p"},
-        ),
-        ("rediss+sentinel://h/middleware", "sentinel", [("h", 26379)], "", "middleware", 0, TLS),
+        ("redis://localhost", ("redis", (("localhost", 6379),), "", "", 0, {})),
+        ("REDIS://h:7000/3", ("redis", (("h", 7000),), "", "", 3, {})),
+        ("redis://:p%40%2F@h", ("redis", (("h", 6379),), "", "", 0, {"username": None, "password": "p@/"})),
+        ("rediss://h", ("redis", (("h", 6379),), "", "", 0, TLS)),
+        ("rediss://h?ssl_ca_certs=/ca.pem", ("redis", (("h", 6379),), "", "", 0, {**TLS, "ssl_ca_certs": "/ca.pem"})),
+        ("rediss://h?ssl_check_hostname=false", ("redis", (("h", 6379),), "", "", 0, UNCHECKED)),
+        ("unix:///run/redis.sock", ("unix", (), "/run/redis.sock", "", 0, {})),
+        ("unix:///run/a%20b?db=2", ("unix", (), "/run/a b", "", 2, {})),
+        ("redis+cluster://h1:6379,h2:7000", ("cluster", (("h1", 6379), ("h2", 7000)), "", "", 0, {})),
+        ("redis+cluster://h1,[::1]/0", ("cluster", (("h1", 6379), ("::1", 6379)), "", "", 0, {})),
+        ("redis+sentinel://h1,h2:7000/main", ("sentinel", (("h1", 26379), ("h2", 7000)), "", "main", 0, {})),
+        ("redis+sentinel://u:p@h/main/4", ("sentinel", (("h", 26379),), "", "main", 4, CREDENTIALS)),
+        ("rediss+sentinel://h/main", ("sentinel", (("h", 26379),), "", "main", 0, TLS)),
     ],
-)
-def test_an_address_is_read(
-    url: str,
-    kind: str,
-    hosts: list[tuple[str, int]],
-    path: str,
-    service: str,
-    database: int,
-    credentials: dict[str, Any],
-) -> None:
-    assert read_address(url) == Address(kind, tuple(hosts), path, service, database, credentials)
+)  # fmt: skip
+def test_an_address_is_read(url: str, read: tuple[Any, ...]) -> None:
+    assert read_address(url) == Address(*read)
 
 
 @pytest.mark.parametrize(
@@ -77,28 +60,19 @@ def test_an_address_is_read(
         ("rdis://h", "did you mean 'redis'?"),
         (f"redis-cluster://:{SECRET}@h", "did you mean 'redis+cluster'?"),
         ("redis://h:port", "expected host:port"),
-        ("redis://h:0", "a port from 1 to 65535"),
         ("redis://h:65536", "a port from 1 to 65535"),
         (f"redis://:{SECRET}", "in a user or password, write"),
         (f"redis://{SECRET}@h", "expected user:password@"),
         (f"redis://:{SECRET}/x@h", "/ as %2F"),
-        (f"redis://:7{SECRET}/x@h", "/ as %2F"),
-        (f"redis://:{SECRET}#x@h", "# as %23"),
-        (f"redis://:{SECRET}?x@h", "unknown option 'x@h'"),
         (f"redis://:x@{SECRET}@h", "@ as %40"),
         (f"redis://h?passwor={SECRET}", "unknown option 'passwor'"),
         (f"redis://h/{SECRET}", "the number of a database"),
         ("redis://h1,h2", "one host, not 2; several belong to redis+cluster"),
         ("redis://h?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
         ("rediss://h?ssl_ca_cert=/ca.pem", "did you mean 'ssl_ca_certs'?"),
-        ("rediss://h?ssl_ca_certs=", "ssl_ca_certs needs a value"),
-        ("rediss://h?ssl_check_hostname=no", "needs true or false, not 'no'"),
         ("unix://h/run/s", "the path of a socket file"),
-        ("unix://", "the path of a socket file"),
-        ("unix:///run/s?db=x", "the number of a database"),
         ("redis+cluster://h/1", "a cluster has database 0 alone, not 1"),
         ("redis+sentinel://h", "the name of a service"),
-        (f"redis+sentinel://x:1/{SECRET}@h/middleware", "/ as %2F"),
         (None, "expected one like"),
     ],
 )
@@ -137,9 +111,7 @@ def test_a_limiter_takes_the_options_of_its_store_out_of_the_address() -> None:
         ("prefix={}", "prefix: expected 1 to 64 characters"),
         ("readable=yes", "readable needs true or false, not 'yes'"),
         ("max_waiting=many", "max_waiting needs a whole number, not 'many'"),
-        ("timeout=soon", "timeout"),
         ("prefx=a", "unknown option 'prefx'"),
-        ("prefix=a&ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused_when_the_limiter_is_made(options: str, said: str) -> None:
@@ -182,34 +154,10 @@ async def write(url: str, key: str, **options: Any) -> None:
 
 
 @needs_redis
-async def test_a_server_is_reached_over_tcp_and_by_its_socket_file_and_told_the_database(server: RedisServer) -> None:
-    await write(f"redis://:{SECRET}@{HOST}:{server.port}/3", "tcp")
-    await write(f"unix://default:{SECRET}@{server.socket}?db=4", "file")
-    keyspace = server.info("keyspace")
-    assert {name: part["keys"] for name, part in keyspace.items()} == {"db3": 1, "db4": 1}
-
-
-@needs_redis
 async def test_a_wrong_password_is_refused_without_being_shown(server: RedisServer) -> None:
     with pytest.raises(redis.AuthenticationError) as caught:
         await write(f"redis://:{SECRET}x@{HOST}:{server.port}", "key")
     assert SECRET not in str(caught.value)
-
-
-@needs_redis
-async def test_a_cluster_is_found_through_any_of_its_servers() -> None:
-    with RedisCluster() as cluster:
-        for number, server in enumerate(cluster.servers):
-            await write(f"redis+cluster://{HOST}:{server.port}", f"key{number}")
-        sizes = [server.command("DBSIZE") for server in cluster.servers]
-    assert sum(sizes) == 3
-
-
-@needs_redis
-async def test_sentinels_tell_who_is_the_master() -> None:
-    with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
-        await write(f"redis+sentinel://{HOST}:{sentinel.port}/{sentinel.name}/2", "key")
-        assert pair.master.info("keyspace")["db2"]["keys"] == 1
 
 
 @pytest.fixture(scope="module")

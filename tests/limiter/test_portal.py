@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
-from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import until
@@ -66,36 +64,6 @@ def test_limiters_share_the_thread_until_the_last_is_closed() -> None:
     with Limiter(SlowStore()).sync as three:
         assert three.hit("user:1", "5/minute"), "a later one begins anew"
     assert not threads()
-
-
-def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
-    limiter = Limiter(SlowStore())
-    limiter.sync.hit("user:1", "5/minute")
-    asyncio.run(limiter.close())
-    until(lambda: not threads(), "the thread ends")
-
-
-def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
-    lost, limiter = Limiter(SlowStore()), Limiter(SlowStore())
-    for each in (lost, limiter):
-        each.sync.hit("user:1", "5/minute")
-    del lost, each
-    gc.collect()
-    limiter.sync.close()
-    assert not threads()
-
-
-def test_where_no_thread_can_start_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    limiter = Limiter(SlowStore())
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        with pytest.raises(StoreUnavailable, match="can't start new thread"):
-            limiter.sync.hit("user:1", "5/minute")
-    assert limiter.sync.hit("user:1", "5/minute"), "the next call tries again"
-    limiter.sync.close()
 
 
 PROGRAM = """

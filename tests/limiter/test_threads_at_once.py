@@ -49,7 +49,6 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         await limiter.ban(key, "1h")
         await limiter.unban(key)
     else:
-        limiter.stats("1m")
         limiter.store.permits_held()  # type: ignore[attr-defined]
 
 

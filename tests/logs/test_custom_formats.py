@@ -1,8 +1,9 @@
-"""Each format tells the same requests: the samples of all formats are read, and so are lines in custom formats."""
+"""Each format holds the same requests: the samples of all formats are read, and so are lines in custom formats."""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,12 @@ from hypothesis import strategies as st
 from slidegate import ConfigurationError
 from slidegate.logs import AccessLogs, AccessRecord, Skip
 
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = ROOT / "tests" / "logs" / "samples"
+SAMPLES = Path(__file__).resolve().parent / "samples"
 OPTIONS: dict[str, dict[str, Any]] = {
     "nginx_custom.log": {
         "format": '$remote_addr - $remote_user [$time_local] $host "$request" $status $body_bytes_sent '
         'rt=$request_time "$http_referer" "$http_user_agent" key="$http_x_api_key"'
     },
-    "apache_custom.log": {"format": '%v %a %l %u [%{%d/%b/%Y:%T %z}t] %m "%U%q" %>s %O %D "%{User-Agent}i"'},
     "own.jsonl": {
         "fields": {
             **{"time": "when", "client": "http.ip", "method": "http.verb", "path": "http.url", "status": "http.status"},
@@ -30,25 +29,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
-WITHOUT_AGENT = {"common.log"}
-WITHOUT_REFERER = {"common.log", "apache_custom.log", "own.jsonl"}
-WITH_HOST = {
-    "vhost_combined.log",
-    "nginx_custom.log",
-    "apache_custom.log",
-    "nginx.jsonl",
-    "caddy.jsonl",
-    "traefik.jsonl",
-}
+WITHOUT_REFERER = {"common.log", "own.jsonl"}
+WITH_HOST = {"vhost_combined.log", "nginx_custom.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"}
 WITH_KEY = {"nginx_custom.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl", "own.jsonl"}
-
 NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
 RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
 
 
-def requests(name: str) -> list[AccessRecord]:
-    """Return the requests of a sample; without a method, what was logged in the place of the path differs."""
-    logs = AccessLogs([SAMPLES / name], **OPTIONS.get(name, {}))
+def requests(path: Path, **options: Any) -> list[AccessRecord]:
+    """Return the requests of a log; without a method, what was logged in the place of the path differs."""
+    logs = AccessLogs([path], **options)
     found = [record if record.method else record._replace(path="-") for record in logs]
     assert logs.counts.broken == 0
     return [record._replace(headers=tuple(sorted(record.headers))) for record in found]
@@ -59,18 +49,18 @@ def expected(name: str) -> list[AccessRecord]:
     key = (("x-api-key", "key-of-nobody"),) if name in WITH_KEY else ()
     return [
         record._replace(
-            user_agent=None if name in WITHOUT_AGENT else record.user_agent,
+            user_agent=None if name == "common.log" else record.user_agent,
             host="www.example.org" if name in WITH_HOST else None,
             headers=(*(() if name in WITHOUT_REFERER else record.headers), *key),
         )
-        for record in requests("combined.log")
+        for record in requests(SAMPLES / "combined.log")
     ]
 
 
-def read(line: bytes | str, **options: Any) -> AccessRecord | Skip:
+def read(line: str, **options: Any) -> AccessRecord | Skip:
     """Return the record of a log of one line, or the reason for which it has none."""
     with tempfile.NamedTemporaryFile() as file:
-        file.write(line if isinstance(line, bytes) else line.encode(errors="replace"))
+        file.write(line.encode(errors="replace"))
         file.flush()
         logs = AccessLogs([file.name], **options)
         found = [*logs]
@@ -80,21 +70,16 @@ def read(line: bytes | str, **options: Any) -> AccessRecord | Skip:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_format_tells_the_same_requests(name: str) -> None:
-    assert requests(name) == expected(name)
-    assert len(requests(name)) >= 40
+def test_every_format_holds_the_same_requests_also_between_lines_of_others(name: str, tmp_path: Path) -> None:
+    assert requests(SAMPLES / name, **OPTIONS.get(name, {})) == expected(name)
+    assert len(expected(name)) >= 40
+    if name not in OPTIONS:
+        mixed = tmp_path / "mixed.log"
+        mixed.write_bytes(b"".join((SAMPLES / each).read_bytes() for each in (name, "combined.log", name)))
+        assert len(requests(mixed)) == 3 * len(expected(name))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPTIONS])
-def test_known_formats_may_follow_each_other_in_one_file(name: str, tmp_path: Path) -> None:
-    both = (SAMPLES / name).read_bytes() + (SAMPLES / "combined.log").read_bytes() + (SAMPLES / name).read_bytes()
-    (tmp_path / "both.log").write_bytes(both)
-    logs = AccessLogs([tmp_path / "both.log"])
-    assert len(list(logs)) == 3 * len(expected(name))
-    assert logs.counts.broken == 0
-
-
-# -- format strings ----------------------------------------------------------------------------------------------------
+# -- format strings of nginx -------------------------------------------------------------------------------------------
 
 TIME = "12/May/2024:12:00:00 +0000"
 CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
@@ -104,7 +89,7 @@ CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
         f'192.0.2.7 - jane doe [{TIME}] "GET /a?b=1 HTTP/1.1" 200 7 "-" "curl \\x22/8"',
         RECORD._replace(user_agent="curl \\x22/8"),
     ),
-    "a line of nginx's configuration": (
+    "a line of the configuration": (
         "log_format  timed  escape=default '$remote_addr [$time_iso8601] '\n    '\"$request\" $status $request_time';",
         '192.0.2.7 [2024-05-12T14:00:00+02:00] "GET /a?b=1 HTTP/1.1" 200 0.250',
         RECORD,
@@ -125,101 +110,57 @@ CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
         RECORD,
     ),
     "an address list without quotation marks": (
-        "$http_x_forwarded_for [$time_local] \"$request\" $status",
-        f'203.0.113.9, 192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" 200',
-        RECORD._replace(headers=(("x-forwarded-for", "203.0.113.9, 192.0.2.7"),)),
+        '$http_x_forwarded_for [$time_local] "$request" $status',
+        f'203.0.113.9, 192.0.2.7:5123 [{TIME}] "GET /a?b=1 HTTP/1.1" 200',
+        RECORD._replace(headers=(("x-forwarded-for", "203.0.113.9, 192.0.2.7:5123"),)),
     ),
-    "JSON in another order": (
-        '{"at":"$time_iso8601","ip":"$remote_addr","status":$status,"req":"$request","host":"$host"}',
+    "JSON in another order, braces around a name": (
+        '{"at":"$time_iso8601","ip":"${remote_addr}","status":$status,"req":"$request","host":"$host"}',
         '{"at":"2024-05-12T12:00:00+00:00","ip":"192.0.2.7","status":200,"req":"GET /a?b=1 HTTP/1.1",'
         '"host":"a.example:8443"}',
         RECORD._replace(host="a.example"),
     ),
-    "braces around names": (
-        '${remote_addr} [${time_local}] "${request}" ${status}',
-        f'192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" 200',
-        RECORD,
-    ),
-    "Apache's Common": (
-        "%h %l %u %t \\\"%r\\\" %>s %b",
-        f'192.0.2.7 - jane doe [{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120',
-        RECORD,
-    ),
-    "a line of Apache's configuration": (
-        'LogFormat "%h %l %u %t \\"%r\\" %>s %O \\"%{Referer}i\\" \\"%{User-Agent}i\\" %D" timed',
-        f'192.0.2.7 - - [{TIME}] "GET /a?b=1 HTTP/1.1" 200 77 "-" "-" 1500',
-        RECORD,
-    ),
-    "Apache's seconds, milliseconds and a header": (
-        "%a %{msec}t %m %U%q %s %{ms}T %{X-API-Key}i",
-        "192.0.2.7 1715515200250 GET /a?b=1 200 12 secret",
-        RECORD._replace(time_us=NOON_US + 250_000, headers=(("x-api-key", "secret"),)),
-    ),
-    "tabs between": (
-        "%h\\t%{%Y-%m-%dT%H:%M:%S%z}t\\t%r\\t%s",
-        "192.0.2.7\t2024-05-12T07:00:00-0500\tGET /a?b=1 HTTP/1.1\t200",
-        RECORD,
-    ),
-    "a percent sign": ('%h %% %t "%r" %s', f'192.0.2.7 % [{TIME}] "GET /a?b=1 HTTP/1.1" 200', RECORD),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CUSTOM)
-def test_a_custom_format_is_read_by_its_format_string(name: str) -> None:
+def test_a_custom_format_is_read_by_its_format_string_also_behind_the_prefix_of_syslog(name: str) -> None:
     format, line, record = CUSTOM[name]
     assert read(line + "\n", format=format) == record
+    assert read(f"May 12 12:00:00 web1 nginx: {line}", format=format) == record
 
 
 @pytest.mark.parametrize("name", CUSTOM)
-def test_a_custom_format_is_found_behind_the_prefix_of_syslog(name: str) -> None:
-    format, line, _ = CUSTOM[name]
-    assert read(f"May 12 12:00:00 web1 nginx: {line}", format=format) == read(line, format=format)
-
-
-@pytest.mark.parametrize("name", CUSTOM)
-def test_every_line_cut_short_is_skipped_or_read(name: str, tmp_path: Path) -> None:
-    format, line, _ = CUSTOM[name]
-    whole = read(line, format=format)
-    assert isinstance(whole, AccessRecord)
-    (tmp_path / "cut.log").write_text("\n".join(line[:end] for end in range(1, len(line))))
-    logs = AccessLogs([tmp_path / "cut.log"], format=format)
-    assert {(found.time_us, found.client, found.method) for found in logs} <= {whole[:3]}
-    assert logs.counts.lines == len(line) - 1
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_no_change_of_a_line_makes_a_custom_format_raise_and_none_cut_short_gives_another_client(
+    name: str, data: st.DataObject
+) -> None:
+    format, line, whole = CUSTOM[name]
+    place = data.draw(st.integers(1, len(line)))
+    cut = read(line[:place], format=format)
+    assert isinstance(cut, Skip) or cut[:3] == whole[:3]
+    read(line[:place] + data.draw(st.text(max_size=20)) + line[place + data.draw(st.integers(0, 9)) :], format=format)
 
 
 @pytest.mark.parametrize(
     ("format", "words"),
     [
         ("", "is no format string"),
-        ("combined", "is no format string"),
+        ('%h %l %u %t "%r" %>s', "is no format string of nginx"),
         ("$remote_addr", "lacks the time"),
         ('[$time_local] "$request" $status', "lacks the client"),
-        ("$remote_addr [$time_local] $status", "lacks the request"),
         ("$remote_addr [$time_local] $request_method $status", "lacks the request"),
-        ('%h %t "%r"', "lacks the status"),
+        ('$remote_addr [$time_local] "$request"', "lacks the status"),
         ('$remote_addr$time_local "$request" $status', "where $remote_addr ends and $time_local begins"),
-        ('%h %{%d/%b/%Y %H:%M:%S}t "%r" %s', "has no zone"),
-        ('%h [%{%d/%b/%Y:%T}t.%{msec_frac}t %{%z}t] "%r" %s', "in one directive"),
-        ('%h %{%d.%m.%Y %H:%M:%S %z}t "%r" %s', "cannot be read"),
         ("$remote_addr " * 1_000, "is no format string"),
         (7, "is no format string"),
     ],
 )
-def test_a_format_that_cannot_work_is_refused(format: str, words: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+def test_a_format_that_cannot_work_is_refused_with_one_that_can(format: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)) as refused:
         AccessLogs([SAMPLES / "common.log"], format=format)
-    assert words in str(refused.value)
-    assert "$remote_addr" in str(refused.value) or "%{%Y" in str(refused.value)
-
-
-@pytest.mark.parametrize("name", CUSTOM)
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_no_line_makes_a_custom_format_raise(name: str, data: st.DataObject) -> None:
-    format, line, _ = CUSTOM[name]
-    place = data.draw(st.integers(0, len(line)))
-    changed = line[:place] + data.draw(st.text(max_size=20)) + line[place + data.draw(st.integers(0, 9)) :]
-    read(changed or "x", format=format)
+    assert "such as '$remote_addr - $remote_user" in str(refused.value)
 
 
 # -- JSON lines by names of fields -------------------------------------------------------------------------------------
@@ -228,13 +169,13 @@ FIELDS = {"time": "t", "client": "c.ip", "status": "s", "request": "r"}
 LINE = {"t": "2024-05-12T12:00:00Z", "c": {"ip": "192.0.2.7"}, "s": 200, "r": "GET /a?b=1 HTTP/1.1"}
 
 
-def by_fields(line: dict[str, Any], **fields: str) -> AccessRecord | Skip:
+def by_fields(line: object, **fields: str) -> AccessRecord | Skip:
     return read(json.dumps(line), fields={**FIELDS, **fields})
 
 
 def test_fields_are_found_by_their_names() -> None:
     assert by_fields(LINE) == RECORD
-    assert by_fields({**LINE, "c": None, "c.ip": "192.0.2.7"}) == RECORD
+    assert by_fields({**LINE, "c": None, "c.ip": "192.0.2.7:5123"}) == RECORD
     assert by_fields({**LINE, "h": "a.example:80"}, host="h") == RECORD._replace(host="a.example")
     found = by_fields({**LINE, "h": {"X-API-Key": ["k", "l"]}}, **{"header:X-API-Key": "h.X-API-Key"})
     assert isinstance(found, AccessRecord)
@@ -249,23 +190,17 @@ def test_fields_are_found_by_their_names() -> None:
         ({**LINE, "c": {"ip": 7}}, Skip.CLIENT),
         ({**LINE, "s": "ok"}, Skip.STATUS),
         ({**LINE, "r": None}, Skip.FORMAT),
-        ({}, Skip.FORMAT),
+        *((value, Skip.JSON) for value in ([1], 7, "x", None)),
     ],
 )
-def test_a_line_without_its_fields_says_why(line: dict[str, Any], reason: Skip) -> None:
+def test_a_line_without_its_fields_says_why(line: object, reason: Skip) -> None:
     assert by_fields(line) is reason
-
-
-@pytest.mark.parametrize("text", [b"[1]", b"7", b'"x"', b"null", b"{", b"GET /"])
-def test_what_is_no_object_is_no_record(text: bytes) -> None:
-    assert read(text, fields=FIELDS) is Skip.JSON
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({}, "lack time, client, status, request (or method and path)"),
-        ({**FIELDS, "agent": "a"}, "no part of a record is called 'agent'"),
         ({**FIELDS, "user_agnet": "a"}, "did you mean 'user_agent'?"),
         ({**FIELDS, "header:": "a"}, "no part of a record is called 'header:'"),
         ({**FIELDS, "host": "a..b"}, "'a..b' is no name of a field"),
@@ -273,14 +208,13 @@ def test_what_is_no_object_is_no_record(text: bytes) -> None:
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
         AccessLogs([SAMPLES / "own.jsonl"], fields=fields)
-    assert words in str(refused.value)
 
 
 def test_a_format_and_fields_together_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
-        AccessLogs([SAMPLES / "own.jsonl"], format="%h %t %r %s", fields=FIELDS)
+        AccessLogs([SAMPLES / "own.jsonl"], format="$remote_addr", fields=FIELDS)
 
 
 def test_a_record_gives_header_fields_by_their_names() -> None:

@@ -22,35 +22,18 @@ COMMON = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5
 COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
 RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
 
+CADDY_REQUEST = {"remote_ip": "198.51.100.1", "client_ip": "192.0.2.7", "method": "GET", "uri": "/a?b=1"}
 CADDY = {
-    "level": "info",
-    "ts": 1715515200.25,
-    "logger": "http.log.access.log0",
-    "request": {
-        "remote_ip": "198.51.100.1",
-        "client_ip": "192.0.2.7",
-        "method": "GET",
-        "uri": "/a?b=1",
-        "headers": {"User-Agent": ["curl/8"]},
-    },
-    "status": 200,
+    **{"ts": 1715515200.25, "logger": "http.log.access.log0", "status": 200},
+    "request": {**CADDY_REQUEST, "headers": {"User-Agent": ["curl/8"]}},
 }
 TRAEFIK = {
-    "ClientHost": "192.0.2.7",
-    "RequestMethod": "GET",
-    "RequestPath": "/a?b=1",
-    "DownstreamStatus": 200,
-    "StartUTC": "2024-05-12T12:00:00.250000999Z",
-    "request_User-Agent": "curl/8",
+    **{"ClientHost": "192.0.2.7", "RequestMethod": "GET", "RequestPath": "/a?b=1", "DownstreamStatus": 200},
+    **{"StartUTC": "2024-05-12T12:00:00.250000999Z", "request_User-Agent": "curl/8"},
 }
 NGINX = {
-    "time_iso8601": "2024-05-12T14:00:00+02:00",
-    "remote_addr": "192.0.2.7",
-    "request_method": "GET",
-    "uri": "/a",
-    "args": "b=1",
-    "status": "200",
-    "http_user_agent": "curl/8",
+    **{"time_iso8601": "2024-05-12T14:00:00.25+02:00", "remote_addr": "192.0.2.7", "request_method": "GET"},
+    **{"uri": "/a", "args": "b=1", "status": "200", "http_user_agent": "curl/8"},
 }
 JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8")
 
@@ -60,88 +43,69 @@ def changed(line: dict[str, Any], **fields: Any) -> bytes:
     return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
 
 
-GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
-    "combined": (
-        COMBINED,
-        RECORD._replace(user_agent='Mozilla/5.0 (X11; \\"odd\\")', headers=(("referer", "https://example.org/"),)),
+CLIENTS = [
+    ("192.0.2.7 - -", "192.0.2.7", None),
+    ("192.0.2.7 - jane doe", "192.0.2.7", None),
+    ("2001:db8::80 - jane doe", "2001:db8::80", None),
+    ("198.51.100.1 192.0.2.7 - -", "198.51.100.1", None),  # what the client's own identd says is no client
+    ("example.org 192.0.2.7 - -", "192.0.2.7", "example.org"),
+    ("example.org:80 crawler.example.net - -", "crawler.example.net", "example.org"),
+    ("192.0.2.7:5123 - -", "192.0.2.7", None),
+    ("192.0.2.7:5123 - jane doe", "192.0.2.7", None),
+    ("[2001:db8::1]:443 - -", "2001:db8::1", None),
+    ("[2001:db8::1] - -", "2001:db8::1", None),
+    ("crawler.example.net:5123 - -", "crawler.example.net", None),
+    ("example.org:80 192.0.2.7:5123 - -", "192.0.2.7", "example.org"),
+]
+"""What stands in front of the time, the client, and the virtual host."""
+
+REQUESTS = [
+    ('"GET /a?b=1 HTTP/1.1" 200 5120 "-" "Mozilla/5.0 (comp', {}),  # an agent that was cut off
+    ('"GET /\ufffd HTTP/1.1" 200 -', {"path": "/\ufffd"}),
+    ('"\\x16\\x03\\x01" 400 7', {"method": "", "path": "\\x16\\x03\\x01", "status": 400}),
+    ('"-" 408 0', {"method": "", "path": "-", "status": 408}),
+    (
+        '"GET /a?b=1 HTTP/1.1" 200 1 "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"',
+        {"user_agent": 'Mozilla/5.0 (X11; \\"odd\\")', "headers": (("referer", "https://example.org/"),)},
     ),
-    "a host name behind a virtual host": (
-        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "crawler.example.net"),
-        RECORD._replace(client="crawler.example.net", host="www.example.org"),
-    ),
-    "a user name with a space": (COMMON.replace("- -", "- jane doe"), RECORD),
-    "an IPv6 client": (COMMON.replace("192.0.2.7", "2001:db8::1"), RECORD._replace(client="2001:db8::1")),
-    "an IPv6 client and a user name with a space": (
-        COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
-        RECORD._replace(client="2001:db8::80"),
-    ),
-    "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
-    "CRLF": (f"{COMMON}\r\n", RECORD),
-    "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
-    "bytes that are not UTF-8": (COMMON.encode().replace(b"/a?b=1", b"/\xff"), RECORD._replace(path="/\ufffd")),
-    "TLS bytes for a request": (
-        COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03\\x01").replace("200", "400"),
-        RECORD._replace(method="", path="\\x16\\x03\\x01", status=400),
-    ),
-    "no request": (
-        COMMON.replace("GET /a?b=1 HTTP/1.1", "-").replace("200", "408"),
-        RECORD._replace(method="", path="-", status=408),
-    ),
-    "an ISO time": (COMMON.replace("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z"), RECORD),
-    "Caddy without client_ip": (
-        changed(CADDY, request={**CADDY["request"], "client_ip": ""}),
-        JSON_RECORD._replace(client="198.51.100.1"),
-    ),
-    "older Caddy": (
+]
+"""What stands behind the time, and what is another than in `RECORD`."""
+
+JSON_LINES: list[tuple[bytes, dict[str, Any]]] = [
+    (changed(CADDY, request={**CADDY["request"], "client_ip": ""}), {"client": "198.51.100.1"}),
+    (changed(CADDY, request={**CADDY["request"], "client_ip": "[2001:db8::1]:443"}), {"client": "2001:db8::1"}),
+    (
         changed(CADDY, request={"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}),
-        JSON_RECORD._replace(client="2001:db8::1", user_agent=None),
+        {"client": "2001:db8::1", "user_agent": None},
     ),
-    "Caddy, nothing answered": (changed(CADDY, status=0), JSON_RECORD._replace(status=0)),
-    "Traefik, forwarded by several": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), JSON_RECORD),
-    "Traefik without StartUTC": (
-        changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"),
-        JSON_RECORD._replace(time_us=NOON_US),
-    ),
-    "nginx with request_uri": (
-        changed(NGINX, request_uri="/raw?b=%31"),
-        JSON_RECORD._replace(time_us=NOON_US, path="/raw?b=%31"),
-    ),
-    "nginx with request": (
-        changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None),
-        JSON_RECORD._replace(time_us=NOON_US, method="POST", path="/b"),
-    ),
-    "nginx without a request": (
-        changed(NGINX, request_method="-", uri="-", args="", status=400),
-        JSON_RECORD._replace(time_us=NOON_US, method="", path="-", status=400),
-    ),
-}
+    (changed(CADDY, status=0), {"status": 0}),
+    (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), {}),
+    (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7:5123"), {}),
+    (changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"), {"time_us": NOON_US}),
+    (changed(NGINX, remote_addr="192.0.2.7:5123"), {}),
+    (changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None), {"method": "POST", "path": "/b"}),
+    (changed(NGINX, request_method="-", uri="-", args="", status=400), {"method": "", "path": "-", "status": 400}),
+]
 
 BAD: dict[str, tuple[bytes, Skip]] = {
     "nothing": (b"", Skip.EMPTY),
-    "spaces": (b"  \t\r\n", Skip.EMPTY),
     "NUL": (COMMON.encode().replace(b"/a", b"/\0"), Skip.BINARY),
     "UTF-16": (COMMON.encode("utf-16"), Skip.BINARY),
-    "words": (b"the quick brown fox", Skip.FORMAT),
     "an agent on a line of its own": (b' "curl/7.54.0"', Skip.FORMAT),
     "too few words before the date": (COMMON.replace(" - -", "").encode(), Skip.FORMAT),
     "backslashes without an end": (b"[1] " + b'x [a] "' + b"\\" * 50_000, Skip.FORMAT),
     "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
     "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
     "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
-    "status of four digits": (COMMON.replace("200", "2000").encode(), Skip.STATUS),
     "JSON without its end": (changed(NGINX)[:-5], Skip.JSON),
     "a JSON list": (b"[1, 2]", Skip.FORMAT),
     "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
     "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
     "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
-    "an integer of 400 digits": (changed(CADDY, ts=10**400), Skip.TIME),
     "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
     "a negative status": (changed(CADDY, status=-1), Skip.STATUS),
-    "true as status": (changed(CADDY, status=True), Skip.STATUS),
     "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
-    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.FORMAT),
-    "no path": (changed(NGINX, uri=None), Skip.FORMAT),
-    "a time of 60,000 characters": (changed(NGINX, time_iso8601="1" * 60_000), Skip.TIME),
+    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.CLIENT),
     "a time with 100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), Skip.TIME),
     "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), Skip.CLIENT),
     "Caddy's second word on an error": (changed(CADDY, logger="http.log.error.log0"), Skip.FORMAT),
@@ -150,28 +114,21 @@ BAD: dict[str, tuple[bytes, Skip]] = {
 
 TIMES = [
     ("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00"),
-    ("12/May/2024:23:59:59 +1400", "2024-05-12T09:59:59"),
     ("12/May/2024:00:00:00 +0545", "2024-05-11T18:15:00"),
     ("27/Oct/2024:02:30:00 +0200", "2024-10-27T00:30:00"),  # the same hour of the clock,
     ("27/Oct/2024:02:30:00 +0100", "2024-10-27T01:30:00"),  # an hour later
-    ("31/Dec/2023:23:30:00 -0100", "2024-01-01T00:30:00"),
     ("01/Jan/1970:00:00:00 +0000", "1970-01-01T00:00:00"),
     ("2024-05-12T12:00:00.123456789Z", "2024-05-12T12:00:00.123456"),
     ("2024-05-12T12:00:00+05:30", "2024-05-12T06:30:00"),
-    ("1715515200123", "2024-05-12T12:00:00.123"),
     ("1715515200.123", "2024-05-12T12:00:00.123"),
     ("31/Feb/2024:12:00:00 +0000", None),
-    ("12/May/2024:12:00:00 +2400", None),
     ("12/May/2024:12:00:00 +0060", None),
-    ("12/May/2024:12:00:00", None),
     ("31/Dec/1969:23:59:59 +0000", None),
-    ("01/Jan/0001:00:00:00 +1400", None),
     ("2024-05-12T12:00:00", None),
     ("yesterday", None),
 ]
 
 NUMBERS = [
-    (1715515200, NOON_US),
     (1715515200.25, NOON_US + 250_000),
     (1715515200250, NOON_US + 250_000),
     (1715515200250000, NOON_US + 250_000),
@@ -182,10 +139,24 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_line_becomes_its_record(name: str) -> None:
-    line, record = GOOD[name]
-    assert parse_line(line if isinstance(line, bytes) else line.encode()) == record
+@pytest.mark.parametrize(("words", "client", "host"), CLIENTS)
+def test_a_client_is_found_with_a_port_or_without_and_beside_a_virtual_host(
+    words: str, client: str, host: str | None
+) -> None:
+    found = parse_line(COMMON.replace("192.0.2.7 - -", words).encode())
+    assert found == RECORD._replace(client=client, host=host)
+
+
+@pytest.mark.parametrize(("words", "differs"), REQUESTS)
+def test_a_request_is_read_whatever_the_client_has_sent(words: str, differs: dict[str, Any]) -> None:
+    line = f"{COMMON.partition('] ')[0]}] {words}".encode().replace("\ufffd".encode(), b"\xff")
+    for whole in (line, b"\xef\xbb\xbf" + line, line + b"\r\n"):
+        assert parse_line(whole) == RECORD._replace(**differs)
+
+
+@pytest.mark.parametrize(("line", "differs"), JSON_LINES)
+def test_a_line_of_json_becomes_its_record(line: bytes, differs: dict[str, Any]) -> None:
+    assert parse_line(line) == JSON_RECORD._replace(**differs)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -236,7 +207,7 @@ JSON_VALUES = st.recursive(
     | st.floats()
     | st.text()
     | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY["request"]]), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
     max_leaves=8,
 )
 
@@ -254,14 +225,10 @@ def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataOb
         assert 0 <= found.status <= 999
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_a_line_is_too_long_beyond_the_limit_and_not_before(tmp_path: Path, extra: int) -> None:
-    line = f"{COMMON} ".encode()
-    line += b"a" * (MAX_LINE_BYTES + extra - len(line))
-    (tmp_path / "access.log").write_bytes(line + b"\n" + COMMON.encode())
-    log = AccessLogs([tmp_path / "access.log"])
-    assert list(log) == [RECORD] * (1 if extra > 0 else 2)
-    assert log.counts.skipped == ({Skip.TOO_LONG: 1} if extra > 0 else {})
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_line_is_too_long_beyond_the_limit_and_not_before(extra: int) -> None:
+    line = f"{COMMON} ".encode().ljust(MAX_LINE_BYTES + extra, b"a")
+    assert parse_line(line + b"\n") == (Skip.TOO_LONG if extra else RECORD)
 
 
 @pytest.mark.deep
@@ -300,14 +267,6 @@ def summary(log: AccessLogs) -> tuple[object, ...]:
 def test_no_name_makes_another_client_of_an_address(ident: str, user: str) -> None:
     found = parse_line(COMMON.replace("- -", f"{ident} {user}").encode())
     assert found == RECORD or (found is Skip.FORMAT and not user.strip())
-
-
-def test_a_virtual_host_in_front_is_none_if_it_is_an_address() -> None:
-    for host in ("example.org", "example.org:443"):
-        assert parse_line(f"{host} {COMMON}".encode()) == RECORD._replace(host="example.org")
-    found = parse_line(f"198.51.100.1 {COMMON}".encode())
-    assert isinstance(found, AccessRecord)
-    assert found.client == "198.51.100.1"
 
 
 SYSLOG = (

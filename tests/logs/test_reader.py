@@ -6,11 +6,11 @@ import gzip
 import io
 import itertools
 import random
-import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,14 +19,8 @@ from hypothesis import strategies as st
 from slidegate import ConfigurationError
 from slidegate.logs import AccessLogs, AccessRecord, Skip
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
-SEED = 20_261_120
 S_US = 1_000_000
 START_US = 1_772_532_000 * S_US
 
@@ -70,17 +64,6 @@ def moved(seconds: list[int]) -> int:
     """Return by how many places the second that is farthest from its place in order is away from it."""
     order = sorted(range(len(seconds)), key=lambda place: seconds[place])
     return max((abs(place - before) for place, before in enumerate(order)), default=0)
-
-
-def test_a_file_is_not_read_before_its_time_comes(tmp_path: Path) -> None:
-    for hour in (11, 1, 0, 6):
-        content = "".join(line(3_600 * hour + second, f"/{hour}") for second in range(1_500))
-        (tmp_path / f"{hour}.log").write_text(content)
-    logs = AccessLogs(tmp_path.iterdir(), hold=1)
-    size = (tmp_path / "0.log").stat().st_size
-    read_bytes = {record.path: logs.taken_bytes for record in logs}
-    assert [*read_bytes] == ["/0", "/1", "/6", "/11"]
-    assert read_bytes["/1"] <= 2.1 * size < 2.9 * size <= read_bytes["/6"] <= 3.1 * size
 
 
 def test_files_are_merged_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
@@ -128,9 +111,7 @@ def test_records_and_skipped_lines_are_all_lines(
     content = joint.join(lines)
     path = tmp_path_factory.mktemp("some") / "some.log"
     path.write_bytes(content)
-    if content[:6].startswith(
-        (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18", b"\xfd7zXZ", b"7z")
-    ):
+    if content[:6].startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\xfd7zXZ")):
         return
     counts = (logs := AccessLogs([path])).counts
     found = list(logs)
@@ -181,46 +162,35 @@ def test_how_far_a_reading_is_can_be_seen(tmp_path: Path) -> None:
     assert logs.taken_bytes == logs.size_bytes
 
 
-PACKERS: dict[str, tuple[Callable[[bytes], bytes], Skip]] = {
-    "gzip": (gzip.compress, Skip.GZIP),
-    "zstd": (zstd.compress, Skip.ZSTD),
-}
-
-
-@pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("parts", [1, 3])
-def test_packed_files_read_like_plain_text_whatever_they_are_called(tmp_path: Path, packer: str, parts: int) -> None:
+def test_packed_files_read_like_plain_text_whatever_they_are_called(tmp_path: Path, parts: int) -> None:
     lines = SAMPLE.read_bytes().splitlines(keepends=True)
     texts = [b"".join(lines[place::parts]) for place in range(parts)]
-    (tmp_path / "packed.log").write_bytes(b"".join(PACKERS[packer][0](text) for text in texts))
+    (tmp_path / "packed.log").write_bytes(b"".join(map(gzip.compress, texts)))
     (tmp_path / "plain.log").write_bytes(b"".join(texts))
     one, two = AccessLogs([tmp_path / "packed.log"]), AccessLogs([tmp_path / "plain.log"])
     assert list(one) == list(two)
     assert one.counts.skipped == two.counts.skipped
 
 
-@pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("damage", ["cut", "flipped", "tail"])
-def test_damaged_data_is_read_up_to_the_damage(tmp_path: Path, packer: str, damage: str) -> None:
-    pack, reason = PACKERS[packer]
-    draw = random.Random(SEED)
-    text = "".join(line(second, f"/{draw.random()}") for second in range(10_000)).encode()
-    data = b"".join(pack(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
+def test_damaged_data_is_read_up_to_the_damage(tmp_path: Path, damage: str, rng: random.Random) -> None:
+    text = "".join(line(second, f"/{rng.random()}") for second in range(10_000)).encode()
+    data = b"".join(gzip.compress(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
     half = len(data) // 2
     flipped = data[:half] + bytes(byte ^ 0xFF for byte in data[half : half + 64]) + data[half + 64 :]
     (tmp_path / "some.log").write_bytes({"cut": data[:half], "flipped": flipped, "tail": data + b"tail" * 9}[damage])
     logs = AccessLogs([tmp_path / "some.log"])
     assert sum(1 for _ in logs) == logs.counts.records > 1_000
-    assert logs.counts.skipped[reason] == 1
+    assert logs.counts.skipped[Skip.GZIP] == 1
     assert logs.counts.lines == logs.counts.records + logs.counts.skipped.total()
 
 
-@pytest.mark.parametrize("packer", PACKERS)
-def test_a_bomb_of_one_line_stays_small(tmp_path: Path, packer: str) -> None:
+def test_a_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
     with open(tmp_path / "bomb.log", "wb") as file:
-        for _ in range(16):  # members and frames may follow each other
-            file.write(PACKERS[packer][0](b"a" * 4_194_304))
-        file.write(PACKERS[packer][0](f"\n{line(0)}".encode()))
+        for _ in range(16):  # members may follow each other
+            file.write(gzip.compress(b"a" * 4_194_304))
+        file.write(gzip.compress(f"\n{line(0)}".encode()))
     logs = AccessLogs([tmp_path / "bomb.log"])
     tracemalloc.start()
     try:
@@ -232,62 +202,35 @@ def test_a_bomb_of_one_line_stays_small(tmp_path: Path, packer: str) -> None:
     assert peak_bytes < 20_000_000
 
 
-def test_without_a_program_for_zstd_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.log").write_bytes(zstd.compress(b"x"))
-    monkeypatch.setitem(sys.modules, "backports.zstd", None)
-    monkeypatch.setitem(sys.modules, "compression.zstd", None)
-    with pytest.raises(ConfigurationError, match=r"a\.log.*slidegate\[cli\]"):
-        list(AccessLogs([tmp_path / "a.log"]))
-
-
-def packed_by(magic: bytes) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(magic + b"\0" * 99) and None
-
-
 @pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda path: None, "No such file"),
-        (Path.mkdir, "it is a directory; expected an access log, such as"),
-        (packed_by(b"BZh9"), "packed with bzip2; expected plain text, gzip or zstd"),
-        (packed_by(b"\xfd7zXZ\0"), "packed with xz"),
-        (packed_by(b"PK\x03\x04"), "packed with zip"),
-    ],
+    ("magic", "packer"),
+    [(b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
-    make(tmp_path / "some.log")
-    with pytest.raises(ConfigurationError) as refused:
+def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, packer: str) -> None:
+    (tmp_path / "some.log").write_bytes(magic + b"\0" * 99)
+    with pytest.raises(ConfigurationError, match=f"some.log': it is packed with {packer}; expected plain text or gzip"):
         list(AccessLogs([tmp_path / "some.log"]))
-    assert str(tmp_path / "some.log") in str(refused.value)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\x1b[31m" + "x" * 5_000])
-def test_no_name_of_a_file_reaches_a_terminal_as_it_is(name: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        AccessLogs([name])
-    assert str(refused.value).isprintable()
-    assert len(str(refused.value)) < 500
+def test_a_file_that_is_not_there_or_a_directory_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.log"):
+        AccessLogs([tmp_path / "none.log"])
+    with pytest.raises(IsADirectoryError):
+        list(AccessLogs([tmp_path]))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("files", "hold", "words"),
     [
-        (([],), "expected at least one file"),
-        (("access.log",), "expected a list of files"),
-        ((["-", "-"],), "expected standard input once"),
+        ([], 1, "expected at least one file"),
+        ("access.log", 1, "expected a list of files"),
+        (["-", "-"], 1, "expected standard input once"),
+        *(([str(SAMPLE)], hold, "such as 32768") for hold in (0, True, 1.5)),
     ],
 )
-def test_files_that_cannot_be_meant_are_refused(arguments: tuple[object], words: str) -> None:
+def test_arguments_that_cannot_work_are_refused(files: Any, hold: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        AccessLogs(*arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"hold": 0}, {"hold": True}, {"hold": 1.5}])
-def test_numbers_that_cannot_work_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="such as"):
-        AccessLogs([SAMPLE], **options)  # type: ignore[arg-type]
+        AccessLogs(files, hold=hold)
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:

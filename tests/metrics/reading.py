@@ -45,9 +45,13 @@ class Exposition:
         self.families: dict[str, Any] = {}
         self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         for family in families:
+            if family.name.endswith("_created"):  # prometheus_client adds them to each counter and histogram
+                continue
             assert family.name not in self.families, f"{family.name} comes twice"
             self.families[family.name] = family
             for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
                 place = sample.name, frozenset(sample.labels.items())
                 assert place not in self.samples, f"{place} comes twice"
                 self.samples[place] = sample.value

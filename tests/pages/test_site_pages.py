@@ -27,7 +27,7 @@ def rendered(text: str, path: str) -> str:
         ("bans.md#safety", "docs/guides/rules.md", "guides/rules.md", "bans.md#safety"),
         ("#here", "docs/guides/rules.md", "guides/rules.md", "#here"),
         ("https://example.org/a/b", "docs/guides/rules.md", "guides/rules.md", "https://example.org/a/b"),
-        ("../../examples/chat/", "docs/guides/rules.md", "guides/rules.md", None),
+        ("../../examples/demo/", "docs/guides/rules.md", "guides/rules.md", None),
         ("../CHANGELOG.md#unreleased", "docs/design.md", "design.md", "changelog.md#unreleased"),
         ("../../../../etc/passwd", "docs/guides/rules.md", "guides/rules.md", None),
         ("docs/guides/bans.md#safety", "CHANGELOG.md", "changelog.md", "guides/bans.md#safety"),
@@ -49,7 +49,7 @@ def test_a_page_shows_the_file_that_it_stands_for(file: str, page: str) -> None:
 
 
 def test_text_stays_where_a_link_goes_and_an_empty_heading_becomes_a_cell() -> None:
-    shown = rendered("[the **chat**](../../examples/chat/)\n\n| | `a` |\n| --- | --- |\n| 1 | 2 |\n", "guides/rules.md")
-    assert "<span>the <strong>chat</strong></span>" in shown
+    shown = rendered("[the **demo**](../../examples/demo/)\n\n| | `a` |\n| --- | --- |\n| 1 | 2 |\n", "guides/rules.md")
+    assert "<span>the <strong>demo</strong></span>" in shown
     assert "href" not in shown
     assert shown.count("<th>") == 1

@@ -16,7 +16,7 @@ from slidegate.simulation.clients import Clients
 from slidegate.simulation.replay import REFUSED, Replay
 from slidegate.simulation.report import Simulated
 from slidegate.simulation.routes import OTHER, RouteGuesser
-from slidegate.simulation.suggest import BanSurvey, Peaks, SuggestedRule, Suggestion, Survey, smallest_amount
+from slidegate.simulation.suggest import PAGE_LOAD, WINDOWS, Peaks, SuggestedRule, Suggestion, Survey, smallest_amount
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
@@ -25,11 +25,11 @@ REAL = sorted(DATA.glob("semicomplete-*"))
 LOGS = [(SAMPLE, 0.05), *(pytest.param(log, 0.001, marks=pytest.mark.deep) for log in REAL)]
 
 
-def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Suggestion]:
+def suggested(records: list[AccessRecord], touch: float, headroom: float = 1) -> tuple[Survey, Suggestion]:
     survey = Survey(Clients())
     for record in records:
         survey.add(record)
-    suggestion = Suggestion(survey, touch)
+    suggestion = Suggestion(survey, touch, headroom)
     for record in records:
         suggestion.add(record)
     return survey, suggestion
@@ -37,10 +37,7 @@ def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Sugges
 
 def replayed(rules: list[SuggestedRule], file: Path) -> Simulated:
     """Return a replay through a middleware with these limits."""
-    tables = []
-    for rule in rules:
-        limits = "; ".join(f"{amount}/{window}" for window, amount in rule.limits.items())
-        tables.append(f'[[rules]]\npath = "{rule.path}"\nlimits = "{limits}"\n')
+    tables = [f'[[rules]]\npath = "{rule.path}"\nlimits = "{rule.limits_text}"\n' for rule in rules]
     file.write_text("".join(tables))
     return Simulated(Replay(rules=file), Clients())
 
@@ -69,7 +66,7 @@ def test_suggested_limits_touch_at_most_the_share_and_lower_ones_more(log: Path,
     everything = rules[-1]
     assert everything.path == "*"
     for window, amount in list(everything.limits.items())[-2:]:
-        if amount > 1:
+        if amount > PAGE_LOAD:
             lower = everything._replace(limits=everything.limits | {window: amount - 1})
             assert touched(records, [*rules[:-1], lower], tmp_path / "rules.toml") > before
 
@@ -87,53 +84,12 @@ def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_pa
     lowered = []
     for place, rule in enumerate(rules):
         for window, amount in rule.limits.items():
-            if amount > 1:
+            if amount > PAGE_LOAD:
                 lower = rule._replace(limits=rule.limits | {window: amount - 1})
                 assert touch_anybody(others, [*rules[:place], lower, *rules[place + 1 :]], file), (rule.path, window)
                 lowered.append(rule.path)
-    assert len(set(lowered)) >= 5, "routes have limits that can be lowered"
+    assert len(set(lowered)) >= 2, "routes have limits that can be lowered"
     assert "*" in lowered
-
-
-def test_the_suggested_policy_bans_scanners_and_nobody_else_behind_the_suggested_limits(tmp_path: Path) -> None:
-    records = list(AccessLogs([SAMPLE]))
-    survey, suggestion = suggested(records, 0.05)
-    limits = suggestion.rules()
-    failures = BanSurvey(limits, survey)
-    for record in records:
-        failures.add(record)
-    found = failures.policy()
-    assert found is not None
-    rules = tmp_path / "rules.toml"
-    replayed(limits, rules)
-    with rules.open("a") as file:
-        file.write(f'[bans.scanners]\nafter = "{found.after}"\nsignals = {{ "{found.signal}" = 1 }}\n')
-    simulated = Simulated(Replay(rules=rules), Clients())
-    for record in records:
-        simulated.add(record)
-    assert 0 < len(simulated.banned) == found.caught <= found.scanners
-    assert set(simulated.banned) <= survey.scanners()
-    touched_people = {name for name, _ in simulated.touched()} - survey.scanners()
-    assert len(touched_people) <= 0.05 * len(survey.clients.tallies)
-
-
-def test_a_scanner_that_the_limits_stop_is_not_said_to_be_banned() -> None:
-    minute_us = 60_000_000
-    # Twenty people; and a scanner whose hundred requests come at once, of which its limit lets few pass.
-    records = [
-        AccessRecord(minute_us * minute + client, f"192.0.2.{client}", "GET", "/", 200, "Mozilla/5.0")
-        for minute in range(2)
-        for client in range(20)
-    ]
-    records += [
-        AccessRecord(minute_us + 30 + probe, "203.0.113.9", "GET", f"/{probe}.php", 404) for probe in range(100)
-    ]
-    survey, suggestion = suggested(records, 0.05)
-    assert survey.scanners() == {"203.0.113.9"}
-    failures = BanSurvey(suggestion.rules(), survey)
-    for record in records:
-        failures.add(record)
-    assert failures.policy() is None
 
 
 def test_where_every_client_may_be_touched_no_limit_is_suggested() -> None:
@@ -149,11 +105,10 @@ def test_where_every_client_may_be_touched_no_limit_is_suggested() -> None:
 )
 def test_a_limit_touches_a_client_when_the_real_ring_refuses(gaps: list[int], start_us: int, amount: int) -> None:
     times = [start_us + gap for gap in accumulate(gaps)]
-    limits = Limit(1, "1s"), Limit(1, "10s")
-    peaks = Peaks(limits)
+    peaks = Peaks()
     for time_us in times:
         peaks.add(time_us)
-    for place, window in enumerate(("1s", "10s")):
+    for place, window in enumerate(WINDOWS):
         limit, ring, refused = Limit(amount, window), b"", False
         for time_us in times:
             ring, state = limit.counter.spend(ring, time_us, 1)
@@ -178,7 +133,7 @@ def test_short_logs_proxies_and_crawlers_are_warned_of() -> None:
         "covers 0.0 hours",
         "less than one",
         "192.0.2.1 is probably a proxy",
-        "the crawler 192.0.2.2 makes 60%",
+        "the crawler 192.0.2.2 made 60%",
     ):
         assert words in said
 

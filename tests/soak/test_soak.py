@@ -8,7 +8,6 @@ import pytest
 
 from tests.redis_servers import needs_redis
 from tests.soak import worker
-from tests.soak.__main__ import main
 from tests.soak.record import PROMISES
 from tests.soak.soaking import soak
 
@@ -31,12 +30,3 @@ def test_a_minute_of_load_and_kills_breaks_no_promise(store: str) -> None:
 
 def test_every_promise_is_a_rule_of_the_application() -> None:
     assert [rule.name for rule in worker.rules()] == [one.name for one in PROMISES]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--minutes", "0"], ["--minutes", "1e9"], ["--workers", "1"], ["--workers", "99"]]
-)
-def test_bounds_of_time_and_processes_are_kept(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "give --minutes up to" in capsys.readouterr().err

@@ -68,31 +68,6 @@ async def test_bans_in_force_are_counted(opened: Opened) -> None:
     assert store.bans.count() == 5
 
 
-def test_bans_that_have_ended_are_forgotten_by_counting() -> None:
-    clock = FakeClock(10**15)
-    bans = MemoryStore(clock=clock).bans
-    for number in range(2_500):
-        bans.ban(f"user:{number}", SECOND_US, "why", "me")
-    bans.ban("user:ever", None, "why", "me")
-    clock.advance("2s")
-    assert [bans.count() for _ in range(3)] == [1_501, 501, 1], "1,000 are forgotten at each look"
-    assert [ban.key for ban in bans.active()] == ["user:ever"]
-
-
-@ALL
-async def test_bans_that_have_ended_hold_no_places(opened: Opened) -> None:
-    clock = FakeClock(10**15)
-    store = opened(max_bans=100, clock=clock)
-    for number in range(400):
-        await settle(store.bans.ban(f"user:{number}", SECOND_US, "why", "me"))
-    clock.advance("2s")
-    rows = await settle(store.bans.dump())
-    assert await strike(store, AT_ONCE, *(f"attacker:{number}" for number in range(102))) == [True] * 100 + [False] * 2
-    clock.advance("1h")
-    assert await settle(store.bans.load(rows)) == 0
-    assert await strike(store, AT_ONCE, "attacker:0") == [True]
-
-
 async def fill(store: Any, policy: BanPolicy, most: int, keys: list[str]) -> int:
     """Strike each key, which bans it where there is room; return how many were not banned."""
     full = 0
@@ -146,41 +121,6 @@ async def test_where_there_is_no_room_bans_are_made_by_hand_alone_and_none_are_i
     with pytest.raises(ConfigurationError, match="no room for 1 more bans"):
         await settle(full.bans.load(await settle(store.bans.dump())))
     assert [ban.key for ban in await active(full)] == ["user:old"]
-
-
-@ALL
-async def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies(opened: Opened) -> None:
-    clock, heard = FakeClock(10**15), RecordingObserver()
-    store = opened(max_bans=10, clock=clock)
-    store.observe(heard)
-    old, new = (BanPolicy("3/minute", "10m", name=name) for name in ("old", "new"))
-    await strike(store, old, *(f"user:{number}" for number in range(4)))
-    clock.advance("2m")
-    await strike(store, new, *(f"attacker:{number}" for number in range(10)), weight=2)
-    assert "strikes_dropped" not in heard.kinds
-    assert await strike(store, new, "attacker:0") == [True]
-
-
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_the_strikes_of_a_key_count_once_for_each_policy_and_its_ban_once(opened: Opened) -> None:
-    heard = RecordingObserver(without=["banned"])
-    store = opened(max_bans=4, clock=FakeClock(10**15))
-    store.observe(heard)
-    policies = [BanPolicy("2/minute", "10m", name=name) for name in ("one", "two")]
-    for policy in policies:
-        await strike(store, policy, "user:ann", "user:bob")
-    assert heard.kinds == []
-    await strike(store, policies[0], "user:eve")
-    assert heard.kinds == ["strikes_dropped"]
-    assert len([row for row in await settle(store.bans.dump()) if "struck" in row]) == 4
-    assert await settle(store.bans.unban("user:bob", "ann"))
-    await strike(store, policies[1], "user:dan")
-    assert heard.kinds == ["strikes_dropped"], "who is forgiven leaves room"
-    assert [*await strike(store, policies[0], "user:eve"), *await strike(store, policies[1], "user:eve")] == [
-        True,
-        False,
-    ]
-    assert await strike(store, AT_ONCE, *(f"user:{number}" for number in range(4))) == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("kind", ["lmdb", REDIS])

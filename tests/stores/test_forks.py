@@ -48,21 +48,6 @@ def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.Mo
     assert time.monotonic() - started_s < PATIENCE_S, "nobody waited in vain"
 
 
-def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "PATIENCE_S", 0.01)
-    lock, other = threading.Lock(), threading.Lock()
-    for each in (lock, other):
-        hold_over_fork(each)
-    with lock:
-        child = os.fork()
-        if not child:
-            os._exit(0 if lock.locked() and not other.locked() else 1)
-        _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert not lock.locked()
-    assert not other.locked()
-
-
 FORKING_AT_ONCE = """
 import os, threading, time
 from slidegate.stores import forks

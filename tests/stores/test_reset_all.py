@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 
@@ -14,7 +13,6 @@ from slidegate.core import LimitSet, parse_limits
 from slidegate.core.store import Store
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.inspect_contract import as_peek_says
 from slidegate.testing.contract.player import settle
 
 from ..fault_proxy import FaultProxy
@@ -64,29 +62,6 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
         assert sum(bool(store.hit(((rule, "ann", 1),))) for _ in range(amount + 10)) == amount
 
 
-def test_what_a_reset_forgot_is_not_handed_back_though_it_was_charged_while_the_reset_ran() -> None:
-    """Its units would be those of somebody who came later, in the same slice."""
-    store, rules = MemoryStore(), [bucket("1000000/hour", f"rule-{number}") for number in range(2_000)]
-    last, before = rules[-1], sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for _ in range(5):
-            for rule in rules:
-                store.hit(((rule, "ann", 1),))
-            reset = threading.Thread(target=store.reset_all)
-            made = []
-            reset.start()
-            while reset.is_alive():
-                made.append(store.hit(((last, "ann", 1),)))
-            reset.join(LONG_S)
-            forgotten = made[: len(made) - store.peek(((last, "ann", 0),)).readings[0][0]]
-            for _ in made:
-                store.hit(((last, "ann", 1),))
-            assert not any(store.refund(decision.take_back()) for decision in forgotten)
-    finally:
-        sys.setswitchinterval(before)
-
-
 @pytest.mark.parametrize("what", ["everything", "a key"])
 def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to(what: str) -> None:
     clock = FakeClock(10**12)
@@ -99,25 +74,6 @@ def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to
         assert store.reset("ann") is False
     clock.advance(us=-1_800_000_000)
     assert store.refund(store.hit(asked).take_back()) is True
-
-
-def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with_it() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock, max_keys=2), bucket("100/minute")
-    for number in range(20):
-        store.hit(((asked, f"key-{number}", 2),))
-
-    async def used(key: str) -> int:
-        (view,) = await as_peek_says(store, key, asked)
-        return view.used
-
-    assert [asyncio.run(used(f"key-{number}")) >= 2 for number in range(20)] == [True] * 20
-    early = store.hit(((asked, "key-19", 1),))
-    assert store.reset_all() is True
-    assert [asyncio.run(used(f"key-{number}")) for number in range(20)] == [0] * 20
-    assert store.refund(early.take_back()) is False
-    assert store.stats().keys == 0
-    assert store.hit(((asked, "new", 100),)).allowed
 
 
 @needs_redis
@@ -143,25 +99,6 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
 async def spend(store: Store, rule: LimitSet) -> None:
     while await settle(store.hit(((rule, "ann", 1),))):
         pass
-
-
-@needs_redis
-@pytest.mark.parametrize("where", ["server", "cluster"])
-async def test_another_worker_hands_nothing_back_that_was_charged_before(
-    where: str, request: pytest.FixtureRequest
-) -> None:
-    """Though others have spent as much in the same slice since."""
-    running, rule, clock = request.getfixturevalue(where), bucket("500/hour"), FakeClock()
-    async with store_at(running, clock=clock) as here, store_at(running, prefix=here._prefix, clock=clock) as there:
-        early = await settle(there.hit(((rule, "ann", 3),)))
-        clock.advance(us=1)
-        assert await here.reset_all() is True
-        assert await here.reset_all() is False
-        clock.advance(us=1)
-        late = await settle(here.hit(((rule, "ann", 3),)))
-        assert await settle(there.refund(early.take_back())) is False
-        assert (await settle(here.peek(((rule, "ann", 0),)))).remaining == 497
-        assert await settle(here.refund(late.take_back())) is True
 
 
 @needs_redis

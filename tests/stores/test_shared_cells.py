@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
 from slidegate.core import Check, Decision, Limit, LimitSet, parse_limits
-from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
@@ -64,13 +62,6 @@ def hit(store: MemoryStore | LmdbStore, *checks: Check) -> Decision:
     return decision
 
 
-def left(store: MemoryStore | LmdbStore, check: Check) -> int | None:
-    """Charge, which has to pass, and return what is left."""
-    decision = hit(store, check)
-    assert decision
-    return decision.remaining
-
-
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
     small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
@@ -110,21 +101,6 @@ def test_the_wait_is_exact_beside_a_stranger_in_the_cell(small: Small, limits: s
     clock.advance(us=1)
     assert store.peek(((asked, "ann", 1),)).allowed
     assert hit(store, (asked, "ann", 1)), "its window was let go of before it was looked up"
-
-
-def test_the_wait_is_exact_beside_a_stranger_where_another_limit_says_it(small: Small) -> None:
-    clock = FakeClock(10**12)
-    store, short, long = small(clock, 2), bucket("4/10s", "short"), bucket("1/12s", "long")
-    assert hit(store, (short, "ann", 4))
-    assert hit(store, (long, "ann", 1))
-    clock.advance("5s")
-    assert hit(store, (short, "stranger", 4))  # in the cell that ann would be counted in
-    both = (short, "ann", 1), (long, "ann", 1)
-    assert hit(store, *both).retry_after_us == 7 * SECOND_US
-    clock.advance(us=7 * SECOND_US - 1)
-    assert not hit(store, *both)
-    clock.advance(us=1)
-    assert hit(store, *both), "the window that was empty was let go of when the other limit refused"
 
 
 # -- on the way from a cell to a window ------------------------------------------------------------------------------
@@ -216,65 +192,6 @@ class Traffic:
             held = [one for one in others if last.at_us - HOLD_US < one.at_us <= last.at_us]
             units = sum(one.units for one in held)
             assert units <= max(one.amount for one in held), (new.place, units)
-
-
-def with_room_again(small: Small, *before: Check) -> tuple[Any, FakeClock, list[Decision]]:
-    """Return a store with room for one key, after `before` was charged in the cell, nine seconds ago."""
-    clock = FakeClock(10**12)
-    store = small(clock, 1)
-    assert hit(store, (bucket("1/s", "other"), "first", 1))
-    decisions = [hit(store, check) for check in before]
-    let_first_go(store, clock)
-    clock.set(10**12 + 9 * SECOND_US)
-    assert (store.stats().keys, store.stats().shared_hits) == (0, len(before))
-    return store, clock, decisions
-
-
-def let_first_go(store: MemoryStore | LmdbStore, clock: FakeClock) -> None:
-    """Let the only key of its own go, whose window is a second long."""
-    for _ in range(2):
-        clock.advance(us=1_100_000)
-        for _ in range(3):
-            hit(store)
-
-
-@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
-    asked = bucket("4/10s")
-    store, clock, _ = with_room_again(small, (asked, "ann", 1), (asked, "bob", 2))
-    assert left(store, (asked, "ann", 1)) == 0
-    assert store.stats().keys == 1
-    assert left(store, (asked, "eve", 1)) == 0  # in the cell, where there is no sign of ann's second unit
-    clock.advance("1s")
-    assert left(store, (asked, "ann", 3)) == 0
-    assert left(store, (asked, "eve", 3)) == 0
-
-
-@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Small) -> None:
-    asked = bucket("4/10s")
-    store, clock, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))
-    assert not hit(store, (asked, "ann", 1))  # moves
-    assert store.refund(bob.take_back()) is True
-    assert not hit(store, (asked, "ann", 1)), "a copy keeps what others spent until it ages out"
-    assert store.refund(ann.take_back()) is True
-    assert store.refund(ann.take_back()) is False
-    assert left(store, (asked, "ann", 2)) == 0
-    assert left(store, (asked, "eve", 2)) == 0  # in the cell, where ann's units stay until they leave
-    clock.advance("1s")
-    assert left(store, (asked, "eve", 2)) == 0
-
-
-@pytest.mark.parametrize("limits", [f"{MAX_AMOUNT}/10s @1", "4/10s @4"])
-def test_keys_of_one_question_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
-    store, asked = small(FakeClock(10**12), 1), bucket(limits)
-    amount = asked.limits[0].amount
-    assert hit(store, (bucket("1/hour", "other"), "first", 1))
-    together = hit(store, *((asked, key, amount) for key in ("ann", "bob", "eve")))
-    assert together, "each of them fits into the cell"
-    for place in (2, 1):  # more than a slice can count is not counted, and not handed back
-        store.refund(together.take_back(place))
-        assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
 
 
 @pytest.mark.parametrize("programs", [250, pytest.param(4_000, marks=pytest.mark.deep)])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
-from slidegate.cli import main
 from slidegate.testing import FakeClock
 
 DATA = Path(__file__).with_name("data")
@@ -33,7 +32,6 @@ BANS: dict[str, tuple[str, str, int, int | None]] = {
     "user:42": ("bob", "chargebacks", 0, None),
     "user:mallory": ("scanner", "asked for /.env", 1, 30),
 }
-FOR_EVER = {key for key, (*_, days) in BANS.items() if days is None}
 
 
 async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None]]:
@@ -71,32 +69,6 @@ async def test_exported_bans_are_imported_with_levels_and_strikes(name: str) -> 
         await remembers_strikes(limiter)
 
 
-@pytest.mark.parametrize("name", SECRETS)
-def test_the_command_imports_exported_bans(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that have ended since are left out."""
-    store = f"lmdb://{tmp_path}/store"
-    assert main(["bans", "import", str(DATA / name), "--store", store, "--create", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["imported"] >= len(FOR_EVER)
-    assert told["imported"] + told["over"] == len(BANS)
-    assert listed(store, capsys) >= FOR_EVER
-
-
-def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, file = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second", tmp_path / "bans.jsonl"
-    assert main(["bans", "import", str(DATA / "bans.jsonl"), "--store", first, "--create"]) == 0
-    capsys.readouterr()
-    assert main(["bans", "export", "--store", first]) == 0
-    file.write_text(capsys.readouterr().out)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    ends = {row["struck"]: row["until_us"] for row in rows if "struck" in row}
-    assert all(end_us is None or end_us > rows[0]["written_us"] for end_us in ends.values())
-    assert main(["bans", "import", str(file), "--store", second, "--create", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"imported": len(rows) - 1 - len(ends), "over": 0}
-    assert listed(second, capsys) == listed(first, capsys)
-
-
 @pytest.mark.parametrize("number", [1, 2, 99])
 async def test_an_export_of_another_version_is_refused_by_its_name(number: int) -> None:
     lines = (DATA / "bans.jsonl").read_text("utf-8").replace('"version": 3', f'"version": {number}').splitlines()
@@ -111,27 +83,3 @@ def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along
     with pytest.raises(ConfigurationError, match=r"layout version 2, .*`slidegate bans export` of the version that"):
         Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
     assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("list",), ("export",), ("add", "192.0.2.1", "--for", "1h"), ("import", str(DATA / "bans.jsonl"), "--create")],
-)
-def test_the_command_leaves_a_file_of_layout_2_alone_and_names_the_way_out(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
-    (tmp_path / "lock.mdb").touch()  # as beside every file that a worker has opened
-    assert main(["bans", words[0], *words[1:], "--store", f"lmdb://{tmp_path}"]) != 0
-    told = capsys.readouterr().err
-    assert "was written with layout version 2" in told
-    assert "`slidegate bans export` of the version that wrote it" in told
-    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
-    assert not list(tmp_path.glob("*corrupt*")), "it is in order, so it is not set aside"
-
-
-def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """Return the keys that the command lists, without digests."""
-    assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return {row["target"].partition("#")[0] for row in rows}

@@ -50,21 +50,17 @@ def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> Non
     assert clock() == 5
 
 
-@pytest.mark.parametrize("span", [60, 0, 0.5, True, -1])
+@pytest.mark.parametrize("span", [60, 0.5, True])
 def test_a_bare_number_is_no_span_since_nobody_knows_its_unit(span: Any) -> None:
-    clock = FakeClock()
     with pytest.raises(ConfigurationError, match=r'for example advance\("60s"\) or advance\(us=60\), not '):
-        clock.advance(span)
-    assert clock() == 0
+        FakeClock(5).advance(span)
 
 
 def test_a_recording_observer_keeps_events_in_their_order() -> None:
-    observer = RecordingObserver()
-    events = [Event("one", "first"), Event("two", "second", {"n": 2}), Event("one", "third")]
-    for event in events:
-        observer(event)
-    assert observer.events == events
-    assert observer.kinds == ["one", "two", "one"]
+    observer = RecordingObserver(without=["two"])
+    for kind in ("one", "two", "three"):
+        observer(Event(kind, "said"))
+    assert observer.kinds == ["one", "three"]
 
 
 def test_clock_and_observer_need_nothing_and_the_contract_says_what_it_needs() -> None:

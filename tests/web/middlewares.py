@@ -42,7 +42,7 @@ class FollowedFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = FakeClock()
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self._written = 0
 
     def seconds(self) -> float:

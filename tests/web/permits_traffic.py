@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate.stats import Statistics
 
 from ..asgi import scope_of
 
@@ -103,7 +104,7 @@ def rules_of(scope: Scope) -> list[str]:
     return ["all", *own] if own else ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
 
 
-def middleware(limiter: Limiter, app: Application, *, statistics: bool) -> RateLimitMiddleware:
+def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
     """Return the middleware whose rules `AMOUNTS` repeats."""
     by = header("X-Key")
     rules = [
@@ -112,7 +113,7 @@ def middleware(limiter: Limiter, app: Application, *, statistics: bool) -> RateL
         Rule("/queued", concurrency=str(AMOUNTS["queued"]), connection="http", key=by, name="queued", wait="5s"),
         Rule("*", concurrency=AMOUNTS["sockets"], connection="websocket", key=by, name="sockets"),
     ]
-    return RateLimitMiddleware(app, limiter=limiter, rules=rules, statistics=statistics)
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules)
 
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
@@ -154,7 +155,9 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
 async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application:
     """Let random visitors come, and return the application, which has seen no more under way than there may be."""
     chance, app = random.Random(seed), Application()
-    front = middleware(limiter, app, statistics=chance.random() < 0.5)
+    front = middleware(limiter, app)
+    if chance.random() < 0.5:
+        Statistics(limiter)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(visits):
             tasks.create_task(visit(front, app, chance))

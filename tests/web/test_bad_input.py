@@ -83,7 +83,6 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(limits="5/minute", on_refused="no"), "on_refused"),
         (lambda: middleware(limits="5/minute", headers="drafts"), "'drafts'"),
         (lambda: middleware(limits="5/minute", enabled="yes"), "enabled"),
-        (lambda: middleware(limits="5/minute", statistics=1), "statistics: expected True or False"),
         (lambda: middleware(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
         (lambda: middleware(default_limits="x"), "default_limits: "),
         (lambda: middleware(default_limits=5), "default_limits: expected"),

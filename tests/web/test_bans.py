@@ -42,7 +42,7 @@ class Site:
 
     def __init__(self, app: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.calls: Counter[str] = Counter()
         self.middleware = RateLimitMiddleware(app or self.answer, limiter=self.limiter, **options)

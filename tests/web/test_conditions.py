@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.stats import Statistics
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, scope_of, send_scope, statuses
@@ -157,11 +158,12 @@ async def test_a_block_tells_the_decision_and_the_stats_which_rule_it_was() -> N
         return PlainTextResponse("no", 418)
 
     limiter = Limiter(MemoryStore(clock=FakeClock()))
+    statistics = Statistics(limiter)
     rules = [Rule("*", block=True, when=is_curl, name="agents")]
     app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, on_refused=on_refused)
     assert await statuses(app, 2, headers=CURL) == [418, 418]
     assert told == [("blocked", "agents", None)] * 2
-    figures = limiter.stats().rules["agents"]
+    figures = statistics.stats().rules["agents"]
     assert figures.refused == 2
     assert figures.seen.count("blocked") == 2
 

@@ -148,7 +148,7 @@ BAD: list[tuple[str | bytes, str]] = [
         "rules[0].key.client.ipv6_prefix: Input should be greater than or equal to 32, not 8",
     ),
     (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
-    ('limits = "1/s"\nstatistics = "no"', "statistics: Input should be a valid boolean, not 'no'"),
+    ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (
         RULE + "exempt = true",

@@ -28,6 +28,7 @@ from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
+from slidegate.stats import Statistics
 
 from ..asgi import Answer, call, scope_of, send_scope
 from . import limited
@@ -409,6 +410,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
 async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
     limiter = Limiter()
+    statistics = Statistics(limiter)
     site = Site(HANDLERS[name][0])
     policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 500: 1, 418: "ban"})
     site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], limiter=limiter, bans=policy)]
@@ -418,7 +420,7 @@ async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status
     assert await limiter.banned("203.0.113.9") is None
     await ask(app)
     assert await limiter.banned("203.0.113.9") is not None
-    total = limiter.stats().total
+    total = statistics.stats().total
     assert (total.passed, total.refused) == (1, 2)
 
 

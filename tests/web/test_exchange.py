@@ -66,7 +66,6 @@ OTHERS: Final = st.sampled_from(
 )
 OPTIONS: Final = st.fixed_dictionaries({
     "headers": st.sampled_from(["draft", "legacy", "both", None]),
-    "statistics": st.booleans(),
     "allowlist": st.sampled_from([None, Networks(["192.0.2.77"])]),
 })  # fmt: skip
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])

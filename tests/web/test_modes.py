@@ -208,7 +208,7 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
 
 @everywhere
 async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
-    observer = RecordingObserver(without=["refused", "near_limit"])
+    observer = RecordingObserver(without=["refused"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     middleware = limited(at, "2/hour", limiter=limiter, shadow=True, name="next")
     answers = [await call(middleware) for _ in range(5)]

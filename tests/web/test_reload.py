@@ -85,7 +85,7 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(file: Con
 
 
 async def test_another_store_needs_a_restart(file: ConfigFile) -> None:
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     app = file.middleware('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
     assert await statuses(app, 4) == [200, 200, 200, 429]
     file.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)

@@ -32,6 +32,7 @@ from slidegate import (
     everyone,
     header,
 )
+from slidegate.stats import Statistics
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import headers
 
@@ -90,6 +91,7 @@ class Play:
         self.limiter = Limiter(
             MemoryStore(clock=self.clock), secret="0123456789abcdef0123456789abcdef", observers=[self.heard]
         )
+        self.statistics = Statistics(self.limiter)
         self.limit = RateLimit("3/minute", name="own")
         self.steps: list[Any] = []
         self.middleware = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
@@ -144,7 +146,7 @@ class Play:
             if rule.limits
         ]
         bans = [str(ban) async for ban in self.limiter.bans()]
-        stats = self.limiter.stats("5m")
+        stats = self.statistics.stats("5m")
         seen = {
             (kind, name): (figures.seen.events, repr(figures.seen.rt))
             for kind, listed in (("rule", stats.rules), ("route", stats.routes), ("", {"total": stats.total}))
@@ -174,7 +176,6 @@ REQUESTS: Final = st.fixed_dictionaries(
 OPTIONS: Final = st.fixed_dictionaries(
     {
         "headers": st.sampled_from(["draft", "draft", "legacy", "both", None]),
-        "statistics": st.booleans(),
         "on_refused": st.sampled_from([None, None, lambda request, decision: Response("no", 418)]),
     }
 )
@@ -271,10 +272,11 @@ async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_ref
 
     app = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
     app.add_middleware(RateLimitMiddleware, rules=[], limiter=(limiter := Limiter()), on_refused=slow)
+    statistics = Statistics(limiter)
     assert (await call(app)).status == 200
     task = asyncio.ensure_future(call(app))
     await made.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (limiter.stats("5m").total.passed, limiter.stats("5m").total.refused) == (1, 1)
+    assert (statistics.stats("5m").total.passed, statistics.stats("5m").total.refused) == (1, 1)

@@ -105,7 +105,7 @@ async def test_the_second_use_gives_its_permit_back(way: str, name: str | None) 
 
 @NAMED
 async def test_observers_hear_that_the_second_use_is_refused(name: str | None) -> None:
-    heard = RecordingObserver(without=["near_limit"])
+    heard = RecordingObserver()
     app = retrying(Failing("answers 503"), Rule("*", "1/minute", name=name), limiter=limiter(heard))
     answer = await call(app)
     assert answer.status == 429

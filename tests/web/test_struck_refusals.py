@@ -30,7 +30,7 @@ class Site:
     """An application with one limit and one ban policy, and the clock of both."""
 
     def __init__(self, limits: str, policies: list[BanPolicy], at: str, **options: Any) -> None:
-        self.clock, self.heard = FakeClock(), RecordingObserver(without=["near_limit"])
+        self.clock, self.heard = FakeClock(), RecordingObserver()
         limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         app = FastAPI()
         limit = RateLimit(limits)

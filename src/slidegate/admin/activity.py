@@ -25,11 +25,12 @@ from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
 from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import StoreError
 from ..core.logs import escaped, logger
-from ..core.statistics.hot_keys import HotKeys
 from ..core.store import Event
+from ..core.windows.hot_keys import HotKeys
 from ..limiter import Limiter
-from ..limiter.events import KINDS, Subscription
-from ..limiter.shared_stats import Section
+from ..limiter.observers import KINDS, Observer, Outcome, Subscription
+from ..stats.published import Section
+from ..stats.statistics import recording_of
 from .messages import AnyText, View
 
 WINDOW_S: Final = 300
@@ -54,7 +55,7 @@ _SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "s
 _BETWEEN: Final = "\n"
 """Stands between a rule and a key; no rule's name has it."""
 _ONLY_LOOKS: Final = re.compile(r":shadow(?:#\d+)?$")
-_LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused", "near_limit"}
+_LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused"}
 """The kinds of events that are kept: those that come with every request would push all others out."""
 _starting: Final = Lock()
 
@@ -157,16 +158,16 @@ class ClusterActivity:
         self.clients = sorted(clients.values(), key=lambda one: (-one.requests, one.key))
 
 
-class ActivityRecorder:
+class ActivityRecorder(Observer):
     """Records the activity of one worker; see `of`.
 
-    Decisions, many at once, say who asks how often, who is refused, and which buckets count whom. Events say why a
-    request was refused, whom a shadow rule would have refused, and what happened besides.
+    The decisions about requests, many at once, say who asks how often, who is refused, and which buckets count whom.
+    Events say why a request was refused, whom a shadow rule would have refused, and what happened besides.
     """
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self._clock = limiter.engine.statistics.now_us
+        self._clock = limiter.engine.now_us
         self._lock = Lock()
         self._requests = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
         self._refused = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
@@ -181,31 +182,29 @@ class ActivityRecorder:
         self._subscribing = Lock()
         self._unread: deque[Decision] = deque()
         self._reading = Lock()
-        limiter.engine.listen(self._add)
+        recording = recording_of(limiter)
+        self._all_workers = recording.all_workers
+        limiter.observe(self)
         limiter.observe(self._record_event, kinds=_LOGGED)
-        limiter.observe(self._record_shadow, kinds=["shadow_refused"], inline=True)
+        limiter.observe(self._record_shadow, kinds=["shadow_refused"])
         self._subscribe()
-        limiter.engine.publisher.add_section(SECTION, self._published)
+        recording.publisher.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> ActivityRecorder:
         """Return the recorder of a limiter, which starts at the first call."""
         with _starting:
-            recorder = limiter.engine.activity
-            if not isinstance(recorder, ActivityRecorder):
-                recorder = limiter.engine.activity = ActivityRecorder(limiter)
-            return recorder
+            return limiter.engine.observers.find(ActivityRecorder) or ActivityRecorder(limiter)
 
     async def all_workers(self) -> ClusterActivity:
         """Return the activity of all workers; where the store is away, of this one alone."""
         self._catch_up()
-        all_workers = self._limiter.engine.all_workers
         try:
-            sections = await all_workers.sections(SECTION)
+            sections = await self._all_workers.sections(SECTION)
         except StoreError as error:
             logger.warning("admin: what other workers see is not known: %s", error)
             sections = []
-        return ClusterActivity([(all_workers.here().name, self._own(10)), *parts_of_others(sections)])
+        return ClusterActivity([(self._all_workers.here().name, self._own(10)), *parts_of_others(sections)])
 
     def rules_of(self, key: str) -> list[str]:
         """Return the names of the buckets that have counted a key lately."""
@@ -223,9 +222,9 @@ class ActivityRecorder:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def _add(self, decision: Decision) -> None:
-        """Note a decision, which costs no more than a place in a queue, and read all of them where they are many."""
-        self._unread.append(decision)
+    def request(self, outcome: Outcome, /) -> None:
+        """Note the decisions about a request, and read all that were noted where they are many."""
+        self._unread.extend(outcome.decisions)
         if len(self._unread) >= MAX_UNREAD:
             self._catch_up()
 
@@ -246,8 +245,7 @@ class ActivityRecorder:
             if not decision.checks:
                 continue
             rule = decision.checks[0][0].rule
-            # A rule that only looks on asks a question of its own about a request that has been counted already.
-            if not rule.startswith("slidegate-") and not only_looks(rule):
+            if not rule.startswith("slidegate-"):
                 counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
                 counts[0] += 1
                 counts[1] += not decision.allowed
@@ -287,8 +285,7 @@ class ActivityRecorder:
         if self._subscription is None and self._clock() // 1_000_000 != self._second:
             with self._subscribing:
                 if self._subscription is None:
-                    # Recording takes less time than waking another thread for it.
-                    self._subscription = self._limiter.observe(self._record_refusal, kinds=["refused"], inline=True)
+                    self._subscription = self._limiter.observe(self._record_refusal, kinds=["refused"])
 
     def _record_refusal(self, event: Event) -> None:
         second = self._clock() // 1_000_000

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final, Unpack
 
@@ -15,15 +16,15 @@ from starlette.responses import Response
 from ..core.errors import StoreError
 from ..core.logs import logger
 from ..limiter import Limiter
-from ..limiter.stats import RecentStats, Traffic
+from ..stats.report import RecentStats, Traffic
+from ..stats.statistics import recording_of
 from ..web.paths import route_path
 from . import parameters, views
 from .api import AdminRoutes
-from .auth import Access, Identity
-from .guard import File
-from .messages import json_response, unless_known
+from .auth import Access
+from .guard import Sender
+from .messages import AdminError, json_response, unless_known
 from .service import AdminService
-from .sessions import SessionRoutes
 
 SHORT_US: Final = 2_000_000
 LONG_US: Final = 10_000_000
@@ -35,9 +36,9 @@ NEAREST: Final = 12
 _SHORT: Final = frozenset({"1m", "5m", "10m"})
 """Windows in which two seconds can be seen."""
 _TYPES: Final = {
-    "css": "text/css; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
+    "css": "text/css",
+    "html": "text/html",
+    "js": "text/javascript",
     "svg": "image/svg+xml",
 }
 
@@ -45,13 +46,13 @@ _TYPES: Final = {
 class Dashboard(AdminRoutes):
     """A page that shows a limiter at work, and bans: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
 
-    It shows stats of all workers that share the store, asks for new ones every two seconds while it is seen, and asks
-    nobody but the application that it is mounted in. A middleware above counts its requests too, unless a rule exempts
-    them: ``Rule("/slidegate/{rest:path}", exempt=True)``. The admin API is at ``api`` below the mount.
+    A browser asks for the token as a password, for any name. The page shows stats of all workers that share the store,
+    asks for new ones every two seconds while it is seen, and asks nobody but the application that it is mounted in. The
+    admin API is at ``api`` below the mount. A middleware above counts all these requests too, unless a rule exempts
+    them: ``Rule("/slidegate/{rest:path}", exempt=True)``.
 
     Args:
         limiter: The limiter to look at.
-        session: How long a session of a browser lasts, 1 minute to 30 days.
         access: Who may use it, as for `AdminRoutes`.
 
     Raises:
@@ -60,18 +61,23 @@ class Dashboard(AdminRoutes):
 
     prefix = "/api"
 
-    def __init__(self, limiter: Limiter, *, session: str | float = "12h", **access: Unpack[Access]) -> None:
+    def __init__(self, limiter: Limiter, **access: Unpack[Access]) -> None:
         super().__init__(limiter, **access)
-        self.sessions = SessionRoutes(limiter, self.authenticator, session)
-        self.files = page_files()
+        self._files = page_files()
         self._snapshots = SnapshotCache(limiter, self.service)
 
-    async def handle(self, request: Request, by: Identity, body: Any) -> Response:
-        """Return a snapshot for the live view, or the answer of the API."""
-        if route_path(request.scope) != f"{self.prefix}/now" or request.method not in ("GET", "HEAD"):
-            return await super().handle(request, by, body)
-        params = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
-        return unless_known(request, json_response(await self._snapshots.latest(params.window)))
+    async def handle(self, request: Request, by: Sender, body: Any) -> Response:
+        """Return a file of the page, a snapshot for the live view, or the answer of the API."""
+        path = route_path(request.scope) or "/"
+        if request.method in ("GET", "HEAD"):
+            if path in self._files:
+                return self._files[path]()
+            if path == f"{self.prefix}/now":
+                asked = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
+                return unless_known(request, json_response(await self._snapshots.latest(asked.window)))
+        if not path.startswith(f"{self.prefix}/"):
+            raise AdminError(404, "unknown", "There is nothing here.")
+        return await super().handle(request, by, body)
 
 
 class SnapshotCache:
@@ -86,8 +92,8 @@ class SnapshotCache:
     """
 
     def __init__(self, limiter: Limiter, service: AdminService) -> None:
-        self._all_workers = limiter.engine.all_workers
-        self._clock = limiter.engine.statistics.now_us
+        self._all_workers = recording_of(limiter).all_workers
+        self._clock = limiter.engine.now_us
         self._service = service
         self._snapshots: dict[str, tuple[int, str]] = {}
         self._making: dict[str, anyio.Lock] = {}
@@ -146,8 +152,8 @@ def thinned(counts: Sequence[int]) -> list[int]:
     return [sum(counts[start : start + step]) for start in range(done % step, done, step)]
 
 
-def page_files() -> dict[str, File]:
-    """Return path below the mount -> file of the page and everything that it loads.
+def page_files() -> Mapping[str, Callable[[], Response]]:
+    """Return path below the mount -> what answers with that file of the page.
 
     They are read once into a fixed table: no path of a request is ever joined to a directory.
     """
@@ -155,5 +161,6 @@ def page_files() -> dict[str, File]:
     for file in files(__package__).joinpath("static").iterdir():
         media_type = _TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
-            page["/" if file.name == "index.html" else f"/static/{file.name}"] = File(file.read_bytes(), media_type)
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            page[path] = partial(Response, file.read_bytes(), media_type=media_type)
     return page

@@ -1,57 +1,54 @@
 """The guard between strangers and an operators' tool.
 
-It checks, in this order: the Host; the page that sent the request; who sends it. A change, which is every method but
-GET and HEAD, also needs a page of this place, unless a bearer token authorises it, and its body is JSON. Roles are the
-business of the tool behind it.
+It asks, in this order: under which name the tool is asked (`hosts`); whether a list or a ban keeps the client out; who
+sends the request; and of a change, which is every method but GET and HEAD, whether a page of this place sends it.
 
-A page elsewhere can make a browser send a request here, with the cookies of this place (cross-site request forgery):
-browsers say so in Sec-Fetch-Site, and where they do not, over plain http, the Origin must be that of the Host. And a
-page can have its own name lead to an address of ours (DNS rebinding); then the browser takes us for that page. Against
-this the Host must be one of the names that the operator has listed.
+A page elsewhere can make a browser send a request here, with the password that the browser remembers (cross-site
+request forgery): browsers say so in Sec-Fetch-Site, and where they do not, over plain http, the Origin must be the
+Host. No page elsewhere can make one send a bearer token. And a page can have its own name lead to an address of ours
+(DNS rebinding); then the browser takes us for that page. Against this the operator lists the names of the tool.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from html import escape
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from ..core.addresses import Address, address_key
+from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
+from ..web.client_ip import ClientAddress, client_ip
 from ..web.exchange import SCOPE_KEY, Exchange
-from ..web.paths import route_path
+from ..web.middleware import RateLimitMiddleware
 from ..web.responses import refuse_websocket
-from .auth import Access, Authenticator, Identity
-from .messages import MAX_BODY, SECURITY_HEADERS, AdminError, finished, read_json
-
-if TYPE_CHECKING:
-    from .sessions import SessionRoutes
+from .auth import Access, Authenticator, User
+from .messages import SECURITY_HEADERS, AdminError, read_json
 
 MAX_HOSTS: Final = 64
-MAX_LOGIN: Final = 4_096
-_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,255})(?::(?P<port>[0-9]{1,5}))?")
-_MAX_HOST: Final = 261
-_PORTS: Final = {"http": "80", "https": "443"}
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?::[0-9]{1,5})?")
 
 
-class File(NamedTuple):
-    """A public file: everybody who reaches the tool may read it, so it holds no data and no version.
+class Sender(NamedTuple):
+    """Who sends a request, and from where.
 
     Attributes:
-        body: Its bytes.
-        media_type: Its type, such as ``"text/css; charset=utf-8"``.
+        user: The user.
+        key: The key of the client.
+        address: Its address, if it has one.
     """
 
-    body: bytes
-    media_type: str
+    user: User
+    key: str
+    address: Address | None
 
 
 class AdminGuard:
@@ -63,26 +60,23 @@ class AdminGuard:
 
     Attributes:
         limiter: The limiter.
-        authenticator: Says who sends a request.
-        prefix: The path below which the tool lies; all other paths are unknown.
-        sessions: The sessions of browsers, at ``{prefix}/session``; None where there are none.
-        files: Public files by their exact paths below the mount. Nothing else is read, whatever a path says.
 
     Raises:
         ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
     """
 
-    prefix: str = ""
-    sessions: SessionRoutes | None = None
-    files: Mapping[str, File] = {}
-
     def __init__(self, limiter: Limiter, access: Access) -> None:
         tool = type(self).__name__
+        if not isinstance(limiter, Limiter):
+            raise ConfigurationError(
+                f"{tool}: expected a Limiter, for example {tool}(limiter, ...), not {quoted(limiter)}"
+            )
         self.limiter = limiter
-        self.authenticator = Authenticator(limiter, tool, access)
-        self._hosts = AllowedHosts(tool, access.get("hosts", ()))
+        self._authenticator = Authenticator(limiter, tool, access)
+        self._hosts = _read_hosts(tool, access.get("hosts", ()))
+        self._clients = Clients(limiter, access.get("client"))
 
-    async def handle(self, request: Request, by: Identity, body: Any) -> Response:
+    async def handle(self, request: Request, by: Sender, body: Any) -> Response:
         """Answer a request of a user.
 
         Args:
@@ -107,169 +101,96 @@ class AdminGuard:
             except ClientDisconnect:
                 return
             except AdminError as error:
-                response = _refusal(request, error)
+                response = error.response()
             except Exception as error:
                 response = _failure(error).response()
-            await finished(request, response)(scope, receive, send)
+            response.headers.update(SECURITY_HEADERS)
+            if request.method == "HEAD":
+                response.body = b""
+            await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        host = self._hosts.host_of(request)
-        if host is None:
-            raise AdminError(421, "host", "This tool is not asked under this name.")
-        path = route_path(request.scope) or "/"
-        file = self.files.get(path)
-        if self._hosts.is_foreign(request, host, page=file is not None):
-            raise AdminError(403, "origin", "The request comes from a page of another place.")
-        if file is not None:
-            return await self._serve(file, request)
-        if self.prefix and path != self.prefix and not path.startswith(f"{self.prefix}/"):
-            raise AdminError(404, "unknown", "There is nothing here.")
-        if self.sessions is not None and path == f"{self.prefix}/session":
-            return await self._session(self.sessions, request, host)
-        identity = await self._identify(request)
-        body = await self._read_change(request, host, identity) if request.method not in ("GET", "HEAD") else None
-        return await self.handle(request, identity, body)
-
-    async def _serve(self, file: File, request: Request) -> Response:
+        host = request.headers.get("host", "").lower()
+        if self._hosts and not {host, re.sub(r":[0-9]*$", "", host)} & self._hosts:
+            raise AdminError(421, "host", "This tool is not asked under this name; its option hosts lists the names.")
+        key, address = await self._clients.admit(request.scope)
+        user = await self._authenticator.identify(request, key)
+        body = None
         if request.method not in ("GET", "HEAD"):
-            raise AdminError(405, "method", "This is a file: GET or HEAD it.", {"allow": "GET, HEAD"})
-        if self.sessions is None or await self.sessions.find(request) is None:
-            await self.authenticator.keep_banned_out(request)
-        return Response(file.body, headers={"content-type": file.media_type})
-
-    async def _session(self, sessions: SessionRoutes, request: Request, host: Host) -> Response:
-        if request.method == "POST":
-            await self.authenticator.keep_banned_out(request)
-            return await sessions.log_in(request, await self._read_change(request, host, None))
-        if request.method in ("GET", "HEAD"):
-            identity = await self._identify(request)
-            session = None if identity.bearer else await sessions.find(request)
-            return sessions.describe(identity.user, None if session is None else session[0].ends_at)
-        if request.method == "DELETE":
-            await self._read_change(request, host, await self._identify(request))
-            return await sessions.log_out(request)
-        allow = "DELETE, GET, HEAD, POST"
-        raise AdminError(405, "method", f"A session is asked with {allow}.", {"allow": allow})
-
-    async def _identify(self, request: Request) -> Identity:
-        """Return who sends a request.
-
-        Raises:
-            AdminError: Nobody who is known.
-        """
-        identity = await self.authenticator.authenticate(request)
-        if identity is not None:
-            return identity
-        session = None if self.sessions is None else await self.sessions.find(request)
-        if session is None:
-            await self.authenticator.keep_banned_out(request)
-            raise AdminError(401, "login", "Log in first.", {"www-authenticate": "Bearer"})
-        return session[1]
-
-    async def _read_change(self, request: Request, host: Host, identity: Identity | None) -> Any:
-        """Return the body of a change; a login has no sender yet.
-
-        Raises:
-            AdminError: It needs a page of this place, and comes from nowhere; or the body cannot be used.
-        """
-        if (identity is None or not identity.bearer) and not self._hosts.is_own(request, host):
-            detail = "A change without a bearer token needs Sec-Fetch-Site: same-origin, or the Origin of its page."
-            raise AdminError(403, "origin", detail)
-        return await read_json(request, MAX_LOGIN if identity is None else MAX_BODY)
+            if not _may_change(request, host):
+                detail = "A change needs a bearer token, or Sec-Fetch-Site: same-origin, or the Origin of its own page."
+                raise AdminError(403, "origin", detail)
+            body = await read_json(request)
+        return await self.handle(request, Sender(user, key, address), body)
 
 
-class Host(NamedTuple):
-    """A name in lower case without a dot at its end, and a port, empty for the usual one."""
-
-    name: str
-    port: str
-
-
-class AllowedHosts:
-    """The names under which a tool may be asked.
+class Clients:
+    """Finds the client of a request as the middleware on a limiter does, and keeps out whom it would refuse.
 
     Args:
-        tool: The name of the tool, for error messages.
-        hosts: Names, with a port or for any port; empty for any name, and then an Origin must equal the Host.
-
-    Raises:
-        ConfigurationError: A host cannot be one.
+        limiter: The limiter.
+        client: How the address is found, where that is not the way of the middleware.
     """
 
-    def __init__(self, tool: str, hosts: Iterable[str]) -> None:
-        example = 'for example hosts=["ops.example.org", "127.0.0.1:8000"]'
-        if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Iterable):
-            raise ConfigurationError(f"{tool}: hosts: expected a list, {example}, not {quoted(hosts)}")
-        self._hosts: set[Host] = set()
-        for text in hosts:
-            host = read_host(text) if isinstance(text, str) else None
-            if host is None:
-                raise ConfigurationError(
-                    f"{tool}: hosts: expected names without a scheme, {example}, not {quoted(text)}"
-                )
-            self._hosts.add(host)
-        if len(self._hosts) > MAX_HOSTS:
-            raise ConfigurationError(f"{tool}: hosts: expected at most {MAX_HOSTS}, not {len(self._hosts)}")
+    def __init__(self, limiter: Limiter, client: ClientAddress | None) -> None:
+        self._limiter = limiter
+        self._client = client
 
-    def host_of(self, request: Request) -> Host | None:
-        """Return the host that a request asks for; None if the request must not be answered."""
-        values = request.headers.getlist("host")
-        host = read_host(values[0]) if len(values) == 1 else None
-        if host is None or not self._hosts:
-            return host
-        return host if self._lists(host, _PORTS.get(_scheme(request), "")) else None
+    async def admit(self, scope: Scope) -> tuple[str, Address | None]:
+        """Return the key and the address of a client.
 
-    def is_foreign(self, request: Request, host: Host, *, page: bool) -> bool:
-        """Tell whether a request says that it comes from a page of another place.
-
-        Args:
-            request: The request.
-            host: The host that it asks for.
-            page: Whether it is about a public page, to which links elsewhere may lead.
+        Raises:
+            AdminError: It is on a blocklist or banned, and on no allowlist.
         """
-        sites = request.headers.getlist("sec-fetch-site")
-        if any(site in ("cross-site", "same-site") for site in sites):
-            modes = request.headers.getlist("sec-fetch-mode")
-            return not (page and request.method in ("GET", "HEAD") and modes == ["navigate"])
-        if sites == ["same-origin"]:
-            return False
-        return any(not self._is_origin(origin, request, host) for origin in request.headers.getlist("origin"))
+        callers = self._limiter.engine.callers.listed()
+        middlewares = [caller for caller in callers if isinstance(caller, RateLimitMiddleware)]
+        client = self._client or next((middleware.client for middleware in middlewares), None) or client_ip()
+        key, address = client.locate(scope)
+        if not any(_covers(middleware, "allowlist", address) for middleware in middlewares):
+            if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
+                raise AdminError(403, "blocked", "This address is on the blocklist.")
+            await self._heed_bans(key, address)
+        return key, address
 
-    def is_own(self, request: Request, host: Host) -> bool:
-        """Tell whether a request says that it comes from a page of this place."""
-        sites, origins = request.headers.getlist("sec-fetch-site"), request.headers.getlist("origin")
-        if sites:
-            return sites == ["same-origin"]
-        return len(origins) == 1 and self._is_origin(origins[0], request, host)
-
-    def _is_origin(self, origin: str, request: Request, host: Host) -> bool:
-        """Tell whether an Origin is the place that the request asks for, or one of the listed hosts."""
-        scheme, _, rest = origin.partition("://")
-        named = read_host(rest)
-        default = _PORTS.get(scheme)
-        # Behind a proxy that ends TLS a server sees http where the browser says https, but never the other way round.
-        if named is None or default is None or (_scheme(request) == "https" and scheme != "https"):
-            return False
-        if self._hosts:
-            return self._lists(named, default)
-        return named.name == host.name and (named.port or default) == (host.port or default)
-
-    def _lists(self, host: Host, default: str) -> bool:
-        return Host(host.name, "") in self._hosts or Host(host.name, host.port or default) in self._hosts
+    async def _heed_bans(self, key: str, address: Address | None) -> None:
+        # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
+        subjects = (key,) if address is None else (key, address, address_key(*address))
+        decision = await self._limiter.peek_all((), subjects)
+        if decision.reason is Reason.BANNED:
+            wait_s = decision.retry_after
+            later = {} if wait_s is None else {"retry-after": str(wait_s)}
+            raise AdminError(403, "banned", "This address is banned.", later)
 
 
-def read_host(text: str) -> Host | None:
-    """Return a host; None if a text cannot be one."""
-    match = _HOST.fullmatch(text) if len(text) <= _MAX_HOST else None
-    if match is None:
-        return None
-    name = match["name"].lower().removesuffix(".")
-    return Host(name, (match["port"] or "").lstrip("0")) if name else None
+def _covers(middleware: RateLimitMiddleware, name: str, address: Address | None) -> bool:
+    networks = middleware.lists[name]
+    return networks is not None and address is not None and networks.covers(*address)
 
 
-def _scheme(request: Request) -> str:
-    scheme: str = request.scope.get("scheme", "http")
-    return scheme
+def _may_change(request: Request, host: str) -> bool:
+    """Tell whether a request comes from a page of this place, or from no page."""
+    if request.headers.get("authorization", "").lower().startswith("bearer "):
+        return True
+    sites, origins = request.headers.getlist("sec-fetch-site"), request.headers.getlist("origin")
+    if sites:
+        return sites == ["same-origin"]
+    # Behind a proxy that ends TLS a server sees http where the browser says https, but never the other way round.
+    own = [f"https://{host}", *([f"http://{host}"] if request.scope.get("scheme") != "https" else [])]
+    return bool(host) and len(origins) == 1 and origins[0].lower() in own
+
+
+def _read_hosts(tool: str, hosts: object) -> frozenset[str]:
+    """Return the names under which a tool may be asked, with a port or for any port."""
+    example = 'for example hosts=["ops.example.org", "127.0.0.1:8000"]'
+    if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Iterable):
+        raise ConfigurationError(f"{tool}: hosts: expected a list, {example}, not {quoted(hosts)}")
+    names = list(hosts)
+    for name in names:
+        if not isinstance(name, str) or not _HOST.fullmatch(name.lower()):
+            raise ConfigurationError(f"{tool}: hosts: expected names without a scheme, {example}, not {quoted(name)}")
+    if len(names) > MAX_HOSTS:
+        raise ConfigurationError(f"{tool}: hosts: expected at most {MAX_HOSTS}, not {len(names)}")
+    return frozenset(name.lower() for name in names)
 
 
 def _leave_out_of_stats(exchange: Exchange | None) -> None:
@@ -278,17 +199,7 @@ def _leave_out_of_stats(exchange: Exchange | None) -> None:
     What a rule counts is in the stats of that rule, so it stays in those of all requests.
     """
     if exchange is not None and not any(decision.checks for decision in exchange.decisions):
-        exchange.stats = None
-
-
-def _refusal(request: Request, error: AdminError) -> Response:
-    """Return a refusal; a person who is banned gets it as a page."""
-    response = error.response()
-    if error.code != "banned" or not any("text/html" in value for value in request.headers.getlist("accept")):
-        return response
-    text = escape(error.detail)
-    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>Banned</title><h1>Banned</h1><p>{text}</p></html>"
-    return HTMLResponse(page, error.status, error.headers)
+        exchange.outcomes = None
 
 
 def _failure(error: Exception) -> AdminError:

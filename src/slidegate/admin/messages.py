@@ -1,4 +1,4 @@
-"""What all requests to an operators' tool have in common, and all answers: JSON, its bounds, header fields, errors."""
+"""What all answers of an operators' tool have in common: JSON, header fields, errors; and how a body is read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hashlib import blake2b
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeAlias
 
-import anyio
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,46 +30,24 @@ SECURITY_HEADERS: Final = {
 """The fields of every answer. Whether a name is to be asked by https alone is the business of its owner."""
 
 MAX_BODY: Final = 65_536
-BODY_TIMEOUT_S: Final = 15.0
-"""How long the bytes of a body may take to come."""
 
 
-def _sayable(value: object) -> object:
+def _encodable(value: object) -> object:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-AnyText: TypeAlias = Annotated[str, BeforeValidator(_sayable)]
+AnyText: TypeAlias = Annotated[str, BeforeValidator(_encodable)]
 """A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
 
 
 class View(BaseModel):
     """An answer, or a part of one: these fields and no others."""
 
-    model_config = ConfigDict(extra="forbid", from_attributes=True, json_schema_serialization_defaults_required=True)
-
-
-class FieldError(View):
-    """What is wrong with one value."""
-
-    field: str
-    message: str
-
-
-class Problem(View):
-    """An error (RFC 9457)."""
-
-    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    errors: list[FieldError] = []
-    request_id: str = ""
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
 class AdminError(SlidegateError):
-    """A request that is not answered as it was meant.
+    """A request that cannot be answered.
 
     Args:
         status: The status of the answer.
@@ -91,20 +69,28 @@ class AdminError(SlidegateError):
 
     def response(self) -> Response:
         """Return the answer, a problem (RFC 9457)."""
-        title = HTTPStatus(self.status).phrase
-        problem = Problem(
-            type="about:blank", title=title, status=self.status, code=self.code, detail=self.detail, **self.members
-        )
-        response = json_response(problem.model_dump_json(exclude_unset=True), self.status)
-        response.headers.update(self.headers or {})
-        return response
+        problem = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            **self.members,
+        }
+        return Response(json.dumps(problem), self.status, self.headers, "application/problem+json")
+
+
+class InvalidParameters(AdminError):
+    """Values of a request that cannot be used: (name, message) of each of them."""
+
+    def __init__(self, *errors: tuple[str, str]) -> None:
+        detail = "; ".join(f"{name}: {message}" for name, message in errors)
+        super().__init__(422, "invalid", detail, errors=[{"field": name, "message": text} for name, text in errors])
 
 
 def json_response(text: str, status: int = 200) -> Response:
-    """Return an answer of JSON; one with a status of 400 or more is a problem."""
-    media_type = "application/problem+json" if status >= 400 else "application/json"
-    # "<" cannot end a script element then, wherever the text is pasted.
-    return Response(text.replace("<", "\\u003c"), status, media_type=media_type)
+    """Return an answer of JSON."""
+    return Response(text, status, media_type="application/json")
 
 
 def unless_known(request: Request, response: Response) -> Response:
@@ -116,57 +102,24 @@ def unless_known(request: Request, response: Response) -> Response:
     return response
 
 
-def finished(request: Request, response: Response) -> Response:
-    """Return an answer as it is sent: with the fields of every answer, and without a body where a HEAD asks for it."""
-    response.headers.update(SECURITY_HEADERS)
-    if request.method == "HEAD":
-        response.body = b""
-    return response
-
-
-async def read_json(request: Request, max_bytes: int = MAX_BODY) -> Any:
+async def read_json(request: Request) -> Any:
     """Return the body of a request, None for an empty one.
 
     Raises:
-        AdminError: It is too large, no JSON, or does not come.
+        AdminError: It is too large, or no JSON.
         ClientDisconnect: The client left.
     """
-    if "content-encoding" in request.headers:
-        raise AdminError(415, "encoding", "The body must not be encoded.")
-    lengths = request.headers.getlist("content-length")
-    if any(not (length.isascii() and length.isdigit()) or int(length[:9]) > max_bytes for length in lengths):
-        raise _too_large(max_bytes)
-    try:
-        with anyio.fail_after(BODY_TIMEOUT_S):
-            body = await _whole(request, max_bytes)
-    except TimeoutError:
-        raise AdminError(408, "slow", f"The body did not come within {BODY_TIMEOUT_S:g} seconds.") from None
-    if not body:
-        return None
-    types = request.headers.getlist("content-type")
-    if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
-        # A form, which a page elsewhere can send without asking, has another type.
-        raise AdminError(415, "type", "A change must be sent as application/json.")
-    try:
-        said = json.loads(body.decode(), parse_constant=_no_number)
-        json.dumps(said, ensure_ascii=False).encode()  # half a character, written as an escape, could not be answered
-        return said
-    except (ValueError, RecursionError):
-        raise AdminError(400, "json", "The body must be JSON in UTF-8.") from None
-
-
-async def _whole(request: Request, max_bytes: int) -> bytes:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    return body
-
-
-def _too_large(max_bytes: int) -> AdminError:
-    return AdminError(413, "size", f"The body must have no more than {max_bytes} bytes.")
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(text)
+        if len(body) > MAX_BODY:
+            raise AdminError(413, "size", f"expected a body of at most {MAX_BODY} bytes")
+    if not body:
+        return None
+    # A page elsewhere can send a form without asking, but no JSON.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise AdminError(415, "type", "expected a body of the type application/json")
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise AdminError(400, "json", f"expected a body of JSON in UTF-8: {error}") from None

@@ -15,23 +15,20 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AliasPath, BeforeValidator, Field
 
-from ..core import limits
 from ..core.bans.ban import MAX_REASON
-from ..core.concurrency import Concurrency
-from ..core.decision import Decision, LimitSet, LimitState
+from ..core.decision import Decision, LimitSet
 from ..core.logs import escaped
-from ..core.statistics.histogram import ResponseTimes
 from ..core.views import WindowView
+from ..core.windows.histogram import ResponseTimes
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
-from ..limiter.stats import Chart
+from ..stats.report import Chart
 from ..web import keys, rules
 from ..web.lists import ListState, files_of
 from ..web.middleware import RateLimitMiddleware
 from .activity import LoggedEvent, Refusal, only_looks
 from .messages import AnyText, View
 
-LimitKind: TypeAlias = Literal["window", "quota", "concurrency"]
 ListKind: TypeAlias = Literal["blocklist", "allowlist"]
 
 _LIST_KINDS: Final[tuple[ListKind, ...]] = ("blocklist", "allowlist")
@@ -155,10 +152,20 @@ class Lines(View):
 # -- rules and lists ---------------------------------------------------------------------------------------------------
 
 
-def _kind(limit: limits.AnyLimit) -> LimitKind:
-    if isinstance(limit, Concurrency):
-        return "concurrency"
-    return "window" if isinstance(limit, limits.Limit) else "quota"
+def _sorted(methods: Iterable[str] | None) -> list[str] | None:
+    return None if methods is None else sorted(methods)
+
+
+def _each_as_text(limits: Iterable[object]) -> list[str]:
+    return [str(limit) for limit in limits]
+
+
+def _is_given(function: object) -> bool:
+    return function is not None
+
+
+def _unless_function(cost: object) -> object:
+    return None if callable(cost) else cost
 
 
 def _key(key: object) -> str:
@@ -169,70 +176,23 @@ def _key(key: object) -> str:
     return escaped(getattr(key, "__qualname__", type(key).__qualname__), MAX_REASON)
 
 
-class Limit(View):
-    """A limit."""
-
-    text: str
-    amount: int
-    window_s: float | None
-    resolution: int | None
-    kind: LimitKind
-
-    @classmethod
-    def of(cls, limit: limits.AnyLimit) -> Self:
-        """Return a limit; only a window has a length and a resolution."""
-        window_s, resolution = (
-            (limit.window_us / _S, limit.resolution) if isinstance(limit, limits.Limit) else (None, None)
-        )
-        return cls(text=str(limit), amount=limit.amount, window_s=window_s, resolution=resolution, kind=_kind(limit))
-
-
 class Rule(View):
     """A rule in force."""
 
-    name: str
-    identity: str
+    name: Annotated[str, Field(validation_alias="label")]
     paths: list[str]
-    methods: list[str] | None
+    methods: Annotated[list[str] | None, BeforeValidator(_sorted)]
     connection: str | None
-    limits: list[Limit]
-    by_request: bool
-    key: str
-    cost: int | None
+    limits: Annotated[list[str], BeforeValidator(_each_as_text), Field(validation_alias="all_limits")]
+    by_request: Annotated[bool, BeforeValidator(_is_given), Field(validation_alias="limits_function")]
+    key: Annotated[str, BeforeValidator(_key)]
+    cost: Annotated[int | None, BeforeValidator(_unless_function)]
     action: str
     exempt: bool
     final: bool
-    status: int | None
     conditional: bool
     count_denied: bool
-    wait_s: float
-
-    @classmethod
-    def of(cls, rule: rules.Rule, identity: str | None = None) -> Self:
-        """Return a rule.
-
-        Args:
-            rule: The rule.
-            identity: The identity of its bucket, where a middleware gave it another one.
-        """
-        return cls(
-            name=rule.label,
-            identity=rule.identity if identity is None else identity,
-            paths=list(rule.paths),
-            methods=None if rule.methods is None else sorted(rule.methods),
-            connection=rule.connection,
-            limits=[Limit.of(limit) for limit in rule.all_limits],
-            by_request=rule.limits_function is not None,
-            key=_key(rule.key),
-            cost=rule.cost if isinstance(rule.cost, int) else None,
-            action=rule.action,
-            exempt=rule.exempt,
-            final=rule.final,
-            status=rule.status if rule.blocks else None,
-            conditional=rule.conditional,
-            count_denied=rule.count_denied,
-            wait_s=rule.wait_us / _S,
-        )
+    wait_s: Annotated[float, OfMicroseconds, Field(validation_alias="wait_us")]
 
 
 def _texts(signals: Any) -> dict[str, str]:
@@ -300,28 +260,25 @@ class List(View):
 
 
 class Middleware(View):
-    """A middleware, with everything that it enforces."""
+    """A middleware, with the rules and policies that it enforces."""
 
     name: str
     rules: list[Rule]
     endpoints: list[Rule]
     default_limits: list[str]
     policies: list[Policy]
-    lists: list[List]
 
     @classmethod
-    def of(cls, name: str, middleware: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> Self:
-        """Return a middleware; the arguments are those of `List.all_of`."""
-        bound = middleware.bound()
-        own = {id(one.rule) for one in bound} & {id(rule) for rule in middleware.rules}
-        identities = {id(one.rule): one.bucket.rule for one in bound}
+    def of(cls, name: str, middleware: RateLimitMiddleware) -> Self:
+        """Return a middleware."""
+        own = {id(rule) for rule in middleware.rules}
+        met = [bound.rule for bound in middleware.bound() if id(bound.rule) not in own]
         return cls(
             name=name,
-            rules=[Rule.of(rule, identities.get(id(rule))) for rule in middleware.rules[:_MAX_RULES]],
-            endpoints=[Rule.of(one.rule, one.bucket.rule) for one in bound if id(one.rule) not in own][:_MAX_RULES],
-            default_limits=[str(limit) for limit in middleware.default_limits],
+            rules=[Rule.model_validate(rule) for rule in middleware.rules[:_MAX_RULES]],
+            endpoints=[Rule.model_validate(rule) for rule in met[:_MAX_RULES]],
+            default_limits=_each_as_text(middleware.default_limits),
             policies=[Policy.model_validate(policy) for policy in middleware.policies],
-            lists=List.all_of(name, middleware, events),
         )
 
 
@@ -371,40 +328,15 @@ class Ban(View):
 
 
 class Bans(View):
-    """A page of the bans in force."""
+    """A page of the bans in force.
+
+    `matching` of `total` are those that were asked for, on all pages together.
+    """
 
     bans: list[Ban]
     next: str | None
+    matching: int
     total: int
-
-
-class WindowNow(View):
-    """What is spent of a limit."""
-
-    rule: str
-    limit: str
-    kind: LimitKind
-    amount: int
-    used: int
-    remaining: int
-    retry_after_s: float | None
-    more_after_s: float | None
-    reset_after_s: float | None
-
-    @classmethod
-    def all_of(cls, decision: Decision, peeked: int = 0) -> list[Self]:
-        """Return each limit's part in a decision.
-
-        Args:
-            decision: The decision.
-            peeked: The units that it was only asked about, and that are not charged.
-        """
-        unspent = peeked if decision.allowed else 0
-        labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
-        return [
-            cls(**_spent(labels[state.rule], reading[0] - unspent, state))
-            for state, reading in zip(decision.states, decision.readings, strict=True)
-        ]
 
 
 class Slice(View):
@@ -415,12 +347,20 @@ class Slice(View):
     count: int
 
 
-class Window(WindowNow):
+class Window(View):
     """What is spent of a limit, slice by slice; a shadow rule refuses nobody.
 
     A fall-back stands for the limits of a function, where those of the client are not known to this worker.
     """
 
+    rule: str
+    limit: str
+    amount: int
+    used: int
+    remaining: int
+    retry_after_s: float | None
+    more_after_s: float | None
+    reset_after_s: float | None
     refuses: bool
     fallback: bool
     slices: list[Slice]
@@ -435,37 +375,30 @@ class Window(WindowNow):
         """
         ahead_us = view.unix_us - view.now_us
         return [
-            cls(
-                **_spent(window.label, window.used, window),
-                refuses=not only_looks(window.rule),
-                fallback=window.fallback,
-                slices=[
-                    Slice(
-                        start_at=(part.start_us + ahead_us) / _S,
-                        end_at=(part.end_us + ahead_us) / _S,
-                        count=part.units,
-                    )
-                    for part in window.slices
-                ],
-            )
+            cls._of(window, ahead_us)
             for window in view.windows
             if window.used or recent is None or window.rule in recent
         ]
 
-
-def _spent(rule: str, used: int, window: WindowView | LimitState) -> dict[str, Any]:
-    limit = window.limit
-    return {
-        "rule": rule,
-        "limit": str(limit),
-        "kind": _kind(limit),
-        "amount": limit.amount,
-        "used": used,
-        "remaining": max(limit.amount - used, 0),
-        "retry_after_s": _seconds(window.retry_after_us),
-        "more_after_s": _seconds(window.more_after_us),
-        "reset_after_s": _seconds(window.reset_after_us),
-    }
+    @classmethod
+    def _of(cls, window: WindowView, ahead_us: int) -> Self:
+        limit = window.limit
+        return cls(
+            rule=window.label,
+            limit=str(limit),
+            amount=limit.amount,
+            used=window.used,
+            remaining=max(limit.amount - window.used, 0),
+            retry_after_s=_seconds(window.retry_after_us),
+            more_after_s=_seconds(window.more_after_us),
+            reset_after_s=_seconds(window.reset_after_us),
+            refuses=not only_looks(window.rule),
+            fallback=window.fallback,
+            slices=[
+                Slice(start_at=(part.start_us + ahead_us) / _S, end_at=(part.end_us + ahead_us) / _S, count=part.units)
+                for part in window.slices
+            ],
+        )
 
 
 class Nearest(View):
@@ -476,6 +409,19 @@ class Nearest(View):
     used: int
     amount: int
     share: float
+
+    @classmethod
+    def of(cls, decision: Decision) -> Self | None:
+        """Return that limit, of those that one unit of each was asked about; None where there is none."""
+        unspent = 1 if decision.allowed else 0
+        used = [reading[0] - unspent for reading in decision.readings]
+        if not used:
+            return None
+        labels = {bucket.rule: bucket.label for bucket, _, _ in decision.checks}
+        pairs = zip(decision.states, used, strict=True)
+        state, most = max(pairs, key=lambda pair: pair[1] / pair[0].limit.amount)
+        amount = state.limit.amount
+        return cls(rule=labels[state.rule], limit=str(state.limit), used=most, amount=amount, share=most / amount)
 
 
 class BusyClient(View):
@@ -489,11 +435,10 @@ class BusyClient(View):
 
 
 class Clients(View):
-    """A page of the busiest clients."""
+    """The busiest clients."""
 
     window_s: float
     clients: list[BusyClient]
-    next: str | None
 
 
 class Refusals(View):
@@ -543,24 +488,6 @@ class Lifted(View):
     target: AnyText
 
 
-class Key(View):
-    """A key as stores hold it."""
-
-    key: AnyText
-
-
-class Reset(Key):
-    """A key whose windows were forgotten, if it had any."""
-
-    forgotten: bool
-
-
-class Charged(Key):
-    """What is spent after a charge."""
-
-    windows: list[WindowNow]
-
-
 # -- the limiter -------------------------------------------------------------------------------------------------------
 
 
@@ -579,14 +506,6 @@ class Events(View):
     """Events, newest first."""
 
     events: list[Event]
-    next: str
-
-
-class MiddlewareSummary(View):
-    """A middleware, and how many rules it has."""
-
-    name: str
-    rules: int
 
 
 class Finding(View):
@@ -607,9 +526,15 @@ class Config(View):
     per_process: bool
     deadline_s: float | None
     on_error: str | None
-    middlewares: list[MiddlewareSummary]
     findings: list[Finding]
     workers: list[Worker]
+
+
+class User(View):
+    """Who asks."""
+
+    role: Literal["read", "full"]
+    name: str
 
 
 class Snapshot(View):

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import getpass
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import click
 
 from ..admin import views
 from ..core.addresses import parse_network
 from ..core.bans.ban import Ban
-from ..core.errors import ConfigurationError
-from .bans_import import BAN_ROW, Import, ban_length_us
-from .exits import NotFound
-from .report import Report, Reporter, Result, Table, with_report
-from .store import key_of, open_limiter, with_key, with_store
+from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.limits import MAX_WINDOW_US, parse_duration_us
+from ..limiter import Limiter
+from ..limiter.keys import AnyKey
+from ..limiter.limiter import PERMANENT
+from .output import note, one_line, show, table, time_of, with_format
+from .store import ask, with_key, with_store
 
-_COLUMNS: Final = tuple(views.Ban.model_fields)
+_COLUMNS: Final = ("target", "until", "policy", "level", "reason")
+_BAN_ROW: Final = '{"ban"'
+"""How a row of an export begins that is a ban, and not the strikes of a key."""
+
+may_create = click.option("--create", is_flag=True, help="Make the store if it is not there.")
 
 
 @click.group()
@@ -31,22 +37,26 @@ def bans() -> None:
 @bans.command("list")
 @with_store
 @click.option("--policy", metavar="NAME", help="Only bans that this policy or person made.")
-@click.option("--match", metavar="TEXT", help="Only bans with this text in key, reason or maker, in any case.")
-@with_report("json", "csv")
-async def list_bans(out: Reporter, store: str | None, policy: str | None, match: str | None) -> Result:
+@click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or maker.")
+@with_format
+def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None:
     """List the bans in force.
 
     \b
     Example: slidegate bans list --match scanner
     """
-    wanted = "" if match is None else match.casefold()
 
     def is_wanted(ban: Ban) -> bool:
-        return policy in (None, ban.by) and any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by))
+        texts = (ban.key, ban.reason, ban.by)
+        return policy in (None, ban.by) and any(match.casefold() in text.casefold() for text in texts)
 
-    async with open_limiter(store) as limiter:
-        rows = [_shown(ban) async for ban in limiter.bans() if is_wanted(ban)]
-    return Table(_COLUMNS, rows, empty="no bans")
+    async def wanted(limiter: Limiter) -> list[dict[str, Any]]:
+        return [_view(ban) async for ban in limiter.bans() if is_wanted(ban)]
+
+    found = ask(store, wanted)
+    show(as_json, found, table(_COLUMNS, [{**ban, "until": _until(ban)} for ban in found]))
+    if not found:
+        note("no ban matches" if match or policy else "there are no bans")
 
 
 @bans.command("add")
@@ -55,18 +65,9 @@ async def list_bans(out: Reporter, store: str | None, policy: str | None, match:
 @click.option("--for", "duration", metavar="DURATION", required=True, help="How long: 90s, 1h, 7d or permanent.")
 @click.option("--reason", default="", metavar="TEXT", help="For the operator; clients do not see it.")
 @click.option("--by", metavar="NAME", help="Who bans; by default your name on this machine.")
-@click.option("--create", is_flag=True, help="Make the store if it is not there.")
-@with_report("json")
-async def add_ban(
-    out: Reporter,
-    key: str,
-    value: str | None,
-    store: str | None,
-    duration: str,
-    reason: str,
-    by: str | None,
-    create: bool,
-) -> Result:
+@may_create
+@with_format
+def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None, create: bool, as_json: bool) -> None:
     """Ban KEY: an address, a network, or another key such as user:42.
 
     A ban that the key has is replaced: of two commands at once, the later one wins.
@@ -74,18 +75,23 @@ async def add_ban(
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
-    target = key_of(key, value)
-    ban_length_us(duration)  # before anything is opened or made
-    async with open_limiter(store, writes=True, makes=create) as limiter:
-        return _shown(await limiter.ban(target, duration, reason=reason, by=by or _user()))
+    _check_duration(duration)  # before anything is opened or made
+    if isinstance(key, str) and ":" not in key:
+        _check_network(key)
+
+    async def add(limiter: Limiter) -> dict[str, Any]:
+        return _view(await limiter.ban(key, duration, reason=reason, by=by or _user()))
+
+    ban = ask(store, add, writes=True, makes=create)
+    show(as_json, [ban], [f"banned: {ban['target']} until {_until(ban)}"])
 
 
 @bans.command("remove")
 @with_key
 @with_store
 @click.option("--by", metavar="NAME", help="Who takes the ban back; by default your name on this machine.")
-@with_report("json")
-async def remove_ban(out: Reporter, key: str, value: str | None, store: str | None, by: str | None) -> Result:
+@with_format
+def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
     """Take the ban of exactly KEY back, and forget its strikes.
 
     Where there was neither, the exit code is 1.
@@ -93,81 +99,100 @@ async def remove_ban(out: Reporter, key: str, value: str | None, store: str | No
     \b
     Example: slidegate bans remove 203.0.113.7
     """
-    target = key_of(key, value)
-    async with open_limiter(store, writes=True) as limiter:
-        if not await limiter.unban(target, by=by or _user()):
-            network = await limiter.banned(target)
+
+    async def remove(limiter: Limiter) -> str:
+        name = limiter.key_for(key)
+        if not await limiter.unban(key, by=by or _user()):
+            network = await limiter.banned(key)
             wider = f"; {network.key} is banned, and it lies in that" if network is not None else ""
-            raise NotFound(f"there is no ban of {limiter.key_for(target)}, and there are no strikes{wider}")
-        return {"removed": limiter.key_for(target)}
+            raise click.ClickException(f"there is no ban of {name}, and there are no strikes{wider}")
+        return name
+
+    name = ask(store, remove, writes=True)
+    show(as_json, [{"removed": name}], [f"removed: {name}"])
 
 
 @bans.command("export")
 @with_store
-@click.option(
-    "--as", "form", type=click.Choice(["slidegate", "plain"]), default="slidegate", show_default=True, help="The form."
-)
-@with_report()
-async def export_bans(out: Reporter, store: str | None, form: str) -> Result:
-    """Write all bans to stdout, for `slidegate bans import` or another tool.
-
-    The form slidegate keeps reasons, levels and strikes as well; plain is an address or network a line.
+def export_bans(store: str) -> None:
+    """Write all bans and strikes to stdout as lines of JSON, for `slidegate bans import`.
 
     \b
     Example: slidegate bans export > bans.jsonl
     """
-    async with open_limiter(store) as limiter:
-        if form == "slidegate":
-            lines = [line.rstrip("\n") async for line in limiter.export_bans()]
-            written = sum(line.startswith(BAN_ROW) for line in lines)
-            out.note(f"bans: {written} were written")
-        else:
-            keys = [ban.key async for ban in limiter.bans()]
-            lines = [key for key in keys if _is_network(key)]
-            out.note(f"bans: {len(lines)} were written, {len(keys) - len(lines)} left out that are of no network")
-    return Report({}, lines)
+
+    async def export(limiter: Limiter) -> list[str]:
+        return [line async for line in limiter.export_bans()]
+
+    lines = ask(store, export)
+    click.echo("".join(lines), nl=False)
+    note(f"{sum(line.startswith(_BAN_ROW) for line in lines):,} bans are exported")
 
 
 @bans.command("import")
-@click.argument("file", type=click.File(encoding="utf-8-sig", errors="replace"))
+@click.argument("file")
 @with_store
-@click.option("--for", "duration", metavar="DURATION", help="How long bans last that the file gives no end.")
-@click.option("--reason", default="imported", show_default=True, metavar="TEXT", help="Where the file gives none.")
-@click.option("--by", metavar="NAME", help="Who bans, where the file does not say; by default your name.")
-@click.option("--create", is_flag=True, help="Make the store if it is not there.")
-@with_report("json")
-async def import_bans(
-    out: Reporter,
-    file: TextIO,
-    store: str | None,
-    duration: str | None,
-    reason: str,
-    by: str | None,
-    create: bool,
-) -> Result:
-    """Read bans from FILE, or from stdin if it is -: those of `slidegate bans export`, or a list of networks.
+@may_create
+@with_format
+def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
+    """Read the bans that `slidegate bans export` wrote from FILE, or from stdin if it is -.
 
-    They are read 1,000 at a time, and a line that cannot be read ends the import before its batch. After an
-    interruption, run the same command again: a ban that is there stays, and of two bans of a key the one that lasts
-    longer.
+    A file with a line that cannot be read changes nothing. Of two bans of a key, the one that lasts longer stays.
 
     \b
     Example: slidegate bans import bans.jsonl
     """
-    work = Import(file, duration, reason, by or _user())
-    async with open_limiter(store, writes=True, makes=create) as limiter:
-        try:
-            async for done in work.batches(limiter):
-                if done % 10_000 == 0:
-                    out.note(f"{done} bans are imported")
-        except BaseException:
-            out.note(f"{work.done} bans are imported, and not all; the same command again goes on")
-            raise
-    return {"imported": work.done, "over": work.over}
+    with click.open_file(file, encoding="utf-8-sig", errors="replace") as opened:
+        lines = opened.readlines()
+
+    async def take_over(limiter: Limiter) -> int:
+        return await limiter.import_bans(lines)
+
+    try:
+        imported = ask(store, take_over, writes=True, makes=create)
+    except ConfigurationError as error:
+        where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
+        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
+    over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
+    show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} have ended"])
 
 
-def _shown(ban: Ban) -> dict[str, Any]:
+def _check_duration(duration: str) -> None:
+    """Check how long a ban is to last.
+
+    Raises:
+        ConfigurationError: It is no span of time up to 400 days, and not ``permanent``.
+    """
+    try:
+        fits = duration == PERMANENT or 0 < parse_duration_us(duration) <= MAX_WINDOW_US
+    except ConfigurationError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(
+            f"--for: expected a number and a unit, for example 90s, 30m, 12h or 7d, up to 400d, or permanent, not "
+            f"{quoted(duration)}"
+        )
+
+
+def _check_network(key: str) -> None:
+    """Check that a key without a kind is an address or a network, and not one that is misspelt.
+
+    Raises:
+        InvalidKey: It is neither.
+    """
+    try:
+        parse_network(key)
+    except ConfigurationError:
+        expected = 'an address or a network, for example "192.0.2.7", or a key with its kind, for example "user:42"'
+        raise InvalidKey(f"KEY: expected {expected}, not {quoted(key)}", expected) from None
+
+
+def _view(ban: Ban) -> dict[str, Any]:
     return views.Ban.model_validate(ban).model_dump()
+
+
+def _until(ban: dict[str, Any]) -> str:
+    return "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
 
 
 def _user() -> str:
@@ -175,11 +200,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in a container
         return "cli"
-
-
-def _is_network(key: str) -> bool:
-    try:
-        parse_network(key)
-    except ConfigurationError:
-        return False
-    return True

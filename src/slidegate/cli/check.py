@@ -1,4 +1,7 @@
-"""``slidegate check TARGET``: finds probable mistakes before users do."""
+"""``slidegate check TARGET``: finds probable mistakes before users do.
+
+The findings of a middleware by itself, which a start logs too, are in `web.checks`.
+"""
 
 from __future__ import annotations
 
@@ -7,77 +10,90 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import click
+from starlette.routing import Mount
 from starlette.types import ASGIApp, Message
 
-from ..core.errors import ConfigurationError, StoreUnavailable, quoted
+from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import written
-from ..limiter.open_store import open_store
+from ..limiter import Limiter
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
-from .app_checks import about_application, about_directory, about_store, middlewares_in
-from .exits import FINDINGS, OK
-from .report import Report, Reporter, Result, Table, silent_log, with_report
+from ..web.middleware import RateLimitMiddleware
+from ..web.routes import DEPTH, layers, router_of, routes_of
+from .output import failed, note, one_line, show, with_format
 from .store import middleware_of
 
+CODES: Final = {
+    "SG201": "the application has no middleware",
+    "SG202": "the store cannot be reached",
+}
+"""The codes of findings that only `slidegate check` has, with their subjects."""
 START_TIMEOUT_S: Final = 60.0
+_NOBODY: Final = "192.0.2.0"
 
 
 @click.command()
 @click.argument("target")
 @click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
-@click.option("--app-dir", default="", metavar="DIRECTORY", help="Look for modules there.")
-@with_report("json", "csv")
-def check(out: Reporter, target: str, factory: bool, app_dir: str) -> Result:
-    """Look for probable mistakes in TARGET, a configuration file or an application as module:app.
+@click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
+@with_format
+@click.pass_context
+def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
+    """Find probable mistakes in TARGET.
 
-    An application is started as a server starts it, and stopped again. Ends with 0 if nothing was found, with 1 if
-    something was, and with 2 if TARGET cannot be used.
+    TARGET is a configuration file, or an application as module:app. An application is started as a server starts it,
+    and stopped again. Ends with 0 if nothing was found, and with 1 if something was, or if TARGET cannot be used.
 
     \b
     Example: slidegate check main:app
     """
-    with silent_log():
-        if ":" in target and not Path(target).exists():
-            sys.path.insert(0, app_dir)
-            findings = asyncio.run(_about_app(_imported(target, factory=factory)))
+    is_file = Path(target).is_file() or target.endswith(".toml")
+    if target.endswith(".py") or not (is_file or ":" in target):
+        written = f"{target.removesuffix('.py').strip('./').replace('/', '.') or 'main'}:app"
+        raise click.BadParameter(
+            f"{target!r} is no file of settings; an application is module:app: did you mean {written!r}?"
+        )
+    try:
+        if is_file:
+            found = asyncio.run(_about_file(Path(target)))
         else:
-            findings = asyncio.run(_about_file(out, Path(target)))
-    # Several middlewares may say one thing.
-    findings = list(dict.fromkeys(findings))
-    table = Table(Finding._fields, [finding._asdict() for finding in findings])
-    return Report(
-        table, map(str, findings) if findings else ["Nothing was found."], table, FINDINGS if findings else OK
-    )
+            sys.path.insert(0, app_dir)
+            found = asyncio.run(_about_app(_imported(target, factory=factory)))
+    except ConfigurationError as error:
+        raise failed(error) from error
+    findings = list(dict.fromkeys(found))  # several middlewares may have one finding
+    rows = [finding._asdict() for finding in findings]
+    show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
+    if findings:
+        ctx.exit(1)
 
 
 def _imported(name: str, *, factory: bool) -> ASGIApp:
     """Import an application that is written ``module:name``.
 
     Raises:
-        ConfigurationError: There is no such application, or its own code raises.
+        click.ClickException: There is no such application, or its own code raises.
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
-        raise ConfigurationError(f'application: expected module:name, for example "main:app", not {quoted(name)}')
+        raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
     try:
         found: Any = attrgetter(attribute)(import_module(module))
         found = found() if factory else found
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {written(error, str)}"
-        raise ConfigurationError(f"application: {quoted(name)} cannot be imported: {told}") from error
+        raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     if not callable(found):
-        raise ConfigurationError(
-            f'application: expected an ASGI application such as "main:app"; {quoted(name)} is none'
-        )
+        raise click.ClickException(f'{name!r} is no ASGI application; expected one such as "main:app"')
     served: ASGIApp = found
     return served
 
@@ -85,45 +101,90 @@ def _imported(name: str, *, factory: bool) -> ASGIApp:
 async def _about_app(app: Any) -> list[Finding]:
     async with _started(app):
         middlewares = middlewares_in(app)
-        findings = list(about_application(middlewares))
+        findings = list(_about_application(middlewares))
         for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
-            findings += [one async for one in about_store(limiter, repr(limiter.store))]
+            findings += await _about_store(limiter)
     return findings
 
 
-async def _about_file(out: Reporter, path: Path) -> list[Finding]:
-    middleware = middleware_of(path)
-    findings: list[Finding] = []
-    missing = _directory_to_make(path)
-    if missing is None:
-        middleware = middleware_of(path, store="")
-    else:
-        findings += about_directory(missing)
-        out.note(f"{path}: its store is not there yet, and a check makes none")
+def middlewares_in(app: Any, depth: int = 0) -> list[RateLimitMiddleware]:
+    """Return the middlewares of an application: around it, around its routers and routes, and in mounted ones."""
+    found: list[Any] = list(layers(app))
+    router = router_of(app)
+    for layer in [*found]:
+        if hasattr(layer, "build_middleware_stack") and layer.middleware_stack is None:
+            # As its first request would do: the lifespan of the application around does not reach a mounted one.
+            layer.middleware_stack = layer.build_middleware_stack()
+        found += layers(getattr(layer, "middleware_stack", None))
+    found += layers(getattr(router, "middleware_stack", None))
+    middlewares = [layer for layer in found if isinstance(layer, RateLimitMiddleware)]
+    for route in (routes_of(app) or ()) if depth < DEPTH else ():
+        below = getattr(route, "app", None)
+        if isinstance(route, Mount) or below is not None:
+            middlewares += middlewares_in(below, depth + 1)
+    return list(dict.fromkeys(middlewares))
+
+
+def _about_application(middlewares: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
+    if not middlewares:
+        yield Finding(
+            "SG201",
+            "the application has no RateLimitMiddleware, so nothing is limited; write "
+            'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
+        )
+    for middleware in middlewares:
+        yield from middleware.findings
+
+
+async def _about_store(limiter: Limiter) -> list[Finding]:
+    """Return the finding that a store does not answer; nothing is counted."""
     try:
-        limiter = middleware.limiter
-        findings += middleware.findings
-        return findings + [one async for one in about_store(limiter, repr(limiter.store))]
-    finally:
-        await middleware.limiter.close()
+        await limiter.banned(_NOBODY)
+    except StoreError as error:
+        return [_unreachable(f"{limiter.store!r} does not answer: {written(error, str)}")]
+    return []
 
 
-def _directory_to_make(path: Path) -> Path | None:
-    """Return the directory of the store of a file, where it is LMDB's and not there yet."""
-    named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": STORE_VARIABLE})
+def _unreachable(what: str) -> Finding:
+    return Finding("SG202", f"{what}; is the address right, and may this user read and write there?")
+
+
+async def _about_file(path: Path) -> list[Finding]:
+    middleware_of(path)  # a mistake in the file comes before any of its store
+    try:
+        with _instead_of_a_missing_store(path) as store:
+            middleware = middleware_of(path, store=store)
+            try:
+                return [*middleware.findings, *await _about_store(middleware.limiter)]
+            finally:
+                await middleware.limiter.close()
+    except (StoreError, OSError) as error:
+        return [_unreachable(f"the store of {path} cannot be opened or made: {one_line(error)}")]
+
+
+@contextmanager
+def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
+    """Where the store of a file is not there yet, let a temporary one be made as near to its path as possible.
+
+    Yields:
+        Its address; empty where the file's own store is to be opened.
+    """
+    named = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
     address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
-    if not address.startswith("lmdb:"):
-        return None
+    scheme, _, rest = address.partition("://")
     directory = Path(unquote(urlsplit(address).path))
-    if directory.exists():
-        return None
+    if scheme != "lmdb" or not rest.startswith("/") or directory.exists():
+        yield ""
+        return
+    note(f"{path}: its store is not there yet, and a check makes none")
+    above = next(each for each in directory.parents if each.exists())
     try:
-        open_store(address, read_only=True)
-    except StoreUnavailable:
-        return directory
-    except ConfigurationError:
-        pass  # the middleware says it, with the key in the file; it makes nothing of such an address
-    return None
+        made = TemporaryDirectory(dir=above, prefix="slidegate-check-")
+    except OSError as error:
+        error.filename = str(directory)
+        raise
+    with made as temporary:
+        yield f"lmdb://{quote(temporary)}/store?{urlsplit(address).query}"
 
 
 @asynccontextmanager
@@ -131,7 +192,7 @@ async def _started(app: ASGIApp) -> AsyncIterator[None]:
     """Run the lifespan of an application around a block; one that knows no lifespan is taken as it is.
 
     Raises:
-        ConfigurationError: The start fails, or takes too long.
+        click.ClickException: The start fails, or takes too long.
     """
     sent: asyncio.Queue[Message] = asyncio.Queue()
     received: asyncio.Queue[Message] = asyncio.Queue()
@@ -155,8 +216,8 @@ async def _answer(sent: asyncio.Queue[Message], running: asyncio.Future[None], p
     message = asking.result() if asking.done() else None
     asking.cancel()
     if message is None and not running.done():
-        raise ConfigurationError(f"application: its {phase} took longer than {START_TIMEOUT_S:g} s")
+        raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
-        # Starlette tells a whole traceback, whose frames are indented; behind them stands the exception.
+        # Starlette sends a whole traceback, whose frames are indented; the exception comes last.
         error = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
-        raise ConfigurationError(f"application: its {phase} failed: {error}")
+        raise failed(ConfigurationError(f"the application's {phase} failed: {error}"))

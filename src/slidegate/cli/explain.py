@@ -6,7 +6,7 @@ follow each other hold at most N, and a span T that begins with the last microse
 1 + ceil((T - 1) / s) slices: a burst there and another k slices later are closest.
 
 One limit alone is used up to this number by a client that takes each unit as soon as it can. Several limits together
-are bounded by cutting the span: whole rounds of one limit, and the rest under the others. That is never too low.
+are bounded by the lowest of their numbers, which is never too low.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
-from .report import Report, Reporter, Result, with_report
+from .output import show, with_format
 from .store import middleware_of
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
-_MAX_CUT: Final = 6
 
 
 @click.command()
 @click.argument("limits")
-@with_report("json")
-def explain(out: Reporter, limits: str) -> Result:
+@with_format
+def explain(limits: str, as_json: bool) -> None:
     """Show what LIMITS let through, and when a client may come back.
 
     LIMITS are limits as in `"5/minute; 50/hour"`, or a configuration file such as slidegate.toml.
@@ -39,13 +38,24 @@ def explain(out: Reporter, limits: str) -> Result:
     \b
     Example: slidegate explain "5/minute; 50/hour"
     """
-    if not _names_a_file(limits):
-        return _report(limits, parse_limits(limits))
-    middleware = middleware_of(Path(limits))
-    reports = [_report(f"rule {rule.label}", rule.all_limits) for rule in middleware.rules if rule.all_limits]
+    for number, (title, those) in enumerate(_titled(limits)):
+        facts = _facts(title, those)
+        if number and not as_json:
+            click.echo()
+        show(as_json, [facts], _lines(facts, those))
+
+
+def _titled(text: str) -> Iterator[tuple[str, Sequence[AnyLimit]]]:
+    """Yield the limits that a text has, or those of each rule of the file that it names."""
+    if not _names_a_file(text):
+        yield text, parse_limits(text)
+        return
+    middleware = middleware_of(text)
+    for rule in middleware.rules:
+        if rule.all_limits:
+            yield f"rule {rule.label}", rule.all_limits
     if middleware.default_limits:
-        reports.append(_report("each route (default_limits)", middleware.default_limits))
-    return reports
+        yield "each route (default_limits)", middleware.default_limits
 
 
 def _names_a_file(text: str) -> bool:
@@ -55,9 +65,14 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def _report(title: str, limits: Sequence[AnyLimit]) -> Report:
-    """Return the bounds of limits that apply together; only windows have such bounds."""
-    windows = [limit for limit in limits if isinstance(limit, Limit)]
+def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:
+    """Return the limits that are windows; only these have bounds."""
+    return [limit for limit in limits if isinstance(limit, Limit)]
+
+
+def _facts(title: str, limits: Sequence[AnyLimit]) -> dict[str, Any]:
+    """Return the bounds of limits that apply together."""
+    windows = _windows(limits)
     others = [limit.said for limit in limits if limit not in windows]
     facts: dict[str, Any] = {"title": title, "limits": [str(limit) for limit in windows], "others": others}
     if windows:
@@ -66,16 +81,17 @@ def _report(title: str, limits: Sequence[AnyLimit]) -> Report:
         facts["burst"] = min(limit.amount for limit in windows)
         facts["back_after_s"] = [wait_us / _S for wait_us in back_after_us(windows)]
         facts["steady_every_s"] = steady_us(windows) / _S
-    return Report(facts, _lines(facts, windows))
+    return facts
 
 
-def _lines(facts: dict[str, Any], windows: Sequence[Limit]) -> Iterator[str]:
+def _lines(facts: dict[str, Any], limits: Sequence[AnyLimit]) -> Iterator[str]:
+    windows = _windows(limits)
     yield facts["title"]
     for limit in windows:
-        slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)}, and one that runs"
+        slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)}, and one that is running"
         yield f"  {limit.said}: {'the time of each unit is kept, so the window is exact' if limit.exact else slices}"
     for other in facts["others"]:
-        yield f"  {other}: its figures are not windows, and the bounds below leave it out"
+        yield f"  {other}: this is no window, and the bounds below leave it out"
     if windows:
         soonest, latest = map(_seconds, back_after_us(windows))
         wait = latest if soonest == latest else f"{soonest} to {latest}"
@@ -99,16 +115,7 @@ def most_units(limits: Sequence[Limit], span_us: int) -> int:
         limits: The limits, which all apply; at least one.
         span_us: The length, 0 or more.
     """
-    if span_us <= 0:
-        return 0
-    best = min(_alone(limit, span_us) for limit in limits)
-    # Each further limit doubles the ways to cut, and a limit that is left out makes no number too low.
-    for limit in sorted(limits, key=lambda limit: _alone(limit, span_us))[:_MAX_CUT]:
-        rounds, rest_us = _rounds(limit, span_us)
-        shorter = [other for other in limits if _round_us(other) < _round_us(limit)]
-        if rounds and shorter:
-            best = min(best, rounds * limit.amount + most_units(shorter[:_MAX_CUT], rest_us))
-    return best
+    return 0 if span_us <= 0 else min(_alone(limit, span_us) for limit in limits)
 
 
 def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
@@ -136,15 +143,6 @@ def _alone(limit: Limit, span_us: int) -> int:
         return -(-span_us // limit.window_us) * limit.amount
     touched = 1 - (1 - span_us) // limit.slice_us
     return -(-touched // (limit.slices + 1)) * limit.amount
-
-
-def _rounds(limit: Limit, span_us: int) -> tuple[int, int]:
-    """Return how many times a limit can be spent whole within a span, and the length of the rest behind that."""
-    round_us = _round_us(limit)
-    # The first slice may be met with its last microsecond, so the rounds of slices take that much less of the span.
-    saved_us = 0 if limit.exact else limit.slice_us - 1
-    rounds = (span_us + saved_us) // round_us
-    return rounds, span_us + saved_us - rounds * round_us
 
 
 def _round_us(limit: Limit) -> int:

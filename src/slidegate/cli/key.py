@@ -8,21 +8,22 @@ from typing import Any, Final
 import click
 
 from ..admin import views
+from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, parts_of_others
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
-from .exits import NotFound
-from .report import Report, Reporter, Result, Table, time_of, with_report
-from .store import key_of, middleware_of, open_limiter, with_key, with_store
+from ..stats.statistics import onlooker
+from .output import note, show, table, time_of, with_format
+from .store import ask, middleware_of, said_of, with_key, with_store
 
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
-_SLICE_COLUMNS: Final = ("rule", "start_at", "end_at", "count")
+_SLICE_COLUMNS: Final = ("rule", "from", "to", "count")
 
 
 @click.group()
 def key() -> None:
-    """Look at one key, or forget its windows.
+    """Show one key, or forget its windows.
 
     \b
     Example: slidegate key show 203.0.113.7 --rules slidegate.toml
@@ -36,10 +37,8 @@ def key() -> None:
 @click.option(
     "--rule", "named", metavar="NAME=LIMITS", multiple=True, help='A rule in code: "api=100/10s". Repeatable.'
 )
-@with_report("json")
-async def show_key(
-    out: Reporter, key: str, value: str | None, store: str | None, rules: str | None, named: tuple[str, ...]
-) -> Result:
+@with_format
+def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...], as_json: bool) -> None:
     """Show the windows of KEY slice by slice, and its ban.
 
     A store does not know the rules, so the windows are shown of those that --rules or --rule name.
@@ -47,25 +46,29 @@ async def show_key(
     \b
     Example: slidegate key show 203.0.113.7 --rule "api=100/10s"
     """
-    target, limits = key_of(key, value), _named(named)
-    async with open_limiter(store) as limiter:
-        ban = await limiter.banned(target)
-        windows = await _windows(limiter, target, rules, limits)
-        view = {
-            "key": limiter.key_for(target),
+    limits = _named(named)
+
+    async def view(limiter: Limiter) -> dict[str, Any]:
+        ban = await limiter.banned(key)
+        windows = await _windows(limiter, key, rules, limits)
+        return {
+            "key": limiter.key_for(key),
             "ban": None if ban is None else views.Ban.model_validate(ban).model_dump(),
             "windows": [window.model_dump() for view in windows for window in views.Window.of_key(view)],
+            **await _activity(limiter, limiter.key_for(key)),
         }
-    if not windows:
-        out.note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
-    return Report(view, _text(view))
+
+    shown = ask(store, view)
+    if not rules and not named:
+        note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
+    show(as_json, [shown], _text(shown))
 
 
 @key.command("reset")
 @with_key
 @with_store
-@with_report("json")
-async def reset_key(out: Reporter, key: str, value: str | None, store: str | None) -> Result:
+@with_format
+def reset_key(key: AnyKey, store: str, as_json: bool) -> None:
     """Forget the windows of KEY under every rule. Bans and strikes stay.
 
     Where nothing was counted, the exit code is 1.
@@ -73,11 +76,14 @@ async def reset_key(out: Reporter, key: str, value: str | None, store: str | Non
     \b
     Example: slidegate key reset 203.0.113.7
     """
-    target = key_of(key, value)
-    async with open_limiter(store, writes=True) as limiter:
-        if not await limiter.reset(target):
-            raise NotFound(f"nothing is counted of {limiter.key_for(target)}")
-        return {"reset": limiter.key_for(target)}
+
+    async def reset(limiter: Limiter) -> str:
+        if not await limiter.reset(key):
+            raise click.ClickException(f"nothing is counted for {limiter.key_for(key)}")
+        return limiter.key_for(key)
+
+    name = ask(store, reset, writes=True)
+    show(as_json, [{"reset": name}], [f"reset: {name}"])
 
 
 def _named(named: Sequence[str]) -> dict[str, str]:
@@ -102,16 +108,35 @@ async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: 
     return windows
 
 
-def _text(view: dict[str, Any]) -> Iterator[str | Table]:
+async def _activity(limiter: Limiter, key: str) -> dict[str, Any]:
+    """Return how often a key came to the workers that record clients, as they have published it."""
+    sections = await onlooker(limiter).sections(SECTION)
+    seen = [one for one in ClusterActivity(parts_of_others(sections)).clients if one.key == key]
+    return {
+        "requests": sum(one.requests for one in seen),
+        "refused": sum(one.refused for one in seen),
+        "workers": [views.Worker.model_validate(section.worker).model_dump() for section in sections],
+    }
+
+
+def _text(view: dict[str, Any]) -> Iterator[str]:
     ban = view["ban"]
     yield f"key: {view['key']}"
     if ban is None:
         yield "ban: none"
     else:
-        until = "it is taken back" if ban["until_at"] is None else time_of(ban["until_at"])
+        until = "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
         yield f"ban: of {ban['target']} until {until}, by {ban['policy']}: {ban['reason']}"
+    if view["workers"]:
+        seen = f"{view['requests']:,} requests, {view['refused']:,} refused"
+        yield f"last {WINDOW_S} s: {seen}; {said_of(view['workers'])}"
     if view["windows"]:
-        yield from ("", "windows:", Table(_WINDOW_COLUMNS, view["windows"]))
-    slices = [{**window, **part} for window in view["windows"] for part in window["slices"] if part["count"]]
+        yield from ("", "windows:", *table(_WINDOW_COLUMNS, view["windows"]))
+    slices = [
+        {**window, **part, "from": time_of(part["start_at"]), "to": time_of(part["end_at"])}
+        for window in view["windows"]
+        for part in window["slices"]
+        if part["count"]
+    ]
     if slices:
-        yield from ("", "slices:", Table(_SLICE_COLUMNS, slices))
+        yield from ("", "slices:", *table(_SLICE_COLUMNS, slices))

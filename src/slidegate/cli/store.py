@@ -1,15 +1,16 @@
 """A store that a command works on: its options, its limiter, and the rules of a configuration file.
 
 A command that only reads opens the store for reading only, so that it makes no file and no row. A command that writes
-wants a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
+needs a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import wraps
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,53 +19,54 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from ..core.errors import ConfigurationError, StoreError
-from ..core.logs import logger
-from ..core.store import Event, Store
+from ..core.store import Store
 from ..limiter import Limiter
+from ..limiter.keys import AnyKey
 from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web.config import STORE_VARIABLE
 from ..web.keys import SENT_BY_NAME
 from ..web.middleware import RateLimitMiddleware
-from .exits import print_error
+from .output import failed
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 DEADLINE: Final = "10s"
 """A command has more time than a request, and no use for an answer that is not the store's."""
-_SAID_BY_COMMANDS: Final = ("banned", "unbanned")
-"""The events of which the command itself tells."""
+MAX_WORKERS: Final = 8
+"""How many workers a line names."""
 _MAX_VALUE: Final = 65_536
 
+with_store = click.option(
+    "--store",
+    metavar="URL",
+    envvar=STORE_VARIABLE,
+    show_envvar=True,
+    required=True,
+    help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
+)
+"""Gives a command the option ``--store``."""
 
-def with_store(command: F) -> F:
-    """Give a click command the option ``--store``, as its parameter `store`."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar=STORE_VARIABLE,
-        show_envvar=True,
-        help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
-    )(command)
 
+def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument KEY and the option ``--value``, as one `key` for the methods of a limiter."""
 
-def with_key(command: F) -> F:
-    """Give a click command the argument KEY and the option ``--value``, as `key` and `value`."""
-    command = click.option(
+    @click.argument("key")
+    @click.option(
         "--value",
         metavar="TEXT",
         help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
         "stdin, where no other user of the machine sees it.",
-    )(command)
-    return click.argument("key")(command)
+    )
+    @wraps(command)
+    def called(key: str, value: str | None, **options: Any) -> Any:
+        return command(key=_key_of(key, value), **options)
+
+    return called
 
 
-def key_of(key: str, value: str | None) -> Any:
-    """Return the key that a user has written, for the methods of a limiter.
-
-    Args:
-        key: An address, a network or a text; with a value ``header:NAME``, ``cookie:NAME`` or ``query:NAME``.
-        value: The value that the client sends; ``"-"`` has it read from stdin.
+def _key_of(key: str, value: str | None) -> AnyKey:
+    """Return the key that a user has written.
 
     Raises:
         ConfigurationError: No request can have such a value.
@@ -83,37 +85,41 @@ def key_of(key: str, value: str | None) -> Any:
     return source(name).of(value)
 
 
-@asynccontextmanager
-async def open_limiter(url: str | None, *, writes: bool = False, makes: bool = False) -> AsyncIterator[Limiter]:
-    """Open a store for a command as a limiter, and close it afterwards.
+def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = False, makes: bool = False) -> T:
+    """Open a store, do work on it as a limiter, close it, and return the result.
 
     Args:
         url: Its address.
-        writes: Whether the command writes; otherwise the store is opened for reading only.
+        work: The work.
+        writes: Whether it writes; otherwise the store is opened for reading only.
         makes: Whether a store that is not there is made.
 
     Raises:
         ConfigurationError: The address cannot be read, or names the memory of a process.
         StoreError: The store is not there, or cannot be opened.
     """
-    if url is None:
-        raise ConfigurationError(
-            f"expected --store URL, or the variable {STORE_VARIABLE}; for example lmdb:///var/lib/app"
+
+    async def asked() -> T:
+        limiter = Limiter(_open(url, writes, makes), deadline=DEADLINE, on_error="deny")
+        try:
+            return await work(limiter)
+        finally:
+            with suppress(StoreError):
+                await limiter.close()
+
+    return asyncio.run(asked())
+
+
+def said_of(workers: Sequence[dict[str, Any]]) -> str:
+    """Return a line that says which workers have statistics, and how old these are."""
+    if not workers:
+        return (
+            "no worker has statistics: write slidegate.stats.Statistics(limiter) in the application, or give it a "
+            "dashboard; new ones are shown after five seconds"
         )
-    store = _open(url, writes, makes)
-    logger.addHandler(logging.NullHandler())  # the observer tells instead
-    limiter = Limiter(store, observers=[_print], deadline=DEADLINE, on_error="deny")
-    limiter.engine.publisher.keep_quiet()
-    try:
-        yield limiter
-    finally:
-        with suppress(StoreError):
-            await limiter.close()
-
-
-def _print(event: Event) -> None:
-    if event.kind not in _SAID_BY_COMMANDS:
-        print_error(event.message)
+    listed = [f"{worker['host']}:{worker['pid']} ({worker['age_s']:.0f} s old)" for worker in workers[:MAX_WORKERS]]
+    more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
+    return f"statistics of {len(workers)} worker{'s' * (len(workers) != 1)}: {', '.join(listed)}{more}"
 
 
 def _open(url: str, writes: bool, makes: bool) -> Store:
@@ -128,8 +134,8 @@ def _open(url: str, writes: bool, makes: bool) -> Store:
         store = open_store(url)
     if isinstance(store, MemoryStore):
         raise ConfigurationError(
-            "memory:// lies in the server's own process, where no command reaches it; "
-            "use the dashboard or the admin API of the application"
+            "memory:// lives inside the server process, where no command can reach it; use the dashboard or the admin "
+            "API of the application"
         )
     return store
 
@@ -147,18 +153,21 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
 
     Args:
         path: The file.
-        store: The address of a store in the place of the file's, which is not touched then; empty for the file's.
+        store: The address of a store instead of the file's, which is not touched then; empty for the file's.
 
     Raises:
-        ConfigurationError: The file cannot be used.
+        click.ClickException: The file cannot be used.
         StoreError: Its store cannot be opened.
     """
-    return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
+    try:
+        return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
+    except ConfigurationError as error:
+        raise failed(error) from error
 
 
 async def _no_app(*_: Any) -> None:
-    """Stand where an application would."""
+    """Stand in for an application."""
 
 
 def _ignore(*_: Any) -> None:
-    """Hear that a tracked rule was exceeded, which no middleware without requests tells."""
+    """Stand in for the function that a rule with ``on_exceeded`` calls."""

@@ -1,81 +1,92 @@
-"""``slidegate suggest``: limits and bans that fit the requests of access logs."""
+"""``slidegate suggest``: limits that fit the requests of access logs, as a configuration to paste."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import click
-import tomli_w
 
-from ..core.errors import ConfigurationError
+from ..logs.reader import STANDARD_INPUT
 from ..simulation.clients import Clients
-from ..simulation.suggest import BanSurvey, SuggestedPolicy, SuggestedRule, Suggestion, Survey
-from .logs import Logs, check_header, header_of, log_options, share_of
-from .report import Report, Reporter, Result, silent_log, with_report
+from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion, Survey
+from .log_options import Logs, check_header, header_of, share_of, with_logs
+from .output import show, with_format
+
+_SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this line to switch the rule on"
 
 
 @click.command()
-@click.option("--touch", default="0.1%", show_default=True, metavar="SHARE", help="Clients that limits may touch.")
+@click.option("--touch", default="0.1%", show_default=True, metavar="SHARE", help="Clients that limits may refuse.")
+@click.option(
+    "--headroom",
+    type=click.FloatRange(1, 1_000),
+    default=HEADROOM,
+    show_default=True,
+    help="How many times what the other clients need a limit allows.",
+)
 @click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
 @click.option("--routes", type=click.IntRange(0, 100), default=8, show_default=True, help="Routes with own limits.")
-@log_options
-@with_report("json")
-def suggest(out: Reporter, /, touch: str, key: str, routes: int, **logs: Any) -> Result:
-    """Work out limits from access logs that touch at most a share of clients, as TOML to paste.
+@with_format
+@with_logs
+def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_json: bool) -> None:
+    """Work out limits from access logs, as TOML to paste.
+
+    They leave room for all but a share of the clients. The rules are shadow rules, which refuse nobody until they are
+    switched on.
 
     \b
     Example: slidegate suggest access.log --touch 0.1%
     """
-    share = share_of(touch)
-    clients = Clients(header_of(key))
-    if "-" in logs["log"]:
-        raise ConfigurationError("suggest reads its logs three times, and standard input only once; give it a file")
-    reading = Logs(**logs)
-    with silent_log():
-        survey = Survey(clients)
-        reading.read(out, "Looking for clients and routes", survey.add)
-        reading.remarks(out)
-        check_header(out, clients)
-        suggestion = Suggestion(survey, share, routes)
-        reading.read(out, "Counting peaks", suggestion.add)
-        rules = suggestion.rules()
-        failures = BanSurvey(rules, survey)
-        reading.read(out, "Counting failures", failures.add)
-    bans, warnings = failures.policy(), survey.warnings(share)
-    value = {
+    share, clients = share_of(touch), Clients(header_of(key))
+    if STANDARD_INPUT in logs.names:
+        raise click.UsageError("suggest reads its logs twice, and standard input only once; give it a file")
+    survey = Survey(clients)
+    logs.read("Looking for clients and routes", survey.add)
+    logs.note_skipped()
+    check_header(clients)
+    suggestion = Suggestion(survey, share, headroom, routes)
+    logs.read("Counting peaks", suggestion.add)
+    rules, warnings = suggestion.rules(), survey.warnings(share)
+    seen = {
         "requests": clients.requests,
         "clients": len(clients.tallies),
+        "refused": len(frozenset[str]().union(*(rule.refused for rule in rules))),
         "touch": share,
-        "rules": [rule._asdict() for rule in rules],
-        "bans": None if bans is None else bans._asdict(),
-        "warnings": warnings,
+        "headroom": headroom,
     }
-    return Report(value, _toml(clients, rules, bans, warnings, touch))
+    shown = [{**rule._asdict(), "refused": len(rule.refused)} for rule in rules]
+    show(as_json, [{**seen, "rules": shown, "warnings": warnings}], _text(seen, warnings, rules, clients.header))
 
 
-def _toml(
-    clients: Clients, rules: list[SuggestedRule], bans: SuggestedPolicy | None, warnings: list[str], touch: str
+def _text(
+    seen: Mapping[str, float], warnings: Sequence[str], rules: Sequence[SuggestedRule], header: str | None
 ) -> Iterator[str]:
-    seen = f"{clients.requests:,} requests of {len(clients.tallies):,} clients"
-    yield f"# {seen}; limits may touch {touch.strip()} of them."
+    requests, clients, share = seen["requests"], seen["clients"], 100 * seen["touch"]
+    yield f"# {requests:,} requests of {clients:,} clients. Each limit is {seen['headroom']:g} times what all of them"
+    yield f"# but {share:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
+    yield f"# Switched on together, these rules would have refused {seen['refused']:,} of the clients."
     yield from (f"# Warning: {warning}." for warning in warnings)
     if not rules:
-        yield "# No limits: every client may be touched, so nobody is left who could say what is usual."
+        yield "# No limits: every client may be refused, so there is none whose needs could be met."
     for rule in rules:
-        yield ""
-        peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
-        counts = f"{rule.requests:,} requests of {rule.clients:,} clients; {rule.touched:,} touched"
-        yield f"# {counts}; median peak: {peaks}."
-        table: dict[str, Any] = {"path": rule.path, "limits": rule.said}
-        if clients.header is not None:
-            table["key"] = {"header": clients.header}
-        yield "[[rules]]"
-        yield from tomli_w.dumps(table).splitlines()
+        yield from _toml(rule, header)
+
+
+def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
+    peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
     yield ""
-    if bans is None:
-        yield "# No count of failures tells the scanners of this log from its other clients, or it has no scanners."
-        return
-    yield f"# Catches {bans.caught:,} of {bans.scanners:,} clients that look like scanners, and nobody else."
-    policy = {"after": bans.after, "signals": {bans.signal: 1}}
-    yield from tomli_w.dumps({"bans": {"scanners": policy}}).splitlines()
+    yield f"# It would have refused {len(rule.refused):,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
+    yield f"# Median of the clients' peaks: {peaks}."
+    yield "[[rules]]"
+    yield _SHADOW
+    yield f"path = {_quoted(rule.path)}"
+    yield f'limits = "{rule.limits_text}"'
+    if header is not None:
+        yield f"key = {{ header = {_quoted(header)} }}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a string of TOML without a character that a terminal would obey."""
+    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+    return f'"{"".join(plain)}"'

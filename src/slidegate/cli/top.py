@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import click
-from rich.live import Live
-from rich.text import Text
 
 from ..admin import views
 from ..admin.activity import SECTION, ClusterActivity, parts_of_others
 from ..limiter import Limiter
-from .report import Report, Reporter, Result, Table, with_report
-from .store import open_limiter, with_store
+from ..stats.statistics import onlooker
+from .output import show, table, with_format
+from .store import ask, said_of, with_store
 
 SHOWN: Final = 10
 MAX_CLIENTS: Final = 100
@@ -24,38 +25,45 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 @click.command()
 @with_store
 @click.option("--window", default="1m", show_default=True, metavar="DURATION", help="How far back the stats go.")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Show one look and end, as happens where no terminal shows it.")
-@with_report("json")
-async def top(out: Reporter, store: str | None, window: str, every: float, once: bool) -> Result:
-    """Watch requests, refusals and bans of all workers that publish stats in a store.
+@click.option(
+    "--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between updates."
+)
+@click.option("--once", is_flag=True, help="Show them once and end, as where the output is no terminal.")
+@with_format
+def top(store: str, window: str, every: float, once: bool, as_json: bool) -> None:
+    """Watch the traffic of all workers of a store.
 
-    What shadow rules would have refused is in the column shadow_refused. Clients are shown where workers have a
-    dashboard or an admin API. Ctrl-C ends it.
+    These are the requests, refusals and bans of the workers with slidegate.stats.Statistics, a dashboard or an admin
+    API, as they were published, every five seconds. What shadow rules would have refused is in the column
+    shadow_refused. Clients are shown of workers with a dashboard or an admin API. Ctrl-C ends it.
 
     \b
     Example: slidegate top --store redis://localhost:6379/0
     """
-    async with open_limiter(store) as limiter:
-        if not once and out.is_live:
-            with Live(screen=True, auto_refresh=False) as live:
-                while True:
-                    # Text and no markup: names come from outside.
-                    lines = out.lines(_text(await _stats(limiter, window)))
-                    live.update(Text("\n".join((*lines, "", "Ctrl-C ends it"))), refresh=True)
-                    await asyncio.sleep(every)
-        stats = await _stats(limiter, window)
-    return Report(stats, _text(stats))
+    live = not (once or as_json) and sys.stdout is not None and sys.stdout.isatty()
+
+    async def watch(limiter: Limiter) -> None:
+        while True:
+            stats = await _stats(limiter, window)
+            if live:
+                click.clear()
+            show(as_json, [stats], [*_text(stats), "Ctrl-C ends it"] if live else _text(stats))
+            if not live:
+                return
+            await asyncio.sleep(every)
+
+    with suppress(KeyboardInterrupt) if live else nullcontext():
+        ask(store, watch)
 
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     """Return the stats of all workers that publish in a store, and their busiest clients."""
-    stats = await limiter.stats_all(window)
-    sections = await limiter.engine.all_workers.sections(SECTION)
+    workers = onlooker(limiter)
+    stats = (await workers.recent(window)).stats(await workers.workers())
+    sections = await workers.sections(SECTION)
     view = views.Stats.model_validate(stats).model_dump()
     return {
         **view,
-        "workers": [worker for worker, one in zip(view["workers"], stats.workers, strict=True) if not one.here],
         "clients": [
             {"client": one.key, "requests": one.requests, "refused": one.refused}
             for one in ClusterActivity(parts_of_others(sections)).clients[:MAX_CLIENTS]
@@ -63,15 +71,16 @@ async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     }
 
 
-def _text(stats: dict[str, Any]) -> Iterator[str | Table]:
-    workers, total = len(stats["workers"]), stats["total"]
+def _text(stats: dict[str, Any]) -> Iterator[str]:
+    total = stats["total"]
+    yield said_of(stats["workers"])
     yield (
-        f"{workers} worker{'s' * (workers != 1)}, last {stats['window_s']:g} s: {total['passed']:,} passed "
-        f"({total['qps']:.1f}/s), {total['refused']:,} refused, {total['banned']:,} of them by bans"
+        f"last {stats['window_s']:g} s: {total['passed']:,} passed ({total['qps']:.1f}/s), "
+        f"{total['refused']:,} refused, {total['banned']:,} of them by bans"
     )
     for title in ("rule", "route"):
         named = sorted(stats[f"{title}s"].items(), key=lambda pair: (-pair[1]["qps"], pair[0]))[:SHOWN]
         if named:
-            yield from ("", Table((title, *_COLUMNS), [{title: name, **traffic} for name, traffic in named]))
+            yield from ("", *table((title, *_COLUMNS), [{title: name, **traffic} for name, traffic in named]))
     if stats["clients"]:
-        yield from ("", Table(("client", "requests", "refused"), stats["clients"][:SHOWN]))
+        yield from ("", *table(("client", "requests", "refused"), stats["clients"][:SHOWN]))

@@ -7,7 +7,6 @@ from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
-from .counter_window import CounterWindow
 from .decide import WindowRef, charge_all, decide, enter_periods, refund_all
 from .decision import Check, Decision, LimitSet, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
@@ -16,12 +15,13 @@ from .networks import Networks
 from .quotas import Quota
 from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
-from .statistics.hot_keys import HotKeys
-from .statistics.metrics import MetricWindow
-from .statistics.slices import MetricSummary
-from .statistics.totals import RollingTotals
-from .store import BanStore, Clock, Event, Observer, Observers, SharedStats, StatsRow, Store
+from .store import BanStore, Clock, Event, EventListener, Observers, SharedStats, StatsRow, Store
 from .views import Snapshot, WindowSlice, WindowView
+from .windows.counter_window import CounterWindow
+from .windows.hot_keys import HotKeys
+from .windows.metric_window import MetricWindow
+from .windows.rolling_totals import RollingTotals
+from .windows.slices import MetricSummary
 
 compiled: bool = not _decision.__file__.endswith(".py")
 """Whether the core runs as extension modules, from a compiled wheel, or as the source that it was made of."""
@@ -42,6 +42,7 @@ __all__ = [
     "CounterWindow",
     "Decision",
     "Event",
+    "EventListener",
     "HotKeys",
     "InvalidKey",
     "Limit",
@@ -50,7 +51,6 @@ __all__ = [
     "MetricSummary",
     "MetricWindow",
     "Networks",
-    "Observer",
     "Observers",
     "Period",
     "Quota",

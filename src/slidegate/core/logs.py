@@ -126,6 +126,11 @@ class Throttle:
         self._next[subject] = now + self._pause, 0
         return left_out
 
+    def rest(self) -> list[tuple[object, int]]:
+        """Return the subjects of which lines were left out since the last one, with how many, and forget all."""
+        known, self._next = self._next, {}
+        return [(subject, left_out) for subject, (_, left_out) in known.items() if left_out]
+
 
 logger: Final = logging.getLogger("slidegate")
 """Where all of the project writes."""

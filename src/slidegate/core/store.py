@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
@@ -45,27 +45,20 @@ class Event:
         object.__setattr__(self, "message", escaped(self.message))
 
 
-class Observer(Protocol):
-    """Hears events; its exceptions are logged and dropped.
-
-    A `Limiter` calls it in a thread of its own, or in the thread where an event happens if its attribute `inline` is
-    true; then it must not block.
-    """
-
-    def __call__(self, event: Event, /) -> None:
-        """Hear `event`."""
+EventListener: TypeAlias = Callable[[Event], object]
+"""Is called with an event of a store; its exceptions are logged and dropped."""
 
 
 class Observers:
     """Those who hear a store's events. One that raises is logged, and changes nothing for the others."""
 
     def __init__(self) -> None:
-        self._observers: list[Observer] = []
+        self._observers: list[EventListener] = []
 
-    def __contains__(self, observer: Observer) -> bool:
+    def __contains__(self, observer: EventListener) -> bool:
         return observer in self._observers
 
-    def add(self, observer: Observer) -> None:
+    def add(self, observer: EventListener) -> None:
         """Tell `observer` about further events."""
         self._observers.append(observer)
 
@@ -78,9 +71,8 @@ class Observers:
                 logger.exception("observer %r failed", observer)
 
     def tell_all(self, events: Iterable[Event]) -> None:
-        """Log events of a store, and pass them on."""
+        """Pass events on. The limiters of the store write them to the log."""
         for event in events:
-            logger.warning("%s: %s", event.kind, event.message)
             self.tell(event)
 
 
@@ -288,7 +280,7 @@ class Store:
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: EventListener) -> None:
         """Tell `observer` about this store's events from now on."""
         self.observers.add(observer)
 

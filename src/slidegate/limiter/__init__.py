@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
 from .failover import FailurePolicy, check_failure_policy
+from .inspect import KeyView
 from .limiter import Limiter, check_cost
 
-__all__ = ["MAX_KEY_BYTES", "FailurePolicy", "Limiter", "check_cost", "check_failure_policy"]
+__all__ = ["MAX_KEY_BYTES", "FailurePolicy", "KeyView", "Limiter", "check_cost", "check_failure_policy"]

@@ -33,7 +33,7 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 
 DEFAULT_RULE: Final = "limited"
 _ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-MAX_WAITING: Final = 1_000
+MAX_WAITING: Final = 10_000
 """How many calls of one key may wait at a time."""
 
 
@@ -120,18 +120,24 @@ class Limited:
         decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
         if may_wait(decision):
             decision = self._without_loop.wait(self._engine.queues.wait(decision, subjects), self._wait_us)
-        return _unless_refused(decision)
+        return self._unless_refused(decision)
 
     async def _take_async(self, bucket: LimitSet, key: str) -> Decision:
         spelled, subjects = self._engine.keys.learn(key)
         decision = await self._ask(((bucket, spelled, self._cost),), subjects)
         if may_wait(decision):
             decision = await self._engine.queues.wait(decision, subjects)
-        return _unless_refused(decision)
+        return self._unless_refused(decision)
 
     async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         answer = self._engine.queues.decide(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
+
+    def _unless_refused(self, decision: Decision) -> Decision:
+        self._engine.tell_outcome(decision)
+        if not decision.allowed:
+            raise RateLimitExceeded(decision)
+        return decision
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         return self._key if isinstance(self._key, str) else self._key(*args, **options)
@@ -146,12 +152,6 @@ class Limited:
     def _bucket(self, rule: str) -> LimitSet:
         waiting = MAX_WAITING if self._wait_us else 0
         return LimitSet(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
-
-
-def _unless_refused(decision: Decision) -> Decision:
-    if not decision.allowed:
-        raise RateLimitExceeded(decision)
-    return decision
 
 
 def _checked_key(key: object) -> LimitedKey:

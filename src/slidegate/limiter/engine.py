@@ -4,8 +4,7 @@ A `Limiter` reads what its users write: limits, keys, costs, durations. Behind i
 question to the store, by way of the failure policy where the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, subjects)  --->  [Failover.hit  --->]  store.hit
-    middleware: its buckets and keys  ----^                         |
-                                                                    '--->  listeners, if there are any
+    middleware: its buckets and keys  ----^
 
 A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
 So it asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
@@ -16,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+from time import monotonic_ns, time_ns
+from typing import ClassVar, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
@@ -27,19 +27,14 @@ from ..core.reservation import Reservation
 from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
 from .aio import COMMAND_DEADLINE_S, within
-from .events import EventHub
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
-from .near_limits import NearLimits
-from .shared_stats import AllWorkers, Publisher
-from .stats import Statistics
-from .waiting import Queues, Waits
+from .observers import ObserverHub, outcome_of_question
+from .waiting import Queues
 
 T = TypeVar("T")
-
-Listener: TypeAlias = Callable[[Decision], object]
-"""Hears a decision, in the thread that asked for it. It must not raise or block."""
+_NS_PER_US: Final = 1_000
 
 
 class Decide(Protocol):
@@ -55,28 +50,26 @@ class Engine:
     Args:
         store: The store.
         secret: The key for digests, as the user gave it; None for none.
-        events: The observers, who hear the events of the store and those that happen above it.
+        observers: Those who hear the events of the store and those that happen above it.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
-        near_limit: The share of a limit that is called near.
 
     Attributes:
         counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
         per_process: Whether every process counts for itself.
         prepare: Returns checks in a form that the store answers faster, see `Store.prepare`.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
-        events: The observers.
+        answer: The same for a question without HTTP, of whose outcome nobody else tells the observers.
+        observers: The observers.
         emit: Passes an event that happened above the store to the observers.
+        now_us: Returns Unix time in microseconds as it was when the limiter was made, carried on by the monotonic
+            clock, so that no step of the system's clock makes a request long.
         keys: Spells keys.
         failover: Asks a store that can fail; None for one in memory.
         queues: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
-        activity: What operators look at, once they do.
-        waits: Counts the requests that wait, and how long.
-        closing: Functions that are called before the store is closed. They must not raise.
-        statistics: Records what happens to requests; `Limiter.stats` reads it.
-        publisher: Publishes them to the other workers of the store.
-        all_workers: Reads those of all workers.
+        ending: Awaited when the application ends, or the limiter is closed.
+        forgetting: Called by `forget`.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` cannot be used.
@@ -88,15 +81,14 @@ class Engine:
         self,
         store: Store,
         secret: str | bytes | None,
-        events: EventHub,
+        observers: ObserverHub,
         deadline: str | float | timedelta,
         on_error: OnError,
-        near_limit: float,
     ) -> None:
         self.store = store
         self.prepare = store.prepare
-        self.events = events
-        self.emit: Callable[[Event], None] = events.emit
+        self.observers = observers
+        self.emit: Callable[[Event], None] = observers.emit
         store.observe(self.emit)
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
@@ -104,21 +96,17 @@ class Engine:
         self.failover = None if self.per_process else Failover(store, deadline, on_error, self.emit)
         self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
-        self.statistics = Statistics(self.clock, self.emit)
-        self.publisher = Publisher(store.shared_stats, self.statistics)
-        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.publisher)
+        ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
+        self.now_us: Clock = self.clock or (lambda: monotonic_ns() // _NS_PER_US + ahead_us)
         self.queues = Queues(self)
         self.callers = Callers()
-        self.activity: object | None = None
-        self._listeners: tuple[Listener, ...] = ()
-        self._near = NearLimits(near_limit, self.statistics.now_us, self.emit)
-        self.waits = Waits(self.clock)
-        self.closing: list[Callable[[], None]] = []
+        self.ending: list[Callable[[], Awaitable[None]]] = []
+        self.forgetting: list[Callable[[], object]] = []
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
         self._ids: dict[str, int] = {}
         self._closed = False
         self.rebuild()
-        events.on_change(self.rebuild)
+        observers.on_change(self.rebuild)
         _every.add(self)
 
     @property
@@ -129,11 +117,6 @@ class Engine:
     @property
     def _bans(self) -> BanStore | Failover:
         return self.store.bans if self.failover is None else self.failover
-
-    def listen(self, listener: Listener) -> None:
-        """Have a function called with all further decisions."""
-        self._listeners = (*self._listeners, listener)
-        self.rebuild()
 
     def unique_id(self, rule: str) -> str:
         """Return a rule identity that nobody else has: `rule` for the first caller, ``rule#2`` for the next."""
@@ -206,24 +189,27 @@ class Engine:
         return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
-        """Publish the last stats, close the store, and let observers hear their queue.
+        """End what stands on the limiter, close the store, and wait a while for observers with a thread.
 
         From then on nothing stands in for the store: every question raises `StoreUnavailable`.
         """
-        for close in self.closing:
-            close()
         try:
-            await self.publisher.close()
+            await self.end()
             waiting = self.store.close()
             if waiting is not None:
                 await waiting
         finally:
             self._closed = True
             self.rebuild()
-            await self.events.close()
+            await self.observers.close()
+
+    async def end(self) -> None:
+        """Have everybody in `ending` do the last that they do, before the application ends. They must not raise."""
+        for end in self.ending:
+            await end()
 
     def forget(self) -> None:
-        """Forget what a store of this process has counted and banned, the stats, and who was told of. For tests.
+        """Forget what a store of this process has counted and banned, and its stats. For tests.
 
         Requests under way keep their permits, and stores that others share keep everything.
         """
@@ -231,21 +217,34 @@ class Engine:
             if not self.store.closed:
                 self.store.reset_all()
             self.store.bans.forget_all()
-            self.statistics.forget()
-            self._near.forget()
+            for forget in self.forgetting:
+                forget()
 
     def rebuild(self) -> None:
-        """Put together the function that decides: it asks the store, and notifies those who listen, if there are any.
-
-        Where limits do not count, it lets everything pass, and asks no store.
-        """
-        decide: Decide = self._backend.hit if self.counting else _let_pass
+        """Put together the functions that decide: where limits do not count, they let everything pass."""
+        self.decide: Decide = self._backend.hit if self.counting else _let_pass
         if self.counting and self._closed:
-            decide = self._answer_nobody
-        near = (self._near.look,) if self.events.near_limit else ()
-        if listeners := (*self._listeners, *near):
-            decide = _heard(decide, listeners)
-        self.decide = decide
+            self.decide = self._answer_nobody
+        self.answer: Decide = self._answer_observed if self.observers.requests else self.decide
+
+    def _answer_observed(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
+    ) -> Decision | Awaitable[Decision]:
+        answer = self.decide(checks, subjects)
+        if not isinstance(answer, Decision):
+            return self._answer_later(answer)
+        self.tell_outcome(answer)
+        return answer
+
+    async def _answer_later(self, answer: Awaitable[Decision]) -> Decision:
+        decision = await answer
+        self.tell_outcome(decision)
+        return decision
+
+    def tell_outcome(self, decision: Decision) -> None:
+        """Tell the observers of requests what became of a question without HTTP, if there are any."""
+        if self.observers.requests:
+            self.observers.request(outcome_of_question(decision, self.now_us()))
 
     def _expect_open(self) -> None:
         if self._closed:
@@ -264,28 +263,6 @@ _every: WeakSet[Engine] = WeakSet()
 def all_engines() -> list[Engine]:
     """Return those of all limiters of this process."""
     return list(_every)
-
-
-def _heard(decide: Decide, listeners: Sequence[Listener]) -> Decide:
-    """Return a function that decides as `decide` does, and lets listeners hear the decision."""
-
-    def decide_and_notify(
-        checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
-    ) -> Decision | Awaitable[Decision]:
-        answer = decide(checks, subjects)
-        if not isinstance(answer, Decision):
-            return notify_later(answer)
-        for listener in listeners:
-            listener(answer)
-        return answer
-
-    async def notify_later(answer: Awaitable[Decision]) -> Decision:
-        decision = await answer
-        for listener in listeners:
-            listener(decision)
-        return decision
-
-    return decide_and_notify
 
 
 def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:

@@ -7,33 +7,27 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
-from logging import WARNING
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from ..core.arguments import names_checked
+from ..core.arguments import check_flag, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import remember
-from ..core.store import BanStore, Observer, Store
+from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .events import UNLOGGED, EventHub, EventStats, Subscription, listed_observers
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyView, look_at
 from .keys import AnyKey, KeyOf, Limits, Question
-from .near_limits import NEAR_LIMIT
-from .stats import Chart, Stats
+from .observers import AnyObserver, ObserverHub, Subscription, listed_observers
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
-
-if TYPE_CHECKING:
-    from .event_log import AnyLogger
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
@@ -53,11 +47,10 @@ class Limiter:
         store: The store that holds the counts; by default a new `MemoryStore`.
         secret: The key for digests of API keys and the like, 16 to 64 bytes. Limiters with one secret make the same key
             of the same value, and so do those without one. Give one where values can be guessed, as emails can.
-        observers: Called with each `Event`, in order, in a thread of their own; see `observe`.
+        observers: They hear of events, and of requests if they want to; see `observe`.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
             ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
-        near_limit: The share of a limit from which ``near_limit`` events tell of a key, above 0 and at most 1.
 
     Raises:
         ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
@@ -70,10 +63,9 @@ class Limiter:
         store: Store | None = None,
         *,
         secret: str | bytes | None = None,
-        observers: Iterable[Observer] = (),
+        observers: Iterable[AnyObserver] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
-        near_limit: float = NEAR_LIMIT,
     ) -> None:
         if isinstance(store, str):
             # An address may hold a password, so the message does not repeat it.
@@ -92,10 +84,10 @@ class Limiter:
             )
         self.store: Store = store if store is not None else MemoryStore()
         """The store that holds the counts."""
-        events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
+        hub = ObserverHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
         for observer in listed_observers(observers):
-            events.subscribe(observer)
-        self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
+            hub.subscribe(observer)
+        self.engine = Engine(self.store, secret, hub, deadline, on_error)
         """How the middlewares of this package ask the store. It is not for users: every release may change it."""
         self.digest = self.engine.keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
@@ -111,10 +103,9 @@ class Limiter:
         url: str,
         *,
         secret: str | bytes | None = None,
-        observers: Iterable[Observer] = (),
+        observers: Iterable[AnyObserver] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
-        near_limit: float = NEAR_LIMIT,
     ) -> Limiter:
         """Make a limiter from an address.
 
@@ -125,7 +116,6 @@ class Limiter:
             observers: As for the constructor.
             deadline: As for the constructor.
             on_error: As for the constructor.
-            near_limit: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
@@ -139,7 +129,6 @@ class Limiter:
             observers=observers,
             deadline=deadline,
             on_error=on_error,
-            near_limit=near_limit,
         )
 
     # -- limits --------------------------------------------------------------------------------------------------------
@@ -169,7 +158,7 @@ class Limiter:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
         checks, subjects = self._question(key, limits, rule, cost)
-        answer = self.engine.decide(checks, subjects)
+        answer = self.engine.answer(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -185,7 +174,7 @@ class Limiter:
         Raises:
             ConfigurationError: A check is none, or its cost is not a whole number, 0 or more.
         """
-        answer = self.engine.decide(_checked(checks), subjects)
+        answer = self.engine.answer(_checked(checks), subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -386,19 +375,21 @@ class Limiter:
         deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
 
-    # -- events and stats -------------------------------------------------------------------------------------------
+    # -- observers ---------------------------------------------------------------------------------------------------
 
-    def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
-        """Tell a function about events from now on.
-
-        Observers are called in a thread of their own, one event after the other, behind a queue that has an end: where
-        they are too slow, events are dropped, counted in `event_stats`, and reported as ``events_dropped``.
+    def observe(
+        self, observer: AnyObserver, *, kinds: Iterable[str] | None = None, thread: bool = False
+    ) -> Subscription:
+        """Have an observer hear what happens from now on.
 
         Args:
-            observer: Called with each `Event`. Its exceptions are logged and dropped.
+            observer: An `Observer`, any other object with a method `event` or `request`, or a function of an event.
+                Its exceptions are logged and dropped. It is called in the thread where something happens, and must not
+                block there.
             kinds: The kinds of events that it hears, for example ``["refused"]``; None for all.
-            inline: Call it in the thread where the event happens, before the request goes on. It must not block then.
-                An observer whose own attribute `inline` is true is called in this way everywhere.
+            thread: Call it in a thread of its own, one event after the other, behind a queue of 4,096. Where it is too
+                slow for that, events are dropped, counted in `Subscription.dropped`, and reported as
+                ``events_dropped``.
 
         Returns:
             The subscription: `remove()` ends it.
@@ -406,93 +397,7 @@ class Limiter:
         Raises:
             ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
         """
-        return self.engine.events.subscribe(observer, kinds, inline=inline)
-
-    def log_events(
-        self,
-        *,
-        kinds: Iterable[str] | None = None,
-        logger: AnyLogger | None = None,
-        level: int = WARNING,
-        max_rate: str = "10/second",
-        each: str = "1/second",
-    ) -> Subscription:
-        """Write events to a log, no more of them than somebody can read.
-
-        A line says how many others of its kind and rule were left out since the last one. The record has the details
-        of the event, `kind`, `time_us` and `suppressed` as fields, which structlog and JSON formatters pick up.
-
-        Args:
-            kinds: The kinds of events; None for those that the package does not log by itself, ``refused`` among them.
-            logger: The logger; by default ``"slidegate.events"``.
-            level: The level of the lines.
-            max_rate: The limit of all lines.
-            each: The limit of the lines of one kind and rule.
-
-        Returns:
-            The subscription: `remove()` ends it.
-
-        Raises:
-            ConfigurationError: A value cannot work.
-        """
-        from .event_log import LogEvents  # most limiters write no log
-
-        lines = LogEvents(logger, level, max_rate, each, self.engine.clock)
-        return self.engine.events.subscribe(lines, UNLOGGED if kinds is None else kinds, rest=lines.rest)
-
-    def event_stats(self) -> EventStats:
-        """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
-        return self.engine.events.stats()
-
-    def stats(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return counts and times of recent requests, by rule and by route, as this process saw them.
-
-        Args:
-            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to whole minutes, and beyond
-                an hour to 5 minutes.
-
-        Raises:
-            ConfigurationError: The window is longer than that.
-        """
-        return self.engine.statistics.recent(window).stats()
-
-    async def stats_all(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return the same of all workers that share the store: this one as it is, the others as they last published.
-
-        A store of this process alone has one worker.
-
-        Raises:
-            ConfigurationError: The window is longer than 24 hours.
-            StoreError: The store does not answer.
-        """
-        workers = self.engine.all_workers
-        return (await workers.recent(window)).stats(await workers.workers())
-
-    def chart(
-        self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
-    ) -> Chart:
-        """Return the stats of this process step by step, at most 288 of them, for a chart.
-
-        Args:
-            window: How far back, as for `stats`.
-            rule: The name of a rule, for the requests that it counted alone.
-            route: A route as `stats` names it, for the requests that went there alone.
-
-        Raises:
-            ConfigurationError: The window is longer than 24 hours.
-        """
-        return self.engine.statistics.recent(window).chart(rule, route)
-
-    async def chart_all(
-        self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
-    ) -> Chart:
-        """Return the same of all workers that share the store.
-
-        Raises:
-            ConfigurationError: The window is longer than 24 hours.
-            StoreError: The store does not answer.
-        """
-        return (await self.engine.all_workers.recent(window)).chart(rule, route)
+        return self.engine.observers.subscribe(observer, kinds, thread=check_flag("thread", thread))
 
     # -- functions, threads, and the end -------------------------------------------------------------------------------
 
@@ -529,7 +434,7 @@ class Limiter:
         return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
-        """Close the store, and wait at most 5 seconds for observers. A second call does nothing.
+        """Close the store, and wait at most 5 seconds for observers with a thread. A second call does nothing.
 
         Every question after that raises `StoreUnavailable`, whatever `on_error` is; a refund answers False.
         """

@@ -23,7 +23,6 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
@@ -33,8 +32,6 @@ from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.limits import AnyLimit
 from ..core.quotas import Quota
 from ..core.ring import NEVER, OPEN
-from ..core.statistics.histogram import ResponseTimes
-from ..core.store import Clock
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
 from .decisions import NotAsked
@@ -46,12 +43,6 @@ PAUSE_S: Final = 0.2
 """How long the first of a queue waits for a permit before it asks again without having been woken."""
 LATE_S: Final = 0.01
 """How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
-
-PASSED: Final = "passed"
-REFUSED: Final = "refused"
-LEFT: Final = "left"
-"""The outcome of a request whose client left, or that was cancelled, before its turn came."""
-OUTCOMES: Final = (PASSED, REFUSED, LEFT)
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
@@ -111,58 +102,6 @@ class Queue:
         return True
 
 
-class Waits:
-    """Counts waiting requests, for all threads.
-
-    Args:
-        clock: Returns microseconds; by default the monotonic clock.
-
-    Attributes:
-        timed: Hears the outcome and the microseconds of each wait that ends; None for nobody. It must not raise.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock: Clock = _monotonic_us if clock is None else clock
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self.timed: Callable[[str, int], None] | None = None
-        self._ever = {outcome: ResponseTimes() for outcome in OUTCOMES}
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait now."""
-        return self._waiting
-
-    def ever(self) -> dict[str, ResponseTimes]:
-        """Return how long requests have waited, by their outcome."""
-        with self._lock:
-            return {outcome: ResponseTimes.merged([times]) for outcome, times in self._ever.items()}
-
-    def begin(self) -> int:
-        """Count a request that waits from now on, and return the time."""
-        with self._lock:
-            self._waiting += 1
-        return self._clock()
-
-    def end(self, began_us: int, outcome: str) -> None:
-        """Count it no more, and how long it has waited.
-
-        Args:
-            began_us: What `begin` returned.
-            outcome: One of `OUTCOMES`.
-        """
-        took_us = max(self._clock() - began_us, 0)
-        with self._lock:
-            self._waiting -= 1
-            self._ever[outcome].count_one(took_us)
-        if self.timed is not None:
-            self.timed(outcome, took_us)
-
-
-def _monotonic_us() -> int:
-    return monotonic_ns() // 1_000
-
-
 class Queues:
     """The queues of one limiter.
 
@@ -171,6 +110,7 @@ class Queues:
 
     Attributes:
         by_name: The queues in which somebody waits.
+        waiting: How many requests wait now.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -178,6 +118,7 @@ class Queues:
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self.by_name: dict[Name, Queue] = {}
+        self.waiting = 0
         begin_anew_in_child(self.forget)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
@@ -194,6 +135,12 @@ class Queues:
     def forget(self) -> None:
         """Forget who waits, as in a child of `fork`: those who wait in its parent never come to their turn there."""
         self.by_name.clear()
+        self.waiting = 0
+
+    def count(self, requests: int) -> None:
+        """Count so many more requests that wait; fewer, if it is below 0."""
+        with self._lock:
+            self.waiting += requests
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Wake the first of those who wait for what some checks had charged: it was handed back."""
@@ -254,23 +201,33 @@ class Queues:
                 await to_the_end(self._engine.refund(decision.take_back()))
             raise
 
-    async def wait(self, refused: Decision, subjects: Sequence[BanSubject] = ()) -> Decision:
+    async def wait(
+        self, refused: Decision, subjects: Sequence[BanSubject] = (), begins: Callable[[], object] | None = None
+    ) -> Decision:
         """Wait for room, as long as the rules of a request allow.
 
         Args:
             refused: The refusal of the request, or its `NotAsked`.
             subjects: Further keys whose bans refuse.
+            begins: Called when the request begins to wait, which not every one does.
 
         Returns:
             What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
         """
-        return await _Request(self, self._engine, refused, subjects).wait()
+        return await _Request(self, self._engine, refused, subjects, begins).wait()
 
 
 class _Request:
     """One request that waits."""
 
-    def __init__(self, queues: Queues, engine: Engine, refused: Decision, subjects: Sequence[BanSubject]) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        engine: Engine,
+        refused: Decision,
+        subjects: Sequence[BanSubject],
+        begins: Callable[[], object] | None,
+    ) -> None:
         self._queues = queues
         self._engine = engine
         self._checks = refused.checks
@@ -280,24 +237,23 @@ class _Request:
         self._waiter = Waiter()
         self._began_s = anyio.current_time()
         self._until_s = self._began_s
-        self._waits_from_us: int | None = None
+        self._begins = begins
+        self._waits = False
         self._refusal = None if isinstance(refused, NotAsked) else refused
         self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
-        outcome = LEFT
         try:
             decision = None
             while decision is None:  # it lacks something else now, for which others queue
                 decision = await self._queue()
             if not decision.allowed:
                 decision = await self._refused(decision)
-            outcome = PASSED if decision.allowed else REFUSED
         finally:
-            if self._waits_from_us is not None:
-                self._engine.waits.end(self._waits_from_us, outcome)
-        if decision.allowed and self._waits_from_us is not None and decision.reason is Reason.OK:
+            if self._waits:
+                self._queues.count(-1)
+        if decision.allowed and self._waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
         if decision.readings:  # of the rules' own limits, and not of their twins that count no refusals
             decision.checks = self._checks
@@ -353,8 +309,11 @@ class _Request:
 
     def _count(self) -> None:
         """Count it as one that waits, now that it does."""
-        if self._waits_from_us is None:
-            self._waits_from_us = self._engine.waits.begin()
+        if not self._waits:
+            self._waits = True
+            self._queues.count(1)
+            if self._begins is not None:
+                self._begins()
 
     async def _turned_away(self, asks_s: float) -> Decision:
         """Return the refusal of a request that does not get its turn, whatever the store has room for now."""

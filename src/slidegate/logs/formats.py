@@ -1,7 +1,7 @@
-"""Reads one line of an access log, whichever known format it has: Combined, Common, or JSON of nginx, Caddy or Traefik.
+"""Reads one line of an access log in any known format: Combined, Common, or JSON of nginx, Caddy or Traefik.
 
-The format is found anew for every line, because rotated files are concatenated and formats change on the way. The
-prefix that syslog writes in front of a line is left out. A log is written by strangers: each line becomes a record or
+The format is detected anew for every line, because rotated files are concatenated and formats change on the way. The
+prefix that syslog writes in front of a line is left out. A log holds text of strangers: each line becomes a record or
 the reason for which it is none, and no line raises.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -22,7 +22,7 @@ Parse: TypeAlias = Callable[[str], AccessRecord | Skip]
 
 MAX_TIME_CHARACTERS: Final = 64
 MAX_TIME_US: Final = 253_402_300_800_000_000  # the year 10000
-# A text matches in one way alone, so that a hostile line cannot make the pattern walk back and forth. No group is
+# Each text matches in exactly one way, so that a hostile line cannot make the pattern backtrack. No group is
 # possessive: CPython before 3.11.5 matches such groups wrongly.
 QUOTED_TEXT: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*'
 _QUOTED: Final = f'"({QUOTED_TEXT})"'
@@ -43,6 +43,7 @@ _CLF: Final = re.compile(
 )
 _REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?", re.ASCII)
 _METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
+_WITH_PORT: Final = re.compile(r"\[([^]]+)\](?::[0-9]{1,5})?|([^][:]+):[0-9]{1,5}")
 _MONTHS: Final = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
@@ -78,7 +79,7 @@ def _parse_known(text: str) -> AccessRecord | Skip:
 
 
 def _parse_clf(text: str) -> AccessRecord | Skip:
-    """Read a line of Combined or Common, with or without a virtual host in front; more may stand behind it."""
+    """Read a line of Combined or Common, with or without a virtual host in front; more may follow."""
     match = _CLF.match(text)
     words = match[1].split() if match else []
     if match is None or len(words) < 3:
@@ -86,20 +87,20 @@ def _parse_clf(text: str) -> AccessRecord | Skip:
     _, time, request, status, referer, agent = match.groups()
     host = words[0] if len(words) > 3 and _is_virtual_host(words[0], words[1]) else None
     headers = (("referer", referer),) if given(referer) else ()
-    return record(
-        text_time_us(time), words[0] if host is None else words[1], request_of(request), status, agent, host, headers
+    return _record(
+        text_time_us(time), words[0] if host is None else words[1], _request_of(request), status, agent, host, headers
     )
 
 
 def _is_virtual_host(first: str, second: str) -> bool:
-    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it.
+    """Return whether a virtual host is in front of the client: a user name with a space is a fourth word too.
 
     An address in front is the client: the second word may be what the client's own identd says.
     """
-    if parse_address(first) is not None:
+    bare = without_port(first)
+    if parse_address(bare) is not None:
         return False
-    _, colon, port = first.rpartition(":")
-    return parse_address(second) is not None or (colon != "" and port.isdigit())
+    return parse_address(without_port(second)) is not None or bare != first
 
 
 def _parse_json(text: str) -> AccessRecord | Skip:
@@ -111,15 +112,15 @@ def _parse_json(text: str) -> AccessRecord | Skip:
         return _parse_caddy(line, request)
     if "ClientHost" in line:
         return _parse_traefik(line)
-    return _parse_nginx(line) if "remote_addr" in line else Skip.FORMAT
+    return nginx_record(line) if "remote_addr" in line else Skip.FORMAT
 
 
 def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord | Skip:
     # Caddy logs an error while handling a request a second time, under http.log.error.
     if not str(line.get("logger", "http.log.access")).startswith("http.log.access"):
         return Skip.FORMAT
-    peer = str(request.get("remote_addr", "")).rpartition(":")[0].strip("[]")  # as older versions write it
-    client = request.get("client_ip") or request.get("remote_ip") or peer
+    # Older versions write `remote_addr`, with a port.
+    client = request.get("client_ip") or request.get("remote_ip") or request.get("remote_addr", "")
     sent = request.get("headers")
     fields = {
         name.lower(): values[0]
@@ -141,20 +142,34 @@ def _parse_traefik(line: dict[str, Any]) -> AccessRecord | Skip:
     return _of_json(time, client, line.get("RequestMethod"), line.get("RequestPath"), status, host, fields)
 
 
-def _parse_nginx(line: dict[str, Any]) -> AccessRecord | Skip:
-    time = next((line[name] for name in ("msec", "time_iso8601", "time_local") if name in line), None)
-    method, path = line.get("request_method"), line.get("request_uri")
-    request = line.get("request")
+def nginx_record(values: Mapping[str, Any]) -> AccessRecord | Skip:
+    """Return the record of a line by nginx's variables, or the reason for which there is none.
+
+    Args:
+        values: What the line has for each variable, by its name without the dollar sign.
+    """
+    time = next((values[name] for name in ("msec", "time_iso8601", "time_local") if name in values), None)
+    method, path = values.get("request_method"), values.get("request_uri")
+    request = values.get("request")
     if isinstance(request, str):
-        method, path = request_of(request)
+        method, path = _request_of(request)
     elif path is None:
-        path = line.get("uri")
-        if isinstance(path, str) and isinstance(line.get("args"), str) and line["args"]:
-            path = f"{path}?{line['args']}"
-    fields = {name[5:].replace("_", "-"): value for name, value in line.items() if name.startswith("http_")}
+        path = values.get("uri")
+        query = given(values.get("args")) or given(values.get("query_string"))
+        if isinstance(path, str) and query:
+            path = f"{path}?{query}"
+    fields = {name[5:].replace("_", "-"): value for name, value in values.items() if name.startswith("http_")}
     asked_host = fields.pop("host", None)
-    host = line.get("host") or asked_host or line.get("server_name")
-    return _of_json(time, line["remote_addr"], method, path, line.get("status"), host, fields)
+    host = values.get("host") or asked_host or values.get("server_name")
+    client = next(filter(None, map(given, _nginx_clients(values))), "")
+    return _of_json(time, client, method, path, values.get("status"), host, fields)
+
+
+def _nginx_clients(values: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the values that may name the client, the most trustworthy first."""
+    for name in ("remote_addr", "realip_remote_addr", "proxy_protocol_addr", "http_x_real_ip"):
+        yield values.get(name)
+    yield str(values.get("http_x_forwarded_for", "")).rpartition(",")[2].strip()
 
 
 def _of_json(
@@ -163,11 +178,14 @@ def _of_json(
     if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
         return Skip.FORMAT
     agent = fields.pop("user-agent", None)
-    request = request_of_parts(method, path)
-    return record(any_time_us(time), client, request, status, agent, host, headers_of(fields.items()))
+    # A method and a target that were logged apart.
+    request = ("", path) if path in ("", "-") or _METHOD.fullmatch(method) is None else (method, path)
+    headers = tuple((name, text) for name, value in fields.items() if (text := given(value)) is not None)
+    time_us = text_time_us(time) if isinstance(time, str) else _number_time_us(time)
+    return _record(time_us, client, request, status, agent, host, headers)
 
 
-def record(
+def _record(
     time_us: int | None,
     client: str,
     request: tuple[str, str],
@@ -184,7 +202,16 @@ def record(
     code = _status_of(status)
     if code is None:
         return Skip.STATUS
-    return AccessRecord(time_us, client, *request, code, given(agent), _without_port(given(host)), headers)
+    return AccessRecord(time_us, without_port(client), *request, code, given(agent), _host_of(given(host)), headers)
+
+
+def without_port(client: str) -> str:
+    """Return a client without its port, and without the brackets around an IPv6 address.
+
+    Some servers log the port of each connection: ``192.0.2.1:5123``, ``[2001:db8::1]:443``.
+    """
+    match = _WITH_PORT.fullmatch(client)
+    return client if match is None else match[1] or match[2]
 
 
 def given(value: object) -> str | None:
@@ -192,20 +219,10 @@ def given(value: object) -> str | None:
     return value if isinstance(value, str) and value not in ("", "-") else None
 
 
-def headers_of(pairs: Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
-    """Return the header fields among pairs of names and values that the client sent."""
-    return tuple((name, text) for name, value in pairs if (text := given(value)) is not None)
-
-
-def request_of(field: str) -> tuple[str, str]:
+def _request_of(field: str) -> tuple[str, str]:
     """Split a request line into method and target; one that is no HTTP request has the method ``""``."""
     match = _REQUEST.fullmatch(field)
     return (match[1], match[2]) if match else ("", field)
-
-
-def request_of_parts(method: str, path: str) -> tuple[str, str]:
-    """Put a method and a target together, which were logged apart."""
-    return ("", path) if path in ("", "-") or _METHOD.fullmatch(method) is None else (method, path)
 
 
 def _status_of(value: object) -> int | None:
@@ -214,23 +231,18 @@ def _status_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 999 else None
 
 
-def _without_port(host: str | None) -> str | None:
+def _host_of(host: str | None) -> str | None:
     if host is None:
         return None
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() and (":" not in name or name.endswith("]")) else host
 
 
-def any_time_us(value: object) -> int | None:
-    """Read a time out of a JSON value, text or a number, in microseconds since 1970 UTC."""
-    return text_time_us(value) if isinstance(value, str) else _number_time_us(value)
-
-
 @lru_cache(maxsize=1_024)
 def text_time_us(text: str) -> int | None:
     """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for any other text.
 
-    A time without a zone is the writer's local time, and nobody knows where that was: it is refused.
+    A time without a zone is the writer's local time, and nobody knows where that is: it is refused.
     """
     if len(text) > MAX_TIME_CHARACTERS:
         return None
@@ -243,19 +255,15 @@ def text_time_us(text: str) -> int | None:
         # Not by way of a float, which has no room for the nanoseconds that some servers write.
         return _number_time_us(int(whole), int(decimals[:6].ljust(6, "0")))
     try:
-        return moment_us(datetime.fromisoformat(text))
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-
-
-def moment_us(moment: datetime) -> int | None:
-    """Return a moment with a zone in microseconds since 1970; None without a zone, or before that."""
     time_us = (moment - _EPOCH) // _US if moment.tzinfo is not None else -1
     return time_us if time_us >= 0 else None
 
 
 def _number_time_us(value: object, millionths: int = 0) -> int | None:
-    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by its size."""
+    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, recognised by its size."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_TIME_US * 1_000:
         return None
     for unit_us in (1_000_000, 1_000, 1):

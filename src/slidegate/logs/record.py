@@ -1,4 +1,4 @@
-"""One request as an access log tells it, and the fate of the lines that are none."""
+"""One request as an access log holds it, and what became of the lines that hold none."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class Skip(StrEnum):
     TIME = "unreadable time"
     STATUS = "no status"
     GZIP = "damaged gzip data"
-    ZSTD = "damaged zstd data"
 
 
 class AccessRecord(NamedTuple):
-    """One request as a log tells it."""
+    """One request as a log holds it."""
 
     time_us: int
     """The time of the request, in microseconds since 1970 UTC."""
     client: str
-    """The client: an address, or a host name where the server looks names up."""
+    """The client: an address, or a host name where the server resolves names."""
     method: str
     """The HTTP method; empty if the client sent something that is no HTTP request."""
     path: str
@@ -64,7 +63,7 @@ class AccessRecord(NamedTuple):
 
 
 class BrokenLine(NamedTuple):
-    """A line that could not be read, for people to look at."""
+    """A line that could not be read, as it is shown to people."""
 
     file: str
     """The name of the file; ``-`` for standard input."""

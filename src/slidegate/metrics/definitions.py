@@ -1,33 +1,27 @@
-"""The metrics of one limiter in this process: names, units, attributes, and how each is read.
+"""The metrics of one limiter in this process: names, units, attributes, and when each is counted or read.
 
-Nothing is counted for a metric when a request comes. The statistics of the limiter, its store and its lists know the
-values, and are asked when somebody wants to see them. Only events are heard as they happen, and those are rare; the
-kinds that would come with each refused request are left out, because the statistics have them already.
+What became of requests is counted at their outcome, events as they happen. The other values are those of the store and
+the lists, which are read every few seconds.
 
 The names follow the conventions of OpenTelemetry; those for Prometheus are made of them as its exporters do it: dots
 become underscores, and the unit stands at the end. Attributes have values that the operator has written or that stand
-in this package: the names of rules, the templates of routes, outcomes, kinds of events. A client can choose none.
+in this package: the names of rules, the templates of routes, outcomes, kinds of events. A client can choose none, and
+of rules and routes no more than `MAX_VALUES` have values of their own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Lock
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from .. import core
-from ..core.arguments import check_flag
-from ..core.errors import ConfigurationError, StoreError
-from ..core.statistics.histogram import EXPORTED_BOUNDS_US, ResponseTimes
-from ..core.statistics.series import Series
-from ..core.statistics.slices import Slice
+from ..core.decision import Reason
+from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.store import Event
 from ..limiter import Limiter
-from ..limiter.events import KINDS
-from ..limiter.stats import NO_ROUTE_AT_ALL
+from ..limiter.observers import KINDS, Observer, Outcome
 from ..stores.memory.store import MemoryStore
 from ..web.lists import files_of
 from ..web.middleware import RateLimitMiddleware
@@ -35,50 +29,31 @@ from ..web.middleware import RateLimitMiddleware
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
 """The values of the attributes of a metric, in their order."""
+Together: TypeAlias = Literal["mostrecent", "livesum", "livemin"]
+"""What the gauges of several processes make: the last one that was read, the sum or the least of those that run."""
 
 PREFIX: Final = "slidegate"
-BOUNDS_S: Final = tuple(bound_us / 1_000_000 for bound_us in EXPORTED_BOUNDS_US)
-"""The upper bounds of the buckets of all histograms, in seconds."""
-REFUSED_OTHERWISE: Final = ("banned", "blocked", "unavailable")
-"""What became of requests that were refused, and not by a limit."""
-SHADOW_REFUSED: Final = "shadow_refused"
-"""The outcome under a rule that would have refused a request, but only looks on."""
+BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""The upper bounds of the buckets of all histograms, in seconds: those of OpenTelemetry's durations of requests."""
+MAX_VALUES: Final = 200
+OTHER: Final = "(other)"
+"""The rule or route of requests that came when so many rules or routes had values."""
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
+"""Kinds of events that come with requests, whose outcomes are counted."""
+_US_PER_S: Final = 1_000_000
 
 
-class Times(NamedTuple):
-    """The value of a histogram.
-
-    Attributes:
-        counts: How many times lie in each bucket of `BOUNDS_S`, the last one being of all longer times.
-        sum_us: The sum of all times in microseconds.
-    """
-
-    counts: tuple[int, ...]
-    sum_us: int
-
-    @classmethod
-    def of(cls, times: ResponseTimes) -> Times:
-        """Return times as they are exported."""
-        return cls(times.exported(), times.sum_us)
-
-
-Value: TypeAlias = int | Times
-Values: TypeAlias = dict[Labels, Value]
-Read: TypeAlias = Callable[["LimiterMetrics"], Mapping[Labels, Value]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric.
 
     Attributes:
-        name: The name for OpenTelemetry.
+        name: The name for OpenTelemetry, without ``slidegate.``.
         kind: A counter only grows; a histogram is of seconds.
         unit: In the notation of UCUM; words in braces are names of things.
         attributes: The names of the attributes, in the order in which values have them; the last one is ``store``.
         help: A sentence for people.
-        read: Returns the values by the attributes but ``store``; none where a limiter has none.
+        together: What the gauges of several processes make.
     """
 
     name: str
@@ -86,12 +61,12 @@ class Metric:
     unit: str
     attributes: tuple[str, ...]
     help: str
-    read: Read
+    together: Together = "mostrecent"
 
     @property
     def prometheus(self) -> str:
         """The name for Prometheus."""
-        plain = self.name.replace(".", "_")
+        plain = f"{PREFIX}.{self.name}".replace(".", "_")
         return plain + {"counter": "_total", "histogram": "_seconds"}.get(self.kind, "")
 
     def named(self, labels: Labels) -> dict[str, str]:
@@ -99,183 +74,218 @@ class Metric:
         return {f"{PREFIX}.{name}": value for name, value in zip(self.attributes, labels, strict=True)}
 
 
-METRICS: Final[dict[str, Metric]] = {}
-"""All metrics by their names, in the order of the page that describes them."""
+REQUESTS: Final = Metric(
+    "requests",
+    "counter",
+    "{request}",
+    ("route", "outcome", "store"),
+    "Requests by the template of their route and by their outcome. Each request is counted once.",
+)
+RULE_REQUESTS: Final = Metric(
+    "rule.requests",
+    "counter",
+    "{request}",
+    ("rule", "outcome", "store"),
+    "Requests by the rules that counted or refused them. A request under several rules is counted for each.",
+)
+DURATION: Final = Metric(
+    "request.duration",
+    "histogram",
+    "s",
+    ("route", "store"),
+    "The time from the middleware to the last byte of the answer, of requests that were let through.",
+)
+TIME_IN_QUEUE: Final = Metric(
+    "request.time_in_queue",
+    "histogram",
+    "s",
+    ("outcome", "store"),
+    "The time that requests have waited for room, of those that a rule made wait.",
+)
+EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by their kind.")
+OBSERVED: Final = (REQUESTS, RULE_REQUESTS, DURATION, TIME_IN_QUEUE, EVENTS)
+"""What is counted as it happens."""
+
+Values: TypeAlias = Mapping[Labels, int]
+Read: TypeAlias = Callable[[Limiter], Values]
+READ: Final[dict[Metric, Read]] = {}
+"""What is read now and then: values by the attributes but ``store``; none where a limiter has none."""
 
 
-def metric(name: str, kind: Kind, unit: str, *attributes: str) -> Callable[[Read], Read]:
-    """Return a decorator that makes a metric of a method; the first paragraph of its docstring is the help."""
+def read(
+    name: str, kind: Kind, unit: str, *attributes: str, together: Together = "mostrecent"
+) -> Callable[[Read], Read]:
+    """Return a decorator that makes a metric of a function; the first paragraph of its docstring is the help."""
 
-    def add(read: Read) -> Read:
-        text = " ".join((read.__doc__ or "").split())
-        METRICS[name] = Metric(f"{PREFIX}.{name}", kind, unit, (*attributes, "store"), text, read)
-        return read
+    def add(function: Read) -> Read:
+        text = " ".join((function.__doc__ or "").split())
+        READ[Metric(name, kind, unit, (*attributes, "store"), text, together)] = function
+        return function
 
     return add
 
 
-class LimiterMetrics:
-    """Reads the metrics of one limiter.
+@read("queued_requests", "gauge", "{request}", together="livesum")
+def _queued(limiter: Limiter) -> Values:
+    """Requests that wait for room now."""
+    return {(): limiter.engine.queues.waiting}
+
+
+@read("active_permits", "gauge", "{permit}", together="livesum")
+def _permits(limiter: Limiter) -> Values:
+    """Permits of concurrency limits that requests hold now."""
+    held = limiter.store.permits_held()
+    return {} if held is None else {(): held}
+
+
+@read("active_bans", "gauge", "{ban}")
+def _bans(limiter: Limiter) -> Values:
+    """Bans in force, as far as this process knows them."""
+    count = limiter.store.bans.count()
+    return {} if count is None else {(): count}
+
+
+@read("keys", "gauge", "{key}", together="livesum")
+def _keys(limiter: Limiter) -> Values:
+    """Windows that a store in memory holds now."""
+    store = limiter.store
+    return {(): store.stats().keys} if isinstance(store, MemoryStore) else {}
+
+
+@read("shared_hits", "counter", "{hit}")
+def _shared_hits(limiter: Limiter) -> Values:
+    """Hits that a store in memory has counted in shared cells, because it was full."""
+    store = limiter.store
+    return {(): store.stats().shared_hits} if isinstance(store, MemoryStore) else {}
+
+
+@read("store.failures", "counter", "{question}")
+def _failures(limiter: Limiter) -> Values:
+    """Questions that the store did not answer in time, or answered with an error."""
+    failover = limiter.engine.failover
+    return {(): 0 if failover is None else failover.failures}
+
+
+@read("store.up", "gauge", "1", together="livemin")
+def _store_up(limiter: Limiter) -> Values:
+    """Whether the store answered when it was asked last: 1 if it did, 0 if not."""
+    failover = limiter.engine.failover
+    return {(): 0 if failover is not None and failover.away else 1}
+
+
+@read("list.entries", "gauge", "{entry}", "list", "kind")
+def _list_entries(limiter: Limiter) -> Values:
+    """Entries of each blocklist and allowlist."""
+    entries: dict[Labels, int] = {}
+    for caller in limiter.engine.callers.listed():
+        lists = caller.lists if isinstance(caller, RateLimitMiddleware) else {}
+        for kind, given in lists.items():
+            files = files_of(given)
+            if files is not None:
+                entries |= {(state.name, kind): state.entries for state in files.states}
+            elif given is not None:
+                entries[kind, kind] = len(given)
+    return entries
+
+
+@read("build_info", "gauge", "1", "version", "compiled")
+def _build_info(limiter: Limiter) -> Values:
+    """Always 1; the attributes tell the version, and whether the core is compiled."""
+    root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
+    return {(root.__version__, str(core.compiled).lower()): 1}
+
+
+METRICS: Final = (*OBSERVED, *READ)
+"""All metrics, in the order of the page that describes them."""
+
+
+class Instruments(Protocol):
+    """Where values go."""
+
+    def add(self, metric: Metric, labels: Labels, amount: int) -> None:
+        """Add to a counter."""
+
+    def record(self, metric: Metric, labels: Labels, value_s: float) -> None:
+        """Record a time in a histogram."""
+
+
+class LimiterMetrics(Observer):
+    """Counts what becomes of the requests of one limiter, and reads the values of its store and lists.
 
     Args:
         limiter: The limiter.
-        near_limit: Whether the event ``near_limit`` is counted, for which every decision is looked at.
-
-    Attributes:
-        store: The value of the attribute ``store``.
+        instruments: Where the values go.
 
     Raises:
-        ConfigurationError: `limiter` is no limiter.
+        ConfigurationError: `limiter` is no limiter, or is counted by another such object already.
     """
 
-    def __init__(self, limiter: Limiter, *, near_limit: bool) -> None:
+    def __init__(self, limiter: Limiter, instruments: Instruments) -> None:
         if not isinstance(limiter, Limiter):
-            raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
+            raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self._limiter = limiter
-        self._engine = limiter.engine
-        self.store: Final = _store_name(limiter)
-        unheard = _COUNTED_ELSEWHERE if check_flag("near_limit", near_limit) else _COUNTED_ELSEWHERE | {"near_limit"}
-        self._lock = Lock()
-        self._heard: dict[str, int] = {kind: 0 for kind in KINDS if kind not in unheard}
-        self._subscription = limiter.observe(self._hear, kinds=[*self._heard], inline=True)
+        self._instruments = instruments
+        self._store = _store_name(limiter)
+        self._known: dict[str, dict[str, None]] = {"rule": {}, "route": {}}
+        for kind in KINDS:  # so that the first of a kind is a rise
+            if kind not in _COUNTED_ELSEWHERE:
+                instruments.add(EVENTS, (kind, self._store), 0)
+        self._subscription = limiter.observe(self)
 
     def close(self) -> None:
-        """Hear no more events."""
+        """Count nothing more."""
         self._subscription.remove()
 
+    def request(self, outcome: Outcome, /) -> None:
+        """Count a request."""
+        if outcome.route is None:
+            return
+        add, record, store = self._instruments.add, self._instruments.record, self._store
+        route, became = self._bounded("route", outcome.route), _became(outcome)
+        if became:
+            add(REQUESTS, (route, became, store), 1)
+            for rule in dict.fromkeys(outcome.rules):
+                add(RULE_REQUESTS, (self._bounded("rule", rule), became, store), 1)
+        for rule in outcome.shadow_rules:
+            add(RULE_REQUESTS, (self._bounded("rule", rule), "shadow_refused", store), 1)
+        if outcome.allowed:
+            record(DURATION, (route, store), outcome.duration_us / _US_PER_S)
+        if outcome.waited_us is not None:
+            waited = "passed" if outcome.allowed else "refused" if became else "left"
+            record(TIME_IN_QUEUE, (waited, store), outcome.waited_us / _US_PER_S)
+
+    def event(self, event: Event, /) -> None:
+        """Count an event."""
+        if event.kind not in _COUNTED_ELSEWHERE:
+            self._instruments.add(EVENTS, (event.kind, self._store), 1)
+
     def read(self, metric: Metric) -> Values:
-        """Return the values of a metric by their labels; none where this limiter has none, or its store is away."""
+        """Return the values of a metric that is read; none where this limiter has none, or its store is away."""
         try:
-            return {(*labels, self.store): value for labels, value in metric.read(self).items()}
+            return {(*labels, self._store): value for labels, value in READ[metric](self._limiter).items()}
         except StoreError:
             return {}
 
-    def read_all(self) -> dict[Metric, Values]:
-        """Return the values of all metrics."""
-        return {metric: self.read(metric) for metric in METRICS.values()}
-
-    def _hear(self, event: Event) -> None:
-        with self._lock:
-            self._heard[event.kind] += 1
-
-    def _ever(self) -> Iterator[tuple[Series, Slice]]:
-        return ((series, series.ever()) for series in self._engine.statistics.listed())
-
-    def _of_routes(self) -> Iterator[tuple[str, Slice]]:
-        """Yield (route, stats); stats of rules that look on stand beside those of requests."""
-        return ((series.route, totals) for series, totals in self._ever() if series.route != NO_ROUTE_AT_ALL)
-
-    @metric("requests", "counter", "{request}", "route", "outcome")
-    def _requests(self) -> Mapping[Labels, Value]:
-        """Requests by the template of their route and by their outcome. Each request is counted once."""
-        counts: Counter[Labels] = Counter()
-        for route, totals in self._of_routes():
-            for outcome, count in _outcomes(totals).items():
-                counts[route, outcome] += count
-        return counts
-
-    @metric("rule.requests", "counter", "{request}", "rule", "outcome")
-    def _rule_requests(self) -> Mapping[Labels, Value]:
-        """Requests by the rules that counted or refused them. A request under several rules is counted for each."""
-        counts: Counter[Labels] = Counter()
-        for series, totals in self._ever():
-            outcomes = {**_outcomes(totals), SHADOW_REFUSED: totals.events.get(SHADOW_REFUSED, 0)}
-            for rule in dict.fromkeys(series.rules):
-                for outcome, count in outcomes.items():
-                    counts[rule, outcome] += count
-        return counts
-
-    @metric("request.duration", "histogram", "s", "route")
-    def _durations(self) -> Mapping[Labels, Value]:
-        """The time from the middleware to the last byte of the answer, of requests that were let through."""
-        by_route: dict[str, ResponseTimes] = defaultdict(ResponseTimes)
-        for route, totals in self._of_routes():
-            by_route[route].add(totals.rt)
-        return {(route,): Times.of(times) for route, times in by_route.items()}
-
-    @metric("request.time_in_queue", "histogram", "s", "outcome")
-    def _times_in_queue(self) -> Mapping[Labels, Value]:
-        """The time that requests have waited for their turn, of those that a rule made wait."""
-        return {(outcome,): Times.of(times) for outcome, times in self._engine.waits.ever().items()}
-
-    @metric("queued_requests", "gauge", "{request}")
-    def _queued(self) -> Mapping[Labels, Value]:
-        """Requests that wait for their turn now."""
-        return {(): self._engine.waits.waiting}
-
-    @metric("active_permits", "gauge", "{permit}")
-    def _permits(self) -> Mapping[Labels, Value]:
-        """Permits of concurrency limits that requests hold now."""
-        held = self._limiter.store.permits_held()
-        return {} if held is None else {(): held}
-
-    @metric("active_bans", "gauge", "{ban}")
-    def _bans(self) -> Mapping[Labels, Value]:
-        """Bans in force, as far as this process knows them."""
-        count = self._limiter.store.bans.count()
-        return {} if count is None else {(): count}
-
-    @metric("keys", "gauge", "{key}")
-    def _keys(self) -> Mapping[Labels, Value]:
-        """Windows that a store in memory holds now."""
-        store = self._limiter.store
-        return {(): store.stats().keys} if isinstance(store, MemoryStore) else {}
-
-    @metric("shared_hits", "counter", "{hit}")
-    def _shared_hits(self) -> Mapping[Labels, Value]:
-        """Hits that a store in memory has counted in shared cells, because it was full."""
-        store = self._limiter.store
-        return {(): store.stats().shared_hits} if isinstance(store, MemoryStore) else {}
-
-    @metric("events", "counter", "{event}", "kind")
-    def _events(self) -> Mapping[Labels, Value]:
-        """Events by their kind."""
-        with self._lock:
-            return {(kind,): count for kind, count in self._heard.items()}
-
-    @metric("dropped_events", "counter", "{event}")
-    def _dropped_events(self) -> Mapping[Labels, Value]:
-        """Events that were dropped, because observers were too slow."""
-        return {(): self._limiter.event_stats().dropped}
-
-    @metric("store.failures", "counter", "{question}")
-    def _failures(self) -> Mapping[Labels, Value]:
-        """Questions that the store did not answer in time, or answered with an error."""
-        failover = self._engine.failover
-        return {(): 0 if failover is None else failover.failures}
-
-    @metric("store.up", "gauge", "1")
-    def _store_up(self) -> Mapping[Labels, Value]:
-        """Whether the store answered when it was asked last: 1 if it did, 0 if not."""
-        failover = self._engine.failover
-        return {(): 0 if failover is not None and failover.away else 1}
-
-    @metric("list.entries", "gauge", "{entry}", "list", "kind")
-    def _list_entries(self) -> Mapping[Labels, Value]:
-        """Entries of each blocklist and allowlist."""
-        entries: dict[Labels, Value] = {}
-        for caller in self._engine.callers.listed():
-            lists = caller.lists if isinstance(caller, RateLimitMiddleware) else {}
-            for kind, given in lists.items():
-                files = files_of(given)
-                if files is not None:
-                    entries |= {(state.name, kind): state.entries for state in files.states}
-                elif given is not None:
-                    entries[kind, kind] = len(given)
-        return entries
-
-    @metric("build_info", "gauge", "1", "version", "compiled")
-    def _build_info(self) -> Mapping[Labels, Value]:
-        """Always 1; the attributes tell the version, and whether the core is compiled."""
-        root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
-        return {(root.__version__, str(core.compiled).lower()): 1}
+    def _bounded(self, attribute: str, value: str) -> str:
+        """Return the value of an attribute, or `OTHER` beyond `MAX_VALUES`."""
+        known = self._known[attribute]
+        if value not in known:
+            if len(known) >= MAX_VALUES:
+                return OTHER
+            known[value] = None
+        return value
 
 
-def _outcomes(totals: Slice) -> dict[str, int]:
-    """Return how many requests had each outcome; a block that nobody else accounts for is by a limit."""
-    events = totals.events
-    others = {outcome: events.get(outcome, 0) for outcome in REFUSED_OTHERWISE}
-    return {"passed": events.get("pass", 0), "refused": events.get("block", 0) - sum(others.values()), **others}
+def _became(outcome: Outcome) -> str:
+    """Return what became of a request; nothing where its client left while it waited for room."""
+    if outcome.allowed:
+        return "passed"
+    if outcome.ended != "refused":
+        return ""
+    match outcome.reason:
+        case Reason.BANNED | Reason.BLOCKED | Reason.UNAVAILABLE:
+            return str(outcome.reason)
+    return "refused"
 
 
 def _store_name(limiter: Limiter) -> str:

@@ -1,6 +1,6 @@
 """The clients of a log, and whether each looks like a person, a crawler or a scanner.
 
-The rules are few, each goes by the share of a client's requests, and `ClientTally.look` says which one spoke:
+The rules are few, each goes by the share of a client's requests, and `ClientTally.classify` names the one that decided:
 
 * of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
 * of a crawler most have an agent that says so;
@@ -11,6 +11,7 @@ The rules are few, each goes by the share of a client's requests, and `ClientTal
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
@@ -20,12 +21,11 @@ from zlib import crc32
 from ..logs import AccessRecord
 from ..web.client_ip import client_ip
 
-MINUTE_US: Final = 60_000_000
 MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
 MAX_AGENT: Final = 200
 PROXY_AGENTS: Final = 10
-"""From so many different agents on, an address is probably that of a proxy or a NAT."""
+"""An address with this many different agents is probably that of a proxy or a NAT."""
 SCANNER: Final = "scanner"
 CRAWLER: Final = "crawler"
 PERSON: Final = "person"
@@ -47,7 +47,7 @@ def _kind_of_agent(agent: str) -> str:
     return CRAWLER if _CRAWLS.search(agent) else PERSON if _BROWSES.match(agent) else PROGRAM
 
 
-class Look(NamedTuple):
+class Classification(NamedTuple):
     """The kind of a client, and the reason.
 
     Attributes:
@@ -59,6 +59,7 @@ class Look(NamedTuple):
     why: str
 
 
+@dataclass(slots=True)
 class ClientTally:
     """The counts of one client. Its size is bounded whatever the client sends.
 
@@ -72,29 +73,23 @@ class ClientTally:
         browsed: How many came with that of a browser.
         probes: How many requests were for paths that scanners ask for.
         agents: Its agents, at most 32.
-        busiest_minute: The most requests in one minute of the clock: enough for a chart; `suggest.Peaks` counts as
-            windows do.
+        paths: Checksums of the paths it asked for, at most 64.
     """
 
-    __slots__ = (
-        *("_minute", "_minute_count", "agents", "banned", "browsed", "busiest_minute", "crawled", "failed", "paths"),
-        *("probes", "refused", "requests", "succeeded"),
-    )
-
-    def __init__(self) -> None:
-        self.requests = self.refused = self.banned = self.failed = self.probes = 0
-        self.succeeded = self.crawled = self.browsed = 0
-        self.busiest_minute = self._minute = self._minute_count = 0
-        self.agents: tuple[str, ...] = ()
-        self.paths: tuple[int, ...] = ()
+    requests: int = 0
+    refused: int = 0
+    banned: int = 0
+    failed: int = 0
+    succeeded: int = 0
+    crawled: int = 0
+    browsed: int = 0
+    probes: int = 0
+    agents: tuple[str, ...] = ()
+    paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
-        """Count one request, as the log tells it."""
+        """Count one request, as the log has it."""
         self.requests += 1
-        minute = record.time_us // MINUTE_US
-        self._minute_count = self._minute_count + 1 if minute == self._minute else 1
-        self._minute = minute
-        self.busiest_minute = max(self.busiest_minute, self._minute_count)
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
         elif 100 <= record.status <= 399:
@@ -112,20 +107,22 @@ class ClientTally:
             if path not in self.paths:
                 self.paths += (path,)
 
-    def look(self) -> Look:
-        """Return the kind of client that this looks like."""
+    def classify(self) -> Classification:
+        """Return the kind of client that this looks like, and why."""
         requests = max(self.requests, 1)
         share = self.failed / requests
         if self.probes >= min(_PROBED, requests) and self.probes >= _PROBED_SHARE * requests:
-            return Look(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
+            return Classification(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
         if share > 0.5 and len(self.paths) >= _MANY_PATHS:
             many = f"{len(self.paths)}{'+' if len(self.paths) == MAX_PATHS else ''}"
-            return Look(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
+            return Classification(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
         if self.crawled > 0.5 * requests:
-            return Look(CRAWLER, "its agent says so")
+            return Classification(CRAWLER, "its agent says so")
         if self.browsed > 0.5 * requests and share <= 0.5:
-            return Look(PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed")
-        return Look(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
+            return Classification(
+                PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed"
+            )
+        return Classification(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
 
     @property
     def many_agents(self) -> bool:
@@ -137,8 +134,8 @@ class Clients:
     """The clients of a log by name: as the middleware counts addresses, an IPv6 client by its /64.
 
     Args:
-        header: The header field whose value tells clients apart instead of the address; requests without it are told
-            apart by address. Values are shown as digests, because they may be secrets.
+        header: The header field whose value identifies clients instead of the address; requests without it are
+            identified by address. Values are shown as digests, because they may be secrets.
 
     Attributes:
         tallies: The counts of each client by its name.
@@ -153,18 +150,14 @@ class Clients:
         self.tallies: dict[str, ClientTally] = {}
         self.requests = self.without_header = self.first_us = self.last_us = 0
         self._client = client_ip()
-        self._names: dict[str, str] = {}
 
     def name(self, record: AccessRecord) -> str:
         """Return the name of the client of a request."""
         value = None if self.header is None else record.header(self.header)
         if value is not None:
-            digest = blake2b(value.encode(errors="replace"), digest_size=4).hexdigest()
+            digest = blake2b(value.encode(errors="replace"), digest_size=8).hexdigest()
             return f"header:{self.header}#{digest}"
-        name = self._names.get(record.client)
-        if name is None:
-            name = self._names[record.client] = self._client.locate({"client": (record.client, 0), "headers": []})[0]
-        return name
+        return self._client.locate({"client": (record.client, 0), "headers": []})[0]
 
     def add(self, record: AccessRecord) -> tuple[str, ClientTally]:
         """Count a request, and return the name and the counts of its client."""

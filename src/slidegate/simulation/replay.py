@@ -1,13 +1,13 @@
 """The middleware itself at virtual times: every record of a log becomes an ASGI call of a `RateLimitMiddleware`.
 
-There is no second implementation of anything. The middleware stands before an application that gives the answer which
-the log tells of, over a memory store whose clock is the time of the record. A call at such a store never waits, so it
+Nothing is implemented a second time. Behind the middleware is an application that gives the answer which was logged,
+below it a memory store whose clock is the time of the record. A call at such a store never waits, so it
 is run to its end without an event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
 from os import PathLike
@@ -32,13 +32,13 @@ from ..web.rules import Rule
 
 MAX_KEYS: Final = 50_000_000
 """More windows than a machine holds: no client shares a window with another."""
-HEARD: Final = ("refused", "shadow_refused", "banned", "shadow_banned")
+EVENT_KINDS: Final = ("refused", "shadow_refused", "banned", "shadow_banned")
 PASSED: Final = "passed"
 REFUSED: Final = "refused"
 BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
 NO_REQUEST: Final = "no request"
-"""The line tells of something that is no HTTP request; no server passes it on."""
+"""The line holds something that is no HTTP request; no server passes it on."""
 
 
 class Played(NamedTuple):
@@ -61,16 +61,15 @@ class Replay:
 
     Args:
         limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
-        rules: The path of a configuration file, or rules, instead; the file's store is not opened, everything is
-            counted in memory.
+        rules: The path of a configuration file instead; its store is not opened, everything is counted in memory.
         key: The key that `limits` count by; by default the client's address.
         bans: Ban policies beside `limits`.
 
     Attributes:
         middleware: The middleware.
         now_us: The virtual time.
-        unwaited: The rules with ``wait`` or ``concurrency``. Requests that would have waited are refused, and places
-            are always free, because a log does not say how long clients stay.
+        unwaited: The rules with ``wait`` or ``concurrency``. Requests that would have waited are refused, and permits
+            are always free, because a log does not hold how long a request takes.
 
     Raises:
         ConfigurationError: Neither or both of `limits` and `rules` are given, or one of them cannot be used.
@@ -80,33 +79,28 @@ class Replay:
         self,
         limits: str | None = None,
         *,
-        rules: str | PathLike[str] | Sequence[Rule] | None = None,
+        rules: str | PathLike[str] | None = None,
         key: Key | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
     ) -> None:
         if (limits is None) == (rules is None):
             raise ConfigurationError('give limits such as "60/minute", or rules such as "slidegate.toml", one of them')
         if rules is not None and (key is not None or bans is not None):
-            raise ConfigurationError("key, bans: they stand in the file of rules, for example [bans.abuse]")
+            raise ConfigurationError("key, bans: write them into the file of rules, for example [bans.abuse]")
         self.now_us = 0
         self._status = 200
         self._answered = 0
         self._reached = False
-        self._heard: list[Event] = []
+        self._events: list[Event] = []
         store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
-        limiter.observe(self._hear, kinds=HEARD, inline=True)
-        options: dict[str, Any] = {
-            "limiter": limiter,
-            "statistics": False,
-            "headers": None,
-            "ignore_checks": tuple(CODES),
-        }
-        if isinstance(rules, (str, PathLike)):
+        limiter.observe(self._collect, kinds=EVENT_KINDS)
+        options: dict[str, Any] = {"headers": None, "ignore_checks": tuple(CODES)}
+        if rules is None:
+            options |= {"limiter": limiter, "rules": [Rule("*", limits, key=key)], "bans": bans}
+        else:
             reading = ConfigLoader(Path(rules), {}, lambda *_: limiter, _ignore, lambda: 0.0, store="memory://")
             options = reading.options() | options | {"enabled": True}
-        else:
-            options |= {"rules": [Rule("*", limits, key=key)] if rules is None else rules, "bans": bans}
         given = all_rules(options.pop("limits", None), options.get("rules"))
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
         # A rule of nothing but permits has nothing left that could refuse.
@@ -122,13 +116,13 @@ class Replay:
             return Played(NO_REQUEST, record.status)
         self._status = record.status if 200 <= record.status <= 599 else 200
         self._reached = False
-        self._heard.clear()
+        self._events.clear()
         run(self.middleware(scope, _receive, self._send))
-        events = tuple(self._heard) if self._heard else ()
+        events = tuple(self._events) if self._events else ()
         return Played(PASSED if self._reached else _refused_by(events), self._answered, events)
 
-    def _hear(self, event: Event) -> None:
-        self._heard.append(event)
+    def _collect(self, event: Event) -> None:
+        self._events.append(event)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._reached = True
@@ -158,7 +152,7 @@ def _refused_by(events: Iterable[Event]) -> str:
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a rule that refuses the requests that this one lets wait, and has no permits: nobody stays in a replay."""
+    """Return a rule that refuses what this one lets wait, and has no permits: requests of a replay take no time."""
     twin = copy(rule)
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0

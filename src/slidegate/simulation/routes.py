@@ -1,8 +1,8 @@
 """Guesses route templates from paths: ``/users/123`` is ``/users/{id}``.
 
 A segment is an id if it is a number, a UUID, a date, at least eight hexadecimal digits with a number among them, or a
-long text with several numbers. The segments behind a place where more than 24 different ones were seen are one, too:
-``/articles/{name}``. Paths that are not there teach nothing: scanners ask for thousands.
+long text with several numbers. So is a segment behind a prefix with more than 24 different ones:
+``/articles/{name}``. Nothing is learned from paths that do not exist: scanners ask for thousands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RouteGuesser:
         self._routes: set[str] = set()
 
     def of(self, target: str, status: int = 200) -> str:
-        """Return the route of a request's target, as far as the paths that were seen so far tell it.
+        """Return the route of a request's target, as far as it is known from the paths before.
 
         Args:
             target: The target, with its query or without.

@@ -1,16 +1,15 @@
-"""Works out limits and a ban policy from what clients did.
+"""Works out limits from what the clients of a log did.
 
-The logs are read three times. `Survey` learns the clients and guesses the routes. `Suggestion` counts the peaks of each
-client under a rule for each route, which the middleware's own matching finds, and under one for all requests. At last
-`BanSurvey` counts the failures that are left behind these limits, because a refused request strikes nobody.
+The logs are read twice. `Survey` learns the clients and guesses the routes. `Suggestion` counts the peaks of each
+client under a rule for each route, which the middleware's own matching finds, and under one for all requests.
 
-The limits may touch some clients, ``floor(touch * clients)``: those that stand out most, by the largest ratio of a peak
-to the mean of all clients. Each limit is then the smallest that touches none of the others, so that all limits together
-touch no more, and each of them, lowered by one, touches a client more. The policy bans nobody but scanners.
+Some clients may be left out, ``floor(touch * clients)``: those that stand out most, by the largest ratio of a peak to
+the mean of all clients. What the others need is, for each window, the smallest amount that refuses none of them. A
+limit is that amount times the headroom, and at least what one page load makes.
 
-A limit of at most 64 keeps the time of every unit, and touches a client that has more requests in any window. A limit
-beyond counts slices, and touches a client that has more requests in the k + 1 slices that a window may lie in. A client
-that no limit has touched yet has all its requests in the ring; so a limit touches it at all if, and only if, its peak
+A limit of at most 64 keeps the time of every unit, and refuses a client that has more requests in any window. A limit
+beyond counts slices, and refuses a client that has more requests in the k + 1 slices that a window may lie in. A client
+that no limit has refused yet has all its requests in the ring; so a limit refuses it at all if, and only if, its peak
 is larger.
 """
 
@@ -18,64 +17,58 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from math import ceil
 from typing import Final, NamedTuple
 
 from ..core.errors import ConfigurationError
 from ..core.limits import DEFAULT_RESOLUTION, MAX_AMOUNT, Limit
 from ..limiter import Limiter
 from ..logs import AccessRecord
-from ..web import keys
 from ..web.rule_set import RuleSet
 from ..web.rules import Rule
-from .clients import CRAWLER, SCANNER, Clients
-from .replay import PASSED, Replay, scope_of
+from .clients import CRAWLER, Clients
+from .replay import scope_of
 from .routes import OTHER, RouteGuesser
 
 EXACT: Final = DEFAULT_RESOLUTION
 """The largest amount whose window is exact."""
 WINDOWS: Final = ("1s", "10s", "1m", "1h")
+PAGE_LOAD: Final = 10
+"""No limit is lower: a page and what it loads are ten requests within ten seconds."""
+HEADROOM: Final = 2.0
 MAX_ROUTES: Final = 8
 MIN_REQUESTS: Final = 20
 MAX_WARNINGS: Final = 10
 EVERYTHING: Final = "*"
-SIGNALS: Final = ("404", "4xx")
-BAN_WINDOWS: Final = ("1m", "10m", "1h")
-MIN_STRIKES: Final = 5
 _DAY_US: Final = 86_400_000_000
 _LARGE_SHARE: Final = 0.3
 _LIMITS: Final = tuple(Limit(1, window) for window in WINDOWS)
-_BAN_LIMITS: Final = tuple(Limit(1, window) for window in BAN_WINDOWS)
+# They refuse nobody, and count in slices.
+_IN_SLICES: Final = tuple(Limit(MAX_AMOUNT, window) for window in WINDOWS)
 
 
 class Peaks:
     """The peaks of one client under one rule. Its size is bounded by the number of windows.
 
-    Args:
-        limits: A limit for each window; only its window matters.
-
     Attributes:
-        exact: For each window the most requests in any of its length, at most 65.
-        counted: For each window the most requests in k + 1 slices; it is kept from the 65th request on, and 0 before.
+        exact: For each of `WINDOWS` the most requests in any span of its length, at most 65.
+        counted: For each the most requests in k + 1 slices; it is kept from the 65th request on, and 0 before.
     """
 
-    __slots__ = ("_in_slices", "_limits", "_rings", "_times", "counted", "exact")
+    __slots__ = ("_rings", "_times", "counted", "exact")
 
-    def __init__(self, limits: tuple[Limit, ...]) -> None:
-        self._limits = limits
-        self._in_slices = _sliced(limits)
+    def __init__(self) -> None:
         self._times: list[int] = []  # of the last 64 requests
         self._rings: list[bytes] = []
-        self.exact = [0] * len(limits)
-        self.counted = [0] * len(limits)
+        self.exact = [0] * len(WINDOWS)
+        self.counted = [0] * len(WINDOWS)
 
     def add(self, now_us: int) -> None:
         """Count a request. Times never step back."""
         times, exact = self._times, self.exact
-        for index, limit in enumerate(self._limits):
+        for index, limit in enumerate(_LIMITS):
             if exact[index] <= len(times):
                 recent = len(times) - bisect_right(times, now_us - limit.window_us) + 1
                 if recent > exact[index]:
@@ -83,7 +76,7 @@ class Peaks:
         if self._rings:
             self._count(now_us)
         elif len(times) == EXACT:
-            self._rings = [b""] * len(self._limits)
+            self._rings = [b""] * len(WINDOWS)
             for time_us in times:
                 self._count(time_us)
             self._count(now_us)
@@ -92,27 +85,19 @@ class Peaks:
             del times[0]
 
     def _count(self, now_us: int) -> None:
-        for index, limit in enumerate(self._in_slices):
+        for index, limit in enumerate(_IN_SLICES):
             self._rings[index], (spent, _, _, _) = limit.counter.spend(self._rings[index], now_us, 1)
             if spent > self.counted[index]:
                 self.counted[index] = spent
 
     def touched(self, index: int, amount: int) -> bool:
-        """Tell whether a limit of this amount would refuse a request of the client.
+        """Return whether a limit of this amount would refuse a request of the client.
 
         Args:
             index: Which of the windows.
             amount: The amount of the limit.
         """
         return (self.exact if amount <= EXACT else self.counted)[index] > amount
-
-
-@cache
-def _sliced(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Return limits of the same windows that refuse nobody, and count in slices."""
-    return tuple(
-        Limit(MAX_AMOUNT, timedelta(microseconds=limit.window_us), resolution=limit.resolution) for limit in limits
-    )
 
 
 def smallest_amount(peaks: Iterable[Peaks], index: int) -> int:
@@ -142,7 +127,7 @@ class Survey:
         self._routes: Counter[str] = Counter()
 
     def add(self, record: AccessRecord) -> None:
-        """Look at one record."""
+        """Count one record."""
         if record.method:
             self.clients.add(record)
             self._routes[self._guesser.of(record.path, record.status)] += 1
@@ -163,10 +148,6 @@ class Survey:
                 continue  # a path that no rule can name is left to the rule for all requests
         return [*rules, Rule(EVERYTHING, "1/1s")]
 
-    def scanners(self) -> set[str]:
-        """Return the clients that look like scanners."""
-        return {name for name, client in self.clients.tallies.items() if client.look().kind == SCANNER}
-
     def warnings(self, touch: float) -> list[str]:
         """Return what speaks against believing the suggestion, at most ten sentences."""
         return list(islice(self._warnings(touch), MAX_WARNINGS))
@@ -177,13 +158,13 @@ class Survey:
         if span_us < _DAY_US:
             yield f"the log covers {span_us / 3.6e9:.1f} hours; busier days than this one may come"
         if touch * len(tallies) < 1:
-            yield f"{touch:.4g} of {len(tallies):,} clients is less than one, so no client is touched"
+            yield f"{touch:.4g} of {len(tallies):,} clients is less than one, so no client is left out"
         for name, client in tallies.items():
             share = client.requests / requests
             if share > _LARGE_SHARE:
-                kind = client.look().kind
+                kind = client.classify().kind
                 who = "the crawler" if kind == CRAWLER else f"one {kind},"
-                yield f"{who} {name} makes {share:.0%} of all requests; look at it before you believe the rest"
+                yield f"{who} {name} made {share:.0%} of all requests; check it before you trust the rest"
         for name, client in tallies.items():
             if client.many_agents:
                 yield f"{name} is probably a proxy or a NAT: {len(client.agents)} or more agents come from it"
@@ -197,7 +178,7 @@ class SuggestedRule(NamedTuple):
         limits: The amount for each window.
         requests: How many requests the rule counts.
         clients: Of how many clients.
-        touched: How many clients its limits touch.
+        refused: Those of them that it would have refused at least once.
         median: For each window the median of the peaks of all clients.
     """
 
@@ -205,29 +186,13 @@ class SuggestedRule(NamedTuple):
     limits: dict[str, int]
     requests: int
     clients: int
-    touched: int
+    refused: frozenset[str]
     median: dict[str, int]
 
     @property
-    def said(self) -> str:
+    def limits_text(self) -> str:
         """The limits as a rule has them."""
         return "; ".join(f"{amount}/{window}" for window, amount in self.limits.items())
-
-
-class SuggestedPolicy(NamedTuple):
-    """A suggested ban policy.
-
-    Attributes:
-        after: How many strikes in which time.
-        signal: The status that strikes.
-        caught: How many scanners it catches; it catches nobody else.
-        scanners: How many scanners there are.
-    """
-
-    after: str
-    signal: str
-    caught: int
-    scanners: int
 
 
 class Suggestion:
@@ -235,13 +200,15 @@ class Suggestion:
 
     Args:
         survey: The first reading.
-        touch: The share of clients, 0 to 1, that limits may touch.
+        touch: The share of clients, 0 to 1, whose needs are left out.
+        headroom: How many times what the others need a limit is.
         routes: How many routes get a rule of their own.
     """
 
-    def __init__(self, survey: Survey, touch: float, routes: int = MAX_ROUTES) -> None:
+    def __init__(self, survey: Survey, touch: float, headroom: float = HEADROOM, routes: int = MAX_ROUTES) -> None:
         self._clients = survey.clients
         self._allowed = int(touch * len(survey.clients.tallies) + 1e-9)
+        self._headroom = headroom
         rules = survey.rules(routes)
         self._rules = RuleSet(rules, Limiter().engine.unique_id)
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
@@ -258,10 +225,13 @@ class Suggestion:
         for bound in self._rules.match(scope).limiting:
             path = bound.rule.paths[0]
             self._requests[path] += 1
-            _counted(self._peaks[path], name, _LIMITS).add(now_us)
+            peaks = self._peaks[path].get(name)
+            if peaks is None:
+                peaks = self._peaks[path][name] = Peaks()
+            peaks.add(now_us)
 
     def standing_out(self) -> set[str]:
-        """Return the clients that limits may touch: those with the largest ratio of a peak to the mean."""
+        """Return the clients whose needs are left out: those with the largest ratio of a peak to the mean."""
         if not self._allowed:
             return set()
         scores: dict[str, float] = {}
@@ -275,69 +245,28 @@ class Suggestion:
 
     def rules(self) -> list[SuggestedRule]:
         """Return the suggested rules; a limit that a longer one makes needless is left out."""
-        spared = self.standing_out()
+        left_out = self.standing_out()
         suggested = []
         for path, clients in self._peaks.items():
-            others = [peaks for name, peaks in clients.items() if name not in spared]
+            others = [peaks for name, peaks in clients.items() if name not in left_out]
             if not others:
-                continue  # nobody is left who could say what is usual here
-            amounts = [smallest_amount(others, index) for index in range(len(WINDOWS))]
+                continue  # no client is left whose needs could be met
+            amounts = [self._amount(smallest_amount(others, index)) for index in range(len(WINDOWS))]
             kept = [index for index, amount in enumerate(amounts) if all(amount < it for it in amounts[index + 1 :])]
+            refused = frozenset(
+                name for name, peaks in clients.items() if any(peaks.touched(index, amounts[index]) for index in kept)
+            )
             limits = {WINDOWS[index]: amounts[index] for index in kept}
-            touched = sum(any(peaks.touched(index, amounts[index]) for index in kept) for peaks in clients.values())
-            median = {
-                WINDOWS[index]: _median([smallest_amount((peaks,), index) for peaks in clients.values()])
-                for index in kept
-            }
-            suggested.append(SuggestedRule(path, limits, self._requests[path], len(clients), touched, median))
+            median = {WINDOWS[index]: _median(clients, index) for index in kept}
+            suggested.append(SuggestedRule(path, limits, self._requests[path], len(clients), refused, median))
         return suggested
 
-
-class BanSurvey:
-    """The third reading: failures behind the suggested limits, and the ban policy.
-
-    Args:
-        rules: The suggested rules.
-        survey: The first reading.
-    """
-
-    def __init__(self, rules: Sequence[SuggestedRule], survey: Survey) -> None:
-        self._clients = survey.clients
-        self._scanners = survey.scanners()
-        key = None if self._clients.header is None else keys.header(self._clients.header)
-        self._replay = Replay(rules=[Rule(rule.path, rule.said, key=key) for rule in rules])
-        self._failures: dict[str, dict[str, Peaks]] = {signal: {} for signal in SIGNALS}
-
-    def add(self, record: AccessRecord) -> None:
-        """Count one record, if the limits let it pass."""
-        if self._replay.play(record).outcome == PASSED and 400 <= record.status <= 499:
-            name = self._clients.name(record)
-            for signal in SIGNALS if record.status == 404 else ("4xx",):
-                _counted(self._failures[signal], name, _BAN_LIMITS).add(self._replay.now_us)
-
-    def policy(self) -> SuggestedPolicy | None:
-        """Return the ban policy that catches most scanners and nobody else; None if there is none."""
-        scanners = self._scanners
-        best: SuggestedPolicy | None = None
-        for signal, clients in self._failures.items():
-            for index, window in enumerate(BAN_WINDOWS):
-                honest = max((peaks.exact[index] for name, peaks in clients.items() if name not in scanners), default=0)
-                after = max(honest + 1, MIN_STRIKES)
-                caught = sum(name in scanners and peaks.exact[index] >= after for name, peaks in clients.items())
-                if after <= EXACT and caught > (0 if best is None else best.caught):
-                    best = SuggestedPolicy(f"{after}/{window}", signal, caught, len(scanners))
-        return best
+    def _amount(self, needed: int) -> int:
+        return min(max(ceil(round(needed * self._headroom, 6)), PAGE_LOAD), MAX_AMOUNT)
 
 
-def _counted(clients: dict[str, Peaks], name: str, limits: tuple[Limit, ...]) -> Peaks:
-    peaks = clients.get(name)
-    if peaks is None:
-        peaks = clients[name] = Peaks(limits)
-    return peaks
-
-
-def _median(values: list[int]) -> int:
-    return sorted(values)[len(values) // 2] if values else 0
+def _median(clients: Mapping[str, Peaks], index: int) -> int:
+    return sorted(smallest_amount((peaks,), index) for peaks in clients.values())[len(clients) // 2]
 
 
 def _numbered(route: str) -> str:

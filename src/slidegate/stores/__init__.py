@@ -6,5 +6,6 @@ A store of one's own derives from `slidegate.core.Store`, and may keep its bans 
 from __future__ import annotations
 
 from .memory.bans import MemoryBans
+from .memory.store import MemoryStats
 
-__all__ = ["MemoryBans"]
+__all__ = ["MemoryBans", "MemoryStats"]

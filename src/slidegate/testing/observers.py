@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.store import Event
+from ..limiter.observers import Observer
 
 
-class RecordingObserver:
-    """Keeps every event it hears, oldest first, in `events`.
-
-    A limiter calls it in the thread where an event happens, so it has heard an event as soon as the call returns.
+class RecordingObserver(Observer):
+    """Keeps every event that it hears, oldest first, in `events`.
 
     Args:
-        without: Kinds of events that it does not keep, for example ``["refused", "near_limit"]``.
+        without: Kinds of events that it does not keep, for example ``["refused"]``.
     """
-
-    inline = True
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self.events: list[Event] = []
         self._without = frozenset(without)
 
-    def __call__(self, event: Event, /) -> None:
+    def event(self, event: Event, /) -> None:
+        """Keep an event."""
         if event.kind not in self._without:
             self.events.append(event)
+
+    def __call__(self, event: Event, /) -> None:
+        """Keep an event, for `Store.observe`, which takes a function."""
+        self.event(event)
 
     @property
     def kinds(self) -> list[str]:

@@ -173,7 +173,6 @@ class ShadowRules:
         limiter: The limiter that counts.
         calls: Calls the user's functions.
         hit: Puts one question to the limiter.
-        stats: Whether the refusals of shadows are counted in the stats of their rules.
     """
 
     def __init__(
@@ -181,14 +180,11 @@ class ShadowRules:
         limiter: Limiter,
         calls: UserCallbacks,
         hit: Callable[[Sequence[Check]], Awaitable[Decision]],
-        *,
-        stats: bool,
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
         self._calls = calls
         self._hit = hit
-        self._stats = stats
         self._exceeded: dict[tuple[str, str], int] = {}
 
     async def look(
@@ -207,8 +203,7 @@ class ShadowRules:
         if seen.allowed or seen.reason is Reason.BANNED:
             return
         await self.tell(bound, check[1], seen)
-        if self._stats:
-            self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
+        exchange.shadow_rules = (*exchange.shadow_rules, bound.bucket.label)
         message = f"rule {bound.rule.label!r} would have refused {check[1]}"
         self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 

@@ -39,6 +39,7 @@ CODES: Final = {
     "SG126": "nobody knows the routes that default_limits are for",
     "SG127": "a handler never sees the refusals of the middleware",
     "SG128": "an exempt endpoint counts only what reaches it",
+    "SG129": "several processes, each with metrics of its own",
 }
 """Every code, with its subject."""
 WATCHED: Final = 1_000
@@ -137,7 +138,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             "SG110",
             f"slidegate is switched off ({off}): every request passes; where that is not meant, take it out",
         )
-    where = _many_workers()
+    where = many_workers()
     if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
@@ -146,7 +147,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
         )
 
 
-def _many_workers() -> str:
+def many_workers() -> str:
     """Return the setting that starts several processes for the application; empty if there is none."""
     for variable in _VARIABLES:
         value = os.environ.get(variable, "")

@@ -345,8 +345,6 @@ class Configuration(_Table):
     """The header fields that tell clients their limits."""
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
-    statistics: bool = True
-    """Whether outcomes, statuses and times of requests are recorded."""
     enabled: bool = True
     """False lets everything pass."""
     ignore_checks: list[str] = []

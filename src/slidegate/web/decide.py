@@ -76,7 +76,6 @@ class Decider:
         files: The files that these follow.
         calls: Calls the user's functions.
         signals: Strikes, and names the keys whose bans refuse a request.
-        stats: Whether units and the refusals of shadows are counted in the stats of their rules.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Decider:
         files: Sequence[ListFiles],
         calls: UserCallbacks,
         signals: BanSignals,
-        stats: bool = True,
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
@@ -108,15 +106,7 @@ class Decider:
         self._signals = signals
         self._looks_at_peers = blocklist is not None or bool(signals.policies)
         self._names_peers = False
-        self._shadows = ShadowRules(limiter, calls, self._hit, stats=stats)
-        self._stats = stats
-        for bound in rules.bound():
-            self.register_cost(bound)
-
-    def register_cost(self, bound: BoundRule) -> None:
-        """Have the stats of a rule know what each of its requests costs."""
-        if bound.cost != 1:
-            self._engine.statistics.costs[bound.bucket.label] = bound.cost
+        self._shadows = ShadowRules(limiter, calls, self._hit)
 
     def decide(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision]:
         """Decide about a request.
@@ -227,7 +217,6 @@ class Decider:
             checks += self._uncharged(bound, asked, before) if before else asked
         if checks:
             decision = await self._hit(checks, subjects)
-            self.note_units(decision)
         else:
             answer = self._uncounted(matched, subjects)
             decision = answer if isinstance(answer, Decision) else await answer
@@ -267,14 +256,6 @@ class Decider:
             return answer if isinstance(answer, Decision) else await answer
         decision = await self._limiter.hit_all((), subjects)
         return BanRefusal(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
-
-    def note_units(self, decision: Decision) -> None:
-        """Count the units that functions have asked for, beyond those that each request of the rule costs."""
-        statistics = self._engine.statistics
-        for bucket, _, cost in decision.checks if decision.allowed and self._stats else ():
-            extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
-            if extra:
-                statistics.add(bucket.label, "extra_units", extra)
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
         """Strike for the signals of a request; return its refusal if that bans it.
@@ -332,7 +313,6 @@ class Decider:
         decision = await self._hit(checks, subjects)
         if bound.rule.wait_us and may_wait(decision):
             decision = await wait_at_endpoint(request, decision, self._limiter, subjects)
-        self.note_units(decision)
         if not decision.allowed:
             await self._shadows.tell_all((bound,), decision)
         return decision

@@ -282,9 +282,7 @@ class EndpointBuckets:
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
-        bound = BoundRule(rule, *buckets_of(rule, identity, names))
-        self.decider.register_cost(bound)
-        return bound
+        return BoundRule(rule, *buckets_of(rule, identity, names))
 
     def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""

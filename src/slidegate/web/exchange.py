@@ -18,11 +18,10 @@ from starlette.websockets import WebSocketDisconnect
 from ..core.bans.ban import Ban, BanSubject
 from ..core.decision import Check, Decision, Reason, StruckRefusal, tightest_first
 from ..core.errors import ConfigurationError
-from ..core.statistics.series import Series
 from ..limiter import Limiter
 from ..limiter.aio import in_background
-from ..limiter.stats import UNROUTED
 from .headers import HeaderWriter, add_several, completed
+from .routes import UNROUTED
 from .waiting import ReadAhead, refund, until_disconnect
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from .callbacks import UserCallbacks
     from .endpoint_refusals import EndpointRefusal
     from .endpoints import EndpointBuckets
+    from .outcomes import Outcomes
     from .responses import Answer, Refusals
     from .rules import Rule
-    from .stats import RequestStats
 
 SCOPE_KEY: Final = "slidegate"
 """The key of a request's `Exchange` in its ASGI scope."""
@@ -72,10 +71,10 @@ class Parts:
         endpoints: The buckets of the limits at endpoints below it.
         refusals: Answers the requests that it, or one of those limits, refuses, and tells of them.
         headers: Writes its header fields.
-        stats: Counts its requests; None where nobody keeps stats.
+        outcomes: Tells the observers what became of its requests.
     """
 
-    __slots__ = ("endpoints", "headers", "limiter", "names", "refusals", "signals", "stats")
+    __slots__ = ("endpoints", "headers", "limiter", "names", "outcomes", "refusals", "signals")
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Parts:
         endpoints: EndpointBuckets,
         refusals: Refusals,
         headers: HeaderWriter,
-        stats: RequestStats | None,
+        outcomes: Outcomes,
     ) -> None:
         self.limiter = limiter
         self.names = names
@@ -93,7 +92,7 @@ class Parts:
         self.endpoints = endpoints
         self.refusals = refusals
         self.headers = headers
-        self.stats = stats
+        self.outcomes = outcomes
 
 
 Entry: TypeAlias = tuple[Parts, Decision]
@@ -150,8 +149,8 @@ class Exchange(Decided):
 
     Attributes:
         scope: The same.
-        stats: Counts the request; None once it is counted, or where nobody keeps stats.
-        began: When the request came, in ticks of the stats.
+        outcomes: Tells observers what became of the request; None once they know, or where nobody asks.
+        began_us: When the request came, where somebody asks.
         status: The status of the answer, from its first message on; before it 0.
         refusal: The decision that refuses the request, if one does.
         raised: The refusal that a limit at an endpoint has raised.
@@ -160,15 +159,15 @@ class Exchange(Decided):
     """
 
     route = UNROUTED
-    """The route of a request that is refused, as stats and events name it."""
+    """The route of a request that is refused, as outcomes and events name it."""
     waiting: Decision | None = None
     """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
-    waited = False
-    """Whether the request waited before it was let in."""
+    waited_us: int | None = None
+    """How long the request has waited for room; None where it has not."""
+    shadow_rules: tuple[str, ...] = ()
+    """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
     """The checks of shadow rules, each with the limiter that was asked."""
-    series: Series | None = None
-    """The series that has counted the request before its end, of a long answer for example."""
     _told = False
     _trailers = False
     _channels: Sequence[ReadAhead] = ()
@@ -181,8 +180,8 @@ class Exchange(Decided):
         self.scope = scope
         self._send = send
         self._headers = parts.headers
-        self.stats = stats = parts.stats
-        self.began = 0 if stats is None else stats.now()
+        self.outcomes = outcomes = parts.outcomes if parts.outcomes.wanted else None
+        self.began_us = 0 if outcomes is None else outcomes.now_us()
         self.status = 0
         self.refusal: Decision | None = None
         self.raised: EndpointRefusal | None = None
@@ -218,11 +217,24 @@ class Exchange(Decided):
         """
         channel = self.read_ahead(receive)
         self.waiting = refusal
-        queues = limiter.engine.queues
-        decision = await until_disconnect(channel, limiter, lambda: queues.wait(refusal, subjects))
+        decision = await until_disconnect(channel, limiter, lambda: self.queue(refusal, limiter, subjects))
         if decision is not None:
-            self.waiting, self.waited = None, decision.allowed
+            self.waiting = None
         return decision
+
+    async def queue(self, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]) -> Decision:
+        """Wait in the queues of a limiter, and note how long; return the last decision."""
+        engine, began_us = limiter.engine, None
+
+        def begins() -> None:
+            nonlocal began_us
+            began_us = engine.now_us()
+
+        try:
+            return await engine.queues.wait(refusal, subjects, begins)
+        finally:
+            if began_us is not None:
+                self.waited_us = (self.waited_us or 0) + max(engine.now_us() - began_us, 0)
 
     async def strike(self, scope: Scope, refusal: Decision) -> Decision:
         """Strike for a refusal, if it is the first of the request and by a limit.
@@ -276,17 +288,11 @@ class Exchange(Decided):
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the answer. It is no coroutine function: most messages have nothing to wait for."""
         kind = message["type"]
-        if not self.status:
-            if kind in STATUS:
-                if self.on_start:
-                    return self._send_start(message)
-                message = self._started(message, kind)
-        elif self.stats is not None and kind in _BODIES:
-            if message.get("more_body", False):
-                self.stats.begin(self)
-            else:
-                self.stats.end(self, "success")
-        return self._send_and_release(message) if self.holds else self._send(message)
+        if not self.status and kind in STATUS:
+            if self.on_start:
+                return self._send_start(message)
+            message = self._started(message, kind)
+        return self._send_and_end(message) if self.holds or self.outcomes is not None else self._send(message)
 
     async def _send_start(self, message: Message) -> None:
         """Send the start of an answer whose status somebody waits for."""
@@ -297,11 +303,6 @@ class Exchange(Decided):
     def _started(self, message: Message, kind: str) -> Message:
         """Return the first message of the answer with the header fields."""
         self.status = message.get("status") or STATUS[kind]
-        if self.stats is not None:
-            if self.refusal is not None:
-                self.stats.refuse(self, self.refusal)
-            elif kind != "http.response.start":
-                self.stats.begin(self)
         if kind == "websocket.close":
             return message
         fields, entries = message.get("headers", ()), self.entries
@@ -317,15 +318,19 @@ class Exchange(Decided):
         for hook in hooks:
             await hook(scope, status, fields)
 
-    async def _send_and_release(self, message: Message) -> None:
-        """Send a message, and give back the permits of the request behind the last one.
+    async def _send_and_end(self, message: Message) -> None:
+        """Send a message; behind the last one give back the permits of the request, and tell what became of it.
 
         Whatever an application does afterwards, such as background tasks, holds no permit.
         """
         self._trailers = self._trailers or bool(message.get("trailers"))
         await self._send(message)
         if is_last(message, self._trailers):
-            await self.release()
+            if self.holds:
+                await self.release()
+            outcomes, self.outcomes = self.outcomes, None
+            if outcomes is not None:
+                outcomes.answered(self)
 
     # -- what it holds -------------------------------------------------------------------------------------------------
 
@@ -349,7 +354,7 @@ class Exchange(Decided):
             await refund(parts.limiter, decision.take_back(held=True))
 
     async def end(self, error: BaseException | None = None) -> None:
-        """Give back all that the request holds, and count it: the application is done.
+        """Give back all that the request holds, and tell what became of it: the application is done.
 
         Args:
             error: The exception by which it ended.
@@ -363,8 +368,9 @@ class Exchange(Decided):
             elif self.holds:
                 await self.release()
         finally:
-            if self.stats is not None:
-                self.stats.leave(self, error)
+            outcomes, self.outcomes = self.outcomes, None
+            if outcomes is not None:
+                outcomes.left(self, error)
 
 
 def hand_back_uncounted(

@@ -24,7 +24,7 @@ from ..core.addresses import parse_address, parse_network
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.store import Event, Observer, Observers
+from ..core.store import Event, EventListener, Observers
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
 
 MAX_BYTES: Final = 32 << 20
@@ -187,7 +187,7 @@ class ListFiles(FileWatcher):
                 return listed.file.name
         return None
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: EventListener) -> None:
         """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
         if observer not in self._observers:
             self._observers.add(observer)
@@ -265,7 +265,7 @@ def files_of(networks: core.Networks | None) -> ListFiles | None:
     return networks.files if isinstance(networks, Networks) else None
 
 
-def followed(observer: Observer, **lists: core.Networks | None) -> tuple[ListFiles, ...]:
+def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[ListFiles, ...]:
     """Check the lists of a middleware, and return the files that they follow; their events go to `observer`.
 
     Raises:

@@ -3,7 +3,8 @@
 It reads the options, makes its parts, and holds nothing about a request. `__call__` asks `decide.py`, enters the
 decision into the `Exchange` of the request (`exchange.py`), and passes the request on, or refuses it: it waits if it
 may, the policies strike, the observers are told, and `responses.py` answers. Every message of an answer leaves by the
-`send` of the exchange, which adds the header fields (`headers.py`) and counts the request (`stats.py`).
+`send` of the exchange, which adds the header fields (`headers.py`) and tells observers, if there are any, what became
+of the request (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import check_flag, expect, names_checked
+from ..core.arguments import expect, names_checked
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
-from ..core.store import Observer
 from ..limiter import Limiter
+from ..limiter.observers import AnyObserver
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
@@ -47,11 +48,11 @@ from .exchange import (
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction
 from .lists import followed
+from .outcomes import Outcomes
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
 from .rule_set import BoundRule, RuleSet, all_rules, check_names
 from .rules import Exceeded, Limits, LimitsFunction, Rule
-from .stats import RequestStats
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ class RateLimitMiddleware(FailsAtStartup):
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
             None.
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
-        statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
         ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
@@ -127,7 +127,6 @@ class RateLimitMiddleware(FailsAtStartup):
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
         messages: MessageLimits | None = None,
-        statistics: bool = True,
         enabled: bool = True,
         ignore_checks: Iterable[str] = (),
     ) -> None:
@@ -149,7 +148,6 @@ class RateLimitMiddleware(FailsAtStartup):
         self._rules = RuleSet(self.rules, self._unique_id, app, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_permits()
-        self._counts = check_flag("statistics", statistics)
         self._decider = self._made_decider()
         self._messages = self._made_counter(messages)
         self._parts = self._made_parts()
@@ -161,9 +159,14 @@ class RateLimitMiddleware(FailsAtStartup):
         self._enlist()
 
     def _made_decider(self) -> Decider:
-        limiter, client, rules, calls, signals = self.limiter, self._client, self._rules, self._calls, self._signals
         return Decider(
-            limiter, client, rules, **self.lists, files=self._files, calls=calls, signals=signals, stats=self._counts
+            self.limiter,
+            self._client,
+            self._rules,
+            **self.lists,
+            files=self._files,
+            calls=self._calls,
+            signals=self._signals,
         )
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
@@ -183,7 +186,7 @@ class RateLimitMiddleware(FailsAtStartup):
             EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls),
             Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
-            RequestStats(self.limiter, routes) if self._counts else None,
+            Outcomes(self.limiter.engine, routes),
         )
 
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
@@ -200,7 +203,7 @@ class RateLimitMiddleware(FailsAtStartup):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        observers: Iterable[Observer] = (),
+        observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
         **options: Any,
     ) -> ReloadingMiddleware:
@@ -238,6 +241,11 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return those of them that stand for the limits that a function returns for each request."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
+    @property
+    def client(self) -> ClientAddress:
+        """What finds the client's address."""
+        return self._client
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide about one request, and pass it on or answer it."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
@@ -259,7 +267,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 if self._hooked or scope["type"] == "websocket":
                     receive, send = self._prepare(exchange, scope, receive, send)
                 await self.app(scope, receive, send)
-            if outer is None and (exchange.holds or exchange.raised is not None or exchange.stats is not None):
+            if outer is None and (exchange.holds or exchange.raised is not None or exchange.outcomes is not None):
                 await answer_unanswered(None, exchange, scope, receive, send)
                 await exchange.end()
         except BaseException as error:
@@ -282,7 +290,6 @@ class RateLimitMiddleware(FailsAtStartup):
             last = await exchange.wait(receive, decision, self.limiter, self._subjects(scope))
             if last is None:
                 return False
-            self._decider.note_units(last)
             if last.allowed:
                 exchange.entries.append((self._parts, last))
                 return True
@@ -379,7 +386,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] in _GUARDED:
             scope[DISABLED_KEY] = True
         elif scope["type"] == "lifespan":
-            send = _with_last_stats(self.limiter, send)
+            send = _ending(self.limiter, send)
         await self.app(scope, receive, send)
         return False
 
@@ -435,17 +442,15 @@ class _Read(RateLimitMiddleware):
         """Do nothing: the `ReloadingMiddleware` enlists those that it puts to work."""
 
 
-def _with_last_stats(limiter: Limiter, send: Send) -> Send:
-    """Return the `send` of a lifespan, made to publish the last stats of the limiter before the server ends.
+def _ending(limiter: Limiter, send: Send) -> Send:
+    """Return the `send` of a lifespan, made to end what stands on the limiter before the server ends.
 
-    Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
+    Many applications never close their limiter. Where nothing stands on it `send` stays as it is.
     """
-    if not limiter.engine.publisher.publishes:
-        return send
 
-    async def send_last(message: Message) -> None:
+    async def end_first(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.engine.publisher.publish_last()
+            await limiter.engine.end()
         await send(message)
 
-    return send_last
+    return end_first if limiter.engine.ending else send

@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.store import Event, Observer
+from ..core.store import Event
 from ..limiter import FailurePolicy, Limiter
-from ..limiter.events import listed_observers
+from ..limiter.observers import AnyObserver, listed_observers
 from .broken import FailsAtStartup, end_start, whole
 from .checks import Finding
 from .config import ConfigLoader
@@ -46,7 +46,7 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 class FileState:
     """What all middlewares made of one file share: its path, the limiter, and its identities."""
 
-    def __init__(self, file: Path, observers: Sequence[Observer]) -> None:
+    def __init__(self, file: Path, observers: Sequence[AnyObserver]) -> None:
         self.file = file
         self._observers = observers
         self._store: tuple[str, FailurePolicy] | None = None
@@ -97,7 +97,7 @@ class ReloadingMiddleware(FailsAtStartup):
         path: str | PathLike[str],
         *,
         make: Callable[[ASGIApp, FileState, Mapping[str, Any]], RateLimitMiddleware],
-        observers: Iterable[Observer] = (),
+        observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         store: str = "",

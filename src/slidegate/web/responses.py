@@ -91,7 +91,7 @@ class Refusals:
                     f"on_refused: expected a function of request and decision, not {quoted(on_refused)}"
                 )
             check_takes("on_refused", on_refused, "request", "decision")
-        self._events = limiter.engine.events
+        self._observers = limiter.engine.observers
         self._client = client
         self._on_refused = on_refused
         self._calls = calls
@@ -158,7 +158,7 @@ class Refusals:
             route: The route that it would have gone to.
             status: The status of its answer, but for what a function of the user's makes of that.
         """
-        if not self._events.refused:
+        if not self._observers.wants_refusals():
             return
         client, _ = self._client.locate(scope)
         state, ban = refusal.binding, refusal.ban
@@ -183,7 +183,7 @@ class Refusals:
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
             "status": status if _takes_answer(scope) else _CLOSED,
         }
-        self._events.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
+        self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
 
     def _to_banned(self, ban: Ban, now_us: int) -> Answer:
         """Return the answer to a banned client, which says no more than that and until when."""

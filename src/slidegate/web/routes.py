@@ -14,8 +14,9 @@ from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
 
 from ..core.memo import remember
-from ..limiter.stats import UNROUTED
 
+UNROUTED: Final = "(no route)"
+"""The route of requests that match no route."""
 DEPTH: Final = 64
 """How far down applications in applications are followed; one may be mounted in itself."""
 _MAX_ROUTERS: Final = 64
@@ -294,6 +295,7 @@ class RouteIndex:
     def __init__(self) -> None:
         self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
+        self._labels: dict[int, tuple[object, object, int, str]] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
@@ -321,8 +323,18 @@ class RouteIndex:
 
     def label(self, scope: Scope) -> str:
         """Return a name for people of the route by which a request came, if a router tells it."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        routes = look(router, "routes")
+        count = len(routes) if isinstance(routes, Sequence) else 0
+        known = self._labels.get(id(endpoint))
+        if known is not None and known[0] is endpoint and known[1] is router and known[2] == count:
+            return known[3]
         place = self.find(scope)
-        return UNROUTED if place is None else place.label
+        label = UNROUTED if place is None else place.label
+        if endpoint is not None and len(self.candidates(scope)) <= 1:  # else the path decides
+            # The endpoint is kept alive, or its id could be that of another object later.
+            remember(self._labels, id(endpoint), (endpoint, router, count, label))
+        return label
 
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
         """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""

@@ -122,7 +122,7 @@ class MessageCounter:
             # These windows live as long as the connection does, so they need no store that others share.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
             places: list[WindowRef] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
-            return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.statistics.now_us)
+            return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.now_us)
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
             key = self._key.find(scope, self.shared, key)

@@ -29,31 +29,19 @@ def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
 BAN, STRIKES = 1, 3
 SPOILED = [
     (0, "slidegate", "windows", "not an export of bans of version 3"),
-    (0, "version", 2, "not an export of bans of version 3"),
     (0, "written_us", "now", "expected a whole number"),
-    (BAN, "ban", "", "expected an address"),
     (BAN, "ban", "010.0.0.1", "is no address"),
     (BAN, "reason", 5, "expected text"),
-    (BAN, "by", None, "expected text"),
     (BAN, "level", -1, "expected a whole number"),
-    (BAN, "level", True, "expected a whole number"),
     (BAN, "made_us", 1.5, "expected a whole number"),
     (BAN, "ends_us", 2**53 + 1, "expected a whole number"),
-    (BAN, "since_us", -(2**53) - 1, "expected a whole number"),
-    (STRIKES, "struck", "::/0", "is every address there is"),
     (STRIKES, "policy", "a:b", "policy"),
-    (STRIKES, "level", -1, "expected a whole number"),
     (STRIKES, "last_us", None, "expected a whole number"),
-    (STRIKES, "until_us", "x", "expected a whole number"),
     (STRIKES, "strikes", 5, "not iterable"),
-    (STRIKES, "strikes", [[1]], "not enough values"),
-    (STRIKES, "over_us", None, "expected a whole number"),
     (STRIKES, "strikes", [[1, 0]], "expected a whole number"),
     (STRIKES, "strikes", [[1, 1]] * 66, "expected at most 65 strikes, not 66"),
     (STRIKES, "struck", "user:" + "x" * 60, "expected a key of at most 64 bytes"),
-    (STRIKES, "policy", "x" * 100_000, "policy: expected 1 to 64 characters"),
     (BAN, "ban", "user:" + "\u00e9" * 30, "expected a key of at most 64 bytes"),
-    (BAN, "ban", "user:" + "x" * 100_000, "expected a key of at most 64 bytes"),
     (BAN, "level", "x" * 100_000, "expected a whole number"),
 ]
 
@@ -86,12 +74,6 @@ def test_strikes_of_the_future_are_strikes_of_now() -> None:
     assert [at_us for at_us, _ in record.strikes] == [7, 7]
     assert record.last_us == 7
     assert record.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
-
-
-def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_level_is_clean() -> None:
-    ahead = rows()
-    ahead[STRIKES]["until_us"] = WALL_US + HOUR_US
-    assert from_rows(ahead, 7, WALL_US).strike_records[0][2].until_us == 7 + HOUR_US
 
 
 @pytest.mark.parametrize("place", [0, BAN, STRIKES])

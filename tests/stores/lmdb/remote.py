@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -42,19 +42,57 @@ class Remote:
         self._process.wait(timeout=10)
 
 
+def decides(name: str) -> Callable[..., Any]:
+    """Return a method that asks whose turn it is for a decision."""
+
+    def method(self: TwoProcesses, checks: Any, *more: Any) -> Any:
+        answer = self.turn("store", name, checks, *more)
+        if isinstance(answer, tuple):  # from over there, where the buckets are others
+            answer, reservations = answer
+            for reservation in reservations:
+                reservation.check = checks[reservation.index]
+            answer.checks, answer.reservations = checks, reservations
+        return answer
+
+    return method
+
+
+def turns(place: str, name: str) -> Callable[..., Any]:
+    """Return a method that asks whose turn it is."""
+    return lambda self, *given: self.both.turn(place, name, *given)
+
+
+def stays(name: str) -> Callable[..., Any]:
+    """Return a method that is done here: it emits an event, or takes what cannot be sent."""
+    return lambda self, *given: getattr(self.both.store.bans, name)(*given)
+
+
+class _Bans(BanStore):
+    """The bans of both."""
+
+    def __init__(self, both: TwoProcesses) -> None:
+        self.both = both
+
+    strike, ban, unban, load = map(stays, ("strike", "ban", "unban", "load"))  # type: ignore[assignment]
+    find, active, dump = (turns("bans", name) for name in ("find", "active", "dump"))  # type: ignore[assignment]
+
+
 class TwoProcesses(Store):
     """A store here and one over there, which take turns."""
 
     def __init__(self, path: str, remote: Remote, clock: FakeClock) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.both = path, self
         self.store = LmdbStore(path, clock=clock, **SMALL)
-        self._remote = remote
-        self._clock = clock
-        self._calls = 0
+        self._remote, self._clock, self._calls = remote, clock, 0
         self.bans = _Bans(self)
         self.observers = self.store.observers
         remote.call("open", path)
+
+    hit, peek, charge = map(decides, ("hit", "peek", "charge"))  # type: ignore[assignment]
+    refund, reset, reset_all, inspect = (  # type: ignore[assignment]
+        turns("store", name) for name in ("refund", "reset", "reset_all", "inspect")
+    )
 
     def turn(self, place: str, name: str, *given: Any) -> Any:
         self._calls += 1
@@ -63,67 +101,9 @@ class TwoProcesses(Store):
             return getattr(target, name)(*given)
         return self._remote.call(place, self.path, self._clock.now_us, name, *given)
 
-    def hit(self, checks: Any, subjects: Any = ()) -> Any:
-        return self._restored(self.turn("store", "hit", checks, subjects), checks)
-
-    def peek(self, checks: Any, subjects: Any = ()) -> Any:
-        return self._restored(self.turn("store", "peek", checks, subjects), checks)
-
-    def charge(self, checks: Any) -> Any:
-        return self._restored(self.turn("store", "charge", checks), checks)
-
-    def refund(self, reservations: Sequence[Reservation]) -> Any:
-        return self.turn("store", "refund", reservations)
-
-    def reset(self, key: str) -> Any:
-        return self.turn("store", "reset", key)
-
-    def reset_all(self) -> Any:
-        return self.turn("store", "reset_all")
-
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Any:
-        return self.turn("store", "inspect", key, buckets)
-
     def close(self) -> None:
         self.store.close()
         self._remote.call("close", self.path)
-
-    def _restored(self, answer: Any, checks: Any) -> Any:
-        if isinstance(answer, tuple):  # from over there, where the buckets are others
-            answer, reservations = answer
-            for reservation in reservations:
-                reservation.check = checks[reservation.index]
-            answer.checks, answer.reservations = checks, reservations
-        return answer
-
-
-class _Bans(BanStore):
-    """Bans: whatever tells of an event, or cannot be sent, is done here."""
-
-    def __init__(self, both: TwoProcesses) -> None:
-        self._both = both
-        self._here = both.store.bans
-
-    def strike(self, *given: Any) -> Any:
-        return self._here.strike(*given)
-
-    def ban(self, *given: Any) -> Any:
-        return self._here.ban(*given)
-
-    def unban(self, *given: Any) -> Any:
-        return self._here.unban(*given)
-
-    def load(self, rows: Any) -> Any:
-        return self._here.load(rows)
-
-    def find(self, subjects: Any) -> Any:
-        return self._both.turn("bans", "find", subjects)
-
-    def active(self) -> Any:
-        return self._both.turn("bans", "active")
-
-    def dump(self) -> Any:
-        return self._both.turn("bans", "dump")
 
 
 def serve(address: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter
+from slidegate import Limiter
 from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
 from slidegate.core.bans.ban import OWN_PREFIX, BanSubject
-from slidegate.core.errors import StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-from ...virtual_time import VirtualTime
 from .test_store import gate_held
 
 SECOND_US = 1_000_000
@@ -59,22 +55,6 @@ def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: LmdbStor
     assert [ban.key for ban in store.bans.active()] == ["user:ever"]
 
 
-def test_a_ban_that_was_made_again_lasts_as_long_as_the_last_one_says(store: LmdbStore, clock: FakeClock) -> None:
-    store.bans.ban("user:eve", SECOND_US, "why", "me")
-    store.bans.ban("user:bob", 5 * SECOND_US, "why", "me")
-    store.bans.ban("user:eve", 5 * SECOND_US, "why", "me")
-    store.bans.ban("user:bob", None, "why", "me")
-    for _ in range(3):
-        clock.advance("1s")
-        hit(store, "user:free")
-    assert hit(store, "user:eve").reason is Reason.BANNED
-    clock.advance("3s")
-    hit(store, "user:free")
-    assert hit(store, "user:eve").allowed
-    assert [ban.key for ban in store.bans.active()] == ["user:bob"]
-    assert store.bans.count() == 1
-
-
 @pytest.mark.parametrize("durability", ["fast", "safe"])
 async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_another_process_writes(
     tmp_path: Path, durability: Any
@@ -86,62 +66,6 @@ async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_anot
         assert (await Limiter(new, deadline=10).hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
     new.close()
     first.close()
-
-
-def test_without_an_event_loop_the_banned_wait_for_nobody_either(store: LmdbStore) -> None:
-    store.bans.ban("user:eve", None, "why", "me")
-    with gate_held(store):
-        assert hit(store, "user:eve").reason is Reason.BANNED
-
-
-def export(bans: int) -> list[str]:
-    """Return the lines of an export of so many bans and as many strikes."""
-    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": 10**15}]
-    for number in range(bans):
-        key, times = f"user:{number}", {"last_us": 10**15, "until_us": None, "over_us": 2**52}
-        policy: dict[str, object] = {"policy": "abuse", "level": 1} | times
-        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None}
-        rows += [{"ban": key, "reason": "", "by": "ann", "level": 0} | made, {"struck": key, "strikes": []} | policy]
-    return [json.dumps(row) for row in rows]
-
-
-async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
-    limiter = Limiter(store, on_error="deny")
-    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
-    answers = []
-    while not importing.done():
-        answers.append(await limiter.hit("user:399", "1000000/hour"))
-        await asyncio.sleep(0)
-    assert await importing == 400
-    assert [answer.allowed for answer in answers].count(True) > 10
-    assert not await limiter.hit("user:399", "1000000/hour")
-
-
-async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_when_it_is_repeated(
-    store: LmdbStore,
-) -> None:
-    VirtualTime()  # in which half a minute is nothing
-    limiter = Limiter(store, deadline="50ms", on_error="deny")
-    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    with gate_held(store), pytest.raises(StoreTimeout) as caught:
-        await importing
-    written = store.bans.count()
-    assert 0 < written < 400
-    assert caught.value.__notes__ == [f"{written} of 400 bans were taken over"]
-    assert await limiter.import_bans(export(400)) == store.bans.count() == 400
-
-
-def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, clock: FakeClock) -> None:
-    for number in range(300):
-        store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
-    clock.advance("2s")
-    rows = [json.loads(line) for line in export(400)]
-    assert store.bans.load(rows) == store.bans.count() == 400
-    rows += [{**row, "struck": f"other:{number}"} for number, row in enumerate(rows[2::2])]
-    with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
-        store.bans.load(rows)
 
 
 def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(

@@ -21,25 +21,10 @@ FIRST, SECOND = bytes(15) + b"\1", bytes(15) + b"\2"
 HOUR_US = 3_600_000_000
 
 
-def test_a_new_environment_starts_at_unix_time() -> None:
-    assert offset_us(None, FIRST, 100, 5_000) + 100 == 5_000
-
-
 def test_a_step_of_the_system_clock_changes_nothing_while_the_machine_runs() -> None:
     record = written(None, FIRST, 4_900, 100, 5_000)
     for unix_us in (0, 10**15):
         assert offset_us(record, FIRST, 200, unix_us) == 4_900
-
-
-def test_after_a_reboot_time_goes_on_by_what_has_passed() -> None:
-    record = written(None, FIRST, 4_900, 100, 5_000)
-    assert offset_us(record, SECOND, 7, 6_500) + 7 == 6_500
-    assert offset_us(record, SECOND, 7, 3) + 7 == 5_000  # the system clock was set back meanwhile
-
-
-def test_without_a_boot_id_a_boot_clock_that_went_back_is_a_reboot() -> None:
-    record = written(None, bytes(16), 4_900, 100, 5_000)
-    assert offset_us(record, bytes(16), 7, 6_500) + 7 == 6_500
 
 
 @given(

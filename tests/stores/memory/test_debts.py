@@ -83,11 +83,3 @@ def test_huge_debts_and_endless_hammering_need_no_memory(limits: str) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 10_000
-
-
-def test_a_debt_in_a_full_store_is_told_like_any_other_hit() -> None:
-    store, asked = MemoryStore(max_keys=1, clock=FakeClock()), bucket("5/minute")
-    events: list[str] = []
-    store.observe(lambda event: events.append(event.kind))
-    store.charge(((asked, "ann", 1), (asked, "bob", 1)))
-    assert events == ["keys_shared"]

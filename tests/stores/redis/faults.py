@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -29,57 +29,55 @@ class Place:
 
 
 Fault: TypeAlias = Callable[[Place], AbstractAsyncContextManager[None]]
+Act: TypeAlias = Callable[[Place], object]
 
 
-@asynccontextmanager
-async def refused(place: Place) -> AsyncIterator[None]:
-    """Nobody listens."""
-    await place.proxy.refuse()
-    try:
-        yield
-    finally:
-        await place.proxy.accept()
+def between(begins: Act, ends: Act) -> Fault:
+    """Make a fault of what begins it and what puts it right."""
+
+    @asynccontextmanager
+    async def fault(place: Place) -> AsyncIterator[None]:
+        await begun(begins(place))
+        try:
+            yield
+        finally:
+            await begun(ends(place))
+
+    return fault
 
 
-@asynccontextmanager
-async def killed(place: Place) -> AsyncIterator[None]:
-    """The process is gone with SIGKILL; another comes, and has forgotten everything."""
-    place.server.kill()
-    try:
-        yield
-    finally:
-        place.server.start()
+async def begun(answer: object) -> None:
+    if isinstance(answer, Awaitable):
+        await answer
 
 
-@asynccontextmanager
-async def hanging(place: Place) -> AsyncIterator[None]:
-    """The process is stopped; the kernel takes bytes that are sent to it."""
-    place.server.pause()
-    try:
-        yield
-    finally:
-        place.server.resume()
+def late(place: Place, delay_s: float) -> None:
+    place.proxy.delay_s = delay_s
 
 
-@asynccontextmanager
-async def half_open(place: Place) -> AsyncIterator[None]:
-    """Connections look alive, and nothing comes back on them, then or later."""
-    place.proxy.freeze()
-    try:
-        yield
-    finally:
-        place.proxy.drop()
-        place.proxy.thaw()
+def drop_and_thaw(place: Place) -> None:
+    place.proxy.drop()
+    place.proxy.thaw()
 
 
-@asynccontextmanager
-async def slow(place: Place) -> AsyncIterator[None]:
-    """Every answer comes, far too late."""
-    place.proxy.delay_s = 30.0
-    try:
-        yield
-    finally:
-        place.proxy.delay_s = 0.0
+def take_memory(place: Place) -> None:
+    place.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    place.server.command("CONFIG", "SET", "maxmemory", 1)
+
+
+def replica_of(*master: object) -> Act:
+    return lambda place: place.server.command("REPLICAOF", *master)
+
+
+def rights(change: str) -> Act:
+    return lambda place: place.server.command("ACL", "SETUSER", "default", change)
+
+
+def take_password(place: Place, password: str | None) -> None:
+    place.server.command("CONFIG", "SET", "requirepass", password or "")
+    place.server.password = password
+    if password:
+        place.server.command("CLIENT", "KILL", "TYPE", "normal")
 
 
 @asynccontextmanager
@@ -102,27 +100,6 @@ async def busy(place: Place) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def out_of_memory(place: Place) -> AsyncIterator[None]:
-    """No room is left for anything written, and nothing may be evicted."""
-    place.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    place.server.command("CONFIG", "SET", "maxmemory", 1)
-    try:
-        yield
-    finally:
-        place.server.command("CONFIG", "SET", "maxmemory", 0)
-
-
-@asynccontextmanager
-async def read_only(place: Place) -> AsyncIterator[None]:
-    """The server has become a replica."""
-    place.server.command("REPLICAOF", "127.0.0.1", 1)
-    try:
-        yield
-    finally:
-        place.server.command("REPLICAOF", "NO", "ONE")
-
-
-@asynccontextmanager
 async def loading(place: Place) -> AsyncIterator[None]:
     """The server has just started, and reads what it saved."""
     place.server.command("CONFIG", "SET", "rdbcompression", "no")
@@ -141,29 +118,6 @@ async def loading(place: Place) -> AsyncIterator[None]:
         place.server.start()
 
 
-@asynccontextmanager
-async def without_password(place: Place) -> AsyncIterator[None]:
-    """The server asks for a password from now on, also on connections that are open."""
-    place.server.command("CONFIG", "SET", "requirepass", "hunter2")
-    place.server.password = "hunter2"
-    place.server.command("CLIENT", "KILL", "TYPE", "normal")
-    try:
-        yield
-    finally:
-        place.server.command("CONFIG", "SET", "requirepass", "")
-        place.server.password = None
-
-
-@asynccontextmanager
-async def without_permission(place: Place) -> AsyncIterator[None]:
-    """The user may not run scripts any more."""
-    place.server.command("ACL", "SETUSER", "default", "-@scripting")
-    try:
-        yield
-    finally:
-        place.server.command("ACL", "SETUSER", "default", "+@all")
-
-
 def _error_of(place: Place, *words: str) -> str:
     """Return what the server says instead of an answer."""
     try:
@@ -176,16 +130,25 @@ def _error_of(place: Place, *words: str) -> str:
 
 
 FAULTS: Final[dict[str, tuple[Fault, type[StoreError] | tuple[type[StoreError], ...]]]] = {
-    "refused connection": (refused, StoreUnavailable),
-    "killed": (killed, StoreUnavailable),
-    "hang": (hanging, StoreTimeout),
-    "half-open sockets": (half_open, StoreTimeout),
-    "slow": (slow, StoreTimeout),
+    # Nobody listens.
+    "refused connection": (between(lambda at: at.proxy.refuse(), lambda at: at.proxy.accept()), StoreUnavailable),
+    # The process is gone with SIGKILL; another comes, and has forgotten everything.
+    "killed": (between(lambda at: at.server.kill(), lambda at: at.server.start()), StoreUnavailable),
+    # The process is stopped; the kernel takes bytes that are sent to it.
+    "hang": (between(lambda at: at.server.pause(), lambda at: at.server.resume()), StoreTimeout),
+    # Connections seem to live, and nothing comes back on them, then or later.
+    "half-open sockets": (between(lambda at: at.proxy.freeze(), drop_and_thaw), StoreTimeout),
+    # Every answer comes, far too late.
+    "slow": (between(lambda at: late(at, 30.0), lambda at: late(at, 0.0)), StoreTimeout),
     "BUSY": (busy, StoreUnavailable),
-    "OOM": (out_of_memory, StoreUnavailable),
-    "READONLY": (read_only, StoreUnavailable),
+    # No room is left for anything written, and nothing may be evicted.
+    "OOM": (between(take_memory, lambda at: at.server.command("CONFIG", "SET", "maxmemory", 0)), StoreUnavailable),
+    # The server has become a replica.
+    "READONLY": (between(replica_of("127.0.0.1", 1), replica_of("NO", "ONE")), StoreUnavailable),
     "LOADING": (loading, (StoreUnavailable, StoreTimeout)),
-    "NOAUTH": (without_password, StoreUnavailable),
-    "NOPERM": (without_permission, StoreUnavailable),
+    # The server asks for a password from now on, also on connections that are open.
+    "NOAUTH": (between(lambda at: take_password(at, "hunter2"), lambda at: take_password(at, None)), StoreUnavailable),
+    # The user may not run scripts any more.
+    "NOPERM": (between(rights("-@scripting"), rights("+@all")), StoreUnavailable),
 }
 """By name: the fault, and what a store raises while it lasts."""

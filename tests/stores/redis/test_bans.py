@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Limiter
+from slidegate import BanPolicy
 from slidegate.core.addresses import BITS, Address, format_network, parse_address
 from slidegate.core.bans.ban import Ban, BanSubject, ban_key, longest
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans import CHUNK
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
-from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY_S, workers_at
+from .stores import workers_at
 
-BOUND_S = 20
 NOW_US = 1_900_000_000_000_000
 PLENTY = bucket("1000000/minute")
 PLAIN = bucket("5/hour")
@@ -106,31 +101,6 @@ def test_a_request_is_refused_by_the_ban_that_a_list_of_all_bans_finds(server: R
 
 
 @needs_redis
-async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
-    async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
-        proxy.delay_s = 0.003
-        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=PLENTY_S)
-        over = asyncio.Event()
-
-        async def change() -> None:
-            for number in itertools.count():
-                if over.is_set():
-                    return
-                await one.bans.ban(f"198.51.100.{number % 250}", 60_000_000, "", "ann")
-
-        changing = [asyncio.create_task(change()) for _ in range(4)]
-        try:
-            async with asyncio.timeout(BOUND_S):
-                for _ in range(100):
-                    answers = await asyncio.gather(*(hit(slow, f"user:{n}", address("192.0.2.7")) for n in range(5)))
-                    assert all(answer.reason is Reason.OK for answer in answers)
-        finally:
-            over.set()
-            await asyncio.gather(*changing)
-            await slow.close()
-
-
-@needs_redis
 @pytest.mark.parametrize("after", [3, 20])
 async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
     policy = BanPolicy(f"{after}/hour", "1h", name="p")
@@ -144,128 +114,6 @@ async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: 
             assert await one.bans.strike(policy, "user:eve", 1, "") is None
         assert await one.bans.strike(policy, "user:eve", 1, "")
         assert await one.bans.strike(policy, "user:bob", after - 1, ""), "strikes of others are not forgotten"
-
-
-@needs_redis
-async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(server: RedisServer) -> None:
-    counting = bucket("5/hour", count_denied=True)
-    async with workers_at(server, 1) as (one,):
-        both = ((counting, "user:eve", 1), (counting, "user:bob", 1))
-        for _ in range(6):
-            await settle(one.hit(both))
-        for _ in range(10):
-            assert not await settle(one.hit(both))
-        assert sum(known.given for known in one._shared.refusals.known.values()) > 0
-        await settle(one.reset("user:eve"))
-        assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
-        newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
-        async with asyncio.timeout(BOUND_S):
-            while newest_us == before:  # until the sum is charged to the other key
-                newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
-        assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
-
-
-@needs_redis
-async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked(server: RedisServer) -> None:
-    clock, heard = FakeClock(10**15), RecordingObserver(without=["banned"])
-    async with workers_at(server, 1, clock=clock) as (one,):
-        one.observe(heard)
-        for number in range(40):
-            await one.bans.ban(f"198.51.100.{number}", 1_000_000, "", "ann")
-            await one.bans.ban(f"198.51.{number}.0/24", 1_000_000, "", "ann")
-        assert one.bans.count() == 80
-        clock.advance("2s")
-        assert await one.bans.find((address("198.51.100.7"),)) is None
-        assert await one.bans.active() == []
-        assert one.bans.count() == 0
-        assert await hit(one, "user:ann", address("198.51.100.7"))
-        assert heard.kinds == [], "nothing was lost"
-
-
-async def turns_of(work: Awaitable[object]) -> int:
-    """Return how many turns an event loop takes while some work is done: in each of them others go on."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    try:
-        await work
-    finally:
-        counting.cancel()
-    return turns
-
-
-@needs_redis
-async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
-    many = 4_000
-    async with workers_at(server, 2) as (one, other):
-        for first in range(0, many, 500):
-            some = [f"2001:db8:{n:x}::/64" for n in range(first, first + 500)]
-            await asyncio.gather(*(one.bans.ban(key, 3_600_000_000, "", "ann") for key in some))
-        limiter = Limiter(other)
-
-        async def drain(found: AsyncIterator[object]) -> None:
-            assert len([each async for each in found]) >= many
-
-        assert await turns_of(other.bans.active()) >= many // CHUNK
-        for work in (limiter.export_bans(), limiter.bans()):
-            assert await turns_of(drain(work)) >= 2 * many // CHUNK
-        rows = await other.bans.dump()
-        assert await turns_of(one.bans.load(rows)) >= many // CHUNK
-
-
-@needs_redis
-async def test_an_import_of_more_networks_than_can_be_banned_changes_nothing(server: RedisServer) -> None:
-    async with workers_at(server, 1) as (one,), workers_at(server, 1) as (other,):
-        for number in range(3):
-            await one.bans.ban(f"192.0.{number}.0/24", None, "", "ann")
-        rows = await one.bans.dump()
-        some = [{**rows[1], "ban": f"10.{number // 256}.{number % 256}.0/24"} for number in range(998)]
-        assert await other.bans.load(rows) == 3
-        with pytest.raises(ConfigurationError, match="blocklist"):
-            await other.bans.load([*rows, *some])
-        assert other.bans.count() == 3
-        assert await other.bans.load([*rows, *some[1:]]) == 1_000
-        assert other.bans.count() == 1_000
-
-
-@needs_redis
-async def test_strikes_go_on_from_a_level_that_no_store_has_made(server: RedisServer) -> None:
-    clock = FakeClock(NOW_US)
-    async with workers_at(server, 1, clock=clock) as (store,):
-        await store.bans.strike(AT_ONCE, "user:eve", 1, "")
-        head, _, record = await store.bans.dump()
-        await store.bans.unban("user:eve", "ann")
-        await store.bans.load([head, {**record, "level": 2**53}])
-        clock.advance("2h")
-        made = await store.bans.strike(AT_ONCE, "user:eve", 1, "")
-        assert made is not None
-        assert made.ends_us == made.made_us + AT_ONCE.longest_us
-        clock.advance("400d")
-        (record,) = [row for row in await store.bans.dump() if "struck" in row]
-        assert await store.bans.load([head, record]) == 0
-
-
-@needs_redis
-@pytest.mark.parametrize("step_s", [-1, -3_600])
-async def test_a_ban_lasts_no_longer_where_the_clock_of_the_server_is_set_back(
-    step_s: int, server: RedisServer
-) -> None:
-    clock = FakeClock(NOW_US)
-    async with workers_at(server, 1, clock=clock) as (one,):
-        await one.bans.ban("user:eve", 6_000_000, "", "ann")
-        for _ in range(5):
-            clock.advance("1s")
-            assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
-        clock.advance(us=step_s * 1_000_000)
-        assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
-        clock.advance("1250ms")  # and a little: nobody has to note each microsecond
-        assert (await hit(one, "user:eve", "user:eve")).allowed
 
 
 @needs_redis
@@ -296,18 +144,3 @@ async def test_a_ban_lasts_its_time_wherever_the_clock_of_the_server_is_set(
             assert (await hit(stores[0], key, key)).allowed
             clock.advance(us=-3_600_000_000)
             assert [(await hit(store, key, key)).allowed for store in stores] == [True, True]
-
-
-@needs_redis
-async def test_a_ban_that_has_ended_refuses_nobody_again_where_the_clock_of_the_server_is_set_back(
-    server: RedisServer,
-) -> None:
-    clock = FakeClock(NOW_US)
-    async with workers_at(server, 2, clock=clock) as stores:
-        await stores[0].bans.ban("user:eve", 10_000_000, "", "ann")
-        clock.advance("14s")
-        for store in stores:
-            assert (await hit(store, "user:eve", "user:eve")).allowed
-        clock.advance(us=-8_000_000)
-        for store in stores:
-            assert (await hit(store, "user:eve", "user:eve")).allowed

@@ -81,7 +81,7 @@ class Limiters:
     """Limiters as workers have them, at work from the moment when they are made."""
 
     def __init__(self, url: str, count: int, keys: list[str], *, deadline: str = "50ms") -> None:
-        self.heard = [RecordingObserver(without=["refused", "near_limit"]) for _ in range(count)]
+        self.heard = [RecordingObserver(without=["refused"]) for _ in range(count)]
         self.all = [
             Limiter(
                 RedisStore(url, readable=True), secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard]
@@ -165,7 +165,7 @@ class Site:
     """A limiter that denies what the store does not decide, and one client on each node."""
 
     def __init__(self, scene: Scene, **options: Any) -> None:
-        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.heard = RecordingObserver(without=["refused"])
         self.store = RedisStore(scene.url, readable=True)
         self.limiter = Limiter(
             self.store, secret=b"s" * 32, on_error="deny", observers=[self.heard], **{"deadline": "200ms", **options}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
-from slidegate import BanPolicy, StoreError
+from slidegate import StoreError
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
@@ -15,12 +14,11 @@ from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisServer, needs_redis
-from .stores import struck, workers_at
+from .stores import workers_at
 
 pytestmark = [needs_redis, pytest.mark.all]
 BOUND_S = 20
 TEN = bucket("10/hour")
-POLICY = BanPolicy("3/hour", "1h", name="p")
 
 
 async def hit(store: RedisStore, key: str = "user:ann") -> Decision:
@@ -69,54 +67,6 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
             await new.bans.ban("user:eve", None, "", "ann")
             for store in workers:
                 assert (await hit(store, "user:eve")).reason is Reason.BANNED
-
-
-async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptied_meanwhile() -> None:
-    with RedisServer() as server:
-        async with workers_at(server, 1) as (worker,), workers_at(server, 1, read_only=True) as (stranger,):
-            prefix = worker._prefix
-            tool = RedisStore(server.url, prefix=prefix, timeout=BOUND_S, read_only=True)
-            assert await hit(worker)
-            assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
-            with pytest.raises(StoreError, match="nothing of slidegate"):
-                await settle(stranger.peek(((TEN, "user:ann", 1),)))
-            server.command("FLUSHALL")
-            async with asyncio.timeout(BOUND_S):
-                with suppress(StoreError):
-                    while True:
-                        await settle(tool.peek(((TEN, "user:ann", 1),)))
-            with pytest.raises(StoreError, match="nothing of slidegate"):
-                await settle(tool.peek(((TEN, "user:ann", 1),)))
-            assert server.command("DBSIZE") == 0
-            assert await hit(worker)
-            assert (await look(tool)).remaining == 8
-            await tool.close()
-
-
-async def look(tool: RedisStore) -> Decision:
-    """Look until the store answers."""
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                return await settle(tool.peek(((TEN, "user:ann", 1),)))
-            except StoreError:
-                await asyncio.sleep(0.01)
-
-
-async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisServer) -> None:
-    async with workers_at(server, 2) as (one, other):
-        for key, length_us in (("user:eve", None), ("user:dan", 3_600_000_000)):
-            await one.bans.ban(key, length_us, "", "ann")
-        await one.bans.strike(POLICY, "user:ann", 1, "")
-        server.command("DEL", f"{one._prefix}:7:{{bans}}:index")
-        for store in (one, other):
-            assert (await hit(store, "user:eve")).reason is Reason.BANNED
-            assert await banned(store) == []
-        await other.bans.ban("user:new", 3_600_000_000, "", "ann")
-        assert await banned(one) == ["user:new"]
-        assert await struck(one) == {"user:ann": 1}
-        assert await one.bans.unban("user:eve", "ann")
-        assert (await hit(one, "user:eve")).allowed
 
 
 async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:

@@ -7,7 +7,6 @@ of its second here, so that recovery does not take the tests' time.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import tracemalloc
 from collections import Counter
@@ -17,9 +16,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware
 from slidegate.core import Reason
 from slidegate.core.decision import Check, LimitSet
 from slidegate.core.errors import StoreError, StoreUnavailable
@@ -55,7 +53,7 @@ class Site:
     """A limiter on a store of its own, and the events that it told."""
 
     def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
-        self.heard, self.deadline_s = RecordingObserver(without=["refused", "near_limit"]), deadline_s
+        self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
         self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)
         self.limiter = Limiter(
             self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
@@ -124,42 +122,25 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
         assert not (policy == "local" and (await site.hit()).allowed)
 
 
-def chain_of(error: BaseException) -> list[BaseException]:
-    """Return an error with all its causes and contexts, each once; fail where one leads back to itself."""
-    chain: list[BaseException] = []
-
-    def walk(one: BaseException, above: tuple[BaseException, ...]) -> None:
-        assert not any(one is other for other in above), f"{one!r} is behind itself"
-        if not any(one is other for other in chain):
-            chain.append(one)
-        for behind in (one.__cause__, one.__context__):
-            if behind is not None:
-                walk(behind, (*above, one))
-
-    walk(error, ())
-    return chain
-
-
-@pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "READONLY", "NOAUTH", "NOPERM"])
+@pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "NOPERM"])
 async def test_the_causes_of_an_error_come_to_an_end(name: str, place: Place) -> None:
-    raised = list[BaseException]()
-    for early in (True, False):
-        store = RedisStore(place.url, prefix=fresh_prefix(), timeout=DEADLINE_S)
-        if early:
-            await store.hit([(BUCKET, "key", 1)])
-        policy, bans, stats = BanPolicy("1/hour", "1h"), store.bans, store.shared_stats
-        async with FAULTS[name][0](place):
-            for _ in range(2):
-                asked = [store.hit([(BUCKET, "key", 1)]), store.hit([(BUCKET, "other", 1)]), store.reset("key")]
-                asked += [store.peek([(BUCKET, "key", 1)]), store.inspect("key", [BUCKET]), store.reset_all()]
-                asked += [bans.strike(policy, "key", 1, ""), bans.ban("key", None, "", ""), bans.find(("key",))]
-                asked += [bans.unban("key", ""), bans.active(), bans.dump(), stats.time()]
-                raised += filter(None, await asyncio.gather(*map(error_of, asked)))
-        await store.close()
-        raised.append(await error_of(asyncio.ensure_future(bans.active())) or AssertionError("it is closed"))
-    assert len(raised) > 20
+    store, raised = RedisStore(place.url, prefix=fresh_prefix(), timeout=DEADLINE_S), list[BaseException]()
+    await store.hit([(BUCKET, "key", 1)])
+    async with FAULTS[name][0](place):
+        for _ in range(2):
+            asked = [store.hit([(BUCKET, "key", 1)]), store.reset("key"), store.reset_all(), store.shared_stats.time()]
+            asked += [store.bans.find(("key",)), store.bans.active(), store.bans.ban("key", None, "", "")]
+            raised += filter(None, await asyncio.gather(*map(error_of, asked)))
+    await store.close()
+    raised.append(await error_of(asyncio.ensure_future(store.bans.active())) or AssertionError("it is closed"))
+    assert len(raised) > 5
     for error in raised:
-        assert isinstance(chain_of(error)[0], StoreError)
+        assert isinstance(error, StoreError)
+        waiting, above = [(error, 0)], 0
+        while waiting:
+            behind, above = waiting.pop()
+            assert above < 20, f"{error!r} is behind itself"
+            waiting += [(one, above + 1) for one in (behind.__cause__, behind.__context__) if one is not None]
 
 
 async def error_of(answer: Any) -> BaseException | None:
@@ -186,7 +167,7 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
 
 async def test_the_password_is_in_no_message_event_or_log_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     password = "s3cret"
-    heard = RecordingObserver(without=["refused", "near_limit"])
+    heard = RecordingObserver(without=["refused"])
     url = place.url.replace("//", f"//user:{password}@")
     async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE_S) as limiter:
         await limiter.hit("key", LIMIT)
@@ -218,44 +199,6 @@ async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
         site.limiter = limiter
         await site.recovered()
     assert place.proxy.accepted == 1
-
-
-async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place: Place) -> None:
-    """The garbage collector is off: whether a request is under way is not for it to say."""
-    begun, ended, statuses = asyncio.Event(), asyncio.Event(), list[int]()
-
-    async def work(scope: Scope, receive: Receive, send: Send) -> None:
-        begun.set()
-        await ended.wait()
-        await hello(scope, receive, send)
-
-    def middleware(limiter: Limiter) -> RateLimitMiddleware:
-        return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
-
-    troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
-        for url in (place.url, place.server.url)
-    )
-    here, elsewhere = middleware(troubled), middleware(well)
-    gc.disable()
-    try:
-        async with troubled, well:
-            under_way = asyncio.ensure_future(call(here))
-            await begun.wait()
-            assert (await call(elsewhere)).status == 429
-            await place.proxy.refuse()
-            await asyncio.sleep(0.5)  # a renewal fails
-            for _ in range(failover.FAILURES_TO_OPEN):
-                await troubled.hit("key", LIMIT)
-            ended.set()
-            assert (await under_way).status == 200
-            await place.proxy.accept()
-            async with asyncio.timeout(10 * SLACK_S):
-                while statuses[-1:] != [200]:
-                    await asyncio.sleep(0.1)
-                    statuses.append((await call(elsewhere)).status)
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("lost", ["answers", "questions"])
@@ -352,24 +295,6 @@ async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_
     await store.close()
 
 
-@pytest.mark.all
-async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
-    place: Place, rng: random.Random
-) -> None:
-    async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
-        await limiter.peek("key", LIMIT)
-        askers = Askers(limiter.hit_all, rng)
-        place.proxy.delay_s = 0.05
-        for _ in range(10):
-            await askers.ask_and_give_up(100, 1.0, 0.06)
-        assert askers.answered < 1_000
-        place.proxy.delay_s = 0.0
-        for number in range(1_000):
-            await askers.ask(number % askers.KEYS)
-        assert askers.answered >= 1_000
-    assert place.proxy.accepted == 1
-
-
 # -- the fallback ----------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +309,7 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
     assert DEFAULT_MAX_KEYS == 100_000
     if most < DEFAULT_MAX_KEYS:
         monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=most))
-    clock, heard = FakeClock(), RecordingObserver(without=["refused", "near_limit"])
+    clock, heard = FakeClock(), RecordingObserver(without=["refused"])
     store = RedisStore(place.url)
     safe = failover.Failover(store, DEADLINE_S, "local", heard, clock)
     await place.proxy.refuse()

@@ -201,15 +201,6 @@ async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch
             await store.close()  # before the server: it connects again by itself
 
 
-async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
-    async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
-        store = RedisStore(url)
-        found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]
-        assert all("does not fit" in str(each) for each in found), "each was read to its end"
-        await store.close()
-
-
 def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
     return [
         lambda: store.hit(CHECKS),

@@ -3,8 +3,9 @@
 
 const PATIENCE_MS = 20000;
 // Our own refusals have a code; one without it comes from a limit of the application around this page.
-const COUNTED = "A limit of the application counts the requests of this page. Exempt them, before other rules: "
-  + `Rule("${location.pathname.replace(/[^/]*$/, "")}{rest:path}", exempt=True)`;
+const COUNTED =
+  "A limit of the application counts the requests of this page. Exempt them, before other rules: " +
+  `Rule("${location.pathname.replace(/[^/]*$/, "")}{rest:path}", exempt=True)`;
 
 export class Problem extends Error {
   constructor(status, title, detail, retryAfterS = null) {
@@ -13,10 +14,7 @@ export class Problem extends Error {
   }
 }
 
-let ended = () => {};
 const known = new Map();
-
-export const onSessionEnd = (listener) => { ended = listener; };
 
 export async function call(method, path, body) {
   const headers = { Accept: "application/json" };
@@ -26,12 +24,22 @@ export async function call(method, path, body) {
   let answer;
   try {
     answer = await fetch(`api/${path}`, {
-      method, headers, cache: "no-store", credentials: "same-origin", redirect: "error",
-      body: body === undefined ? undefined : JSON.stringify(body), signal: AbortSignal.timeout(PATIENCE_MS),
+      method,
+      headers,
+      cache: "no-store",
+      credentials: "same-origin",
+      redirect: "error",
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal: AbortSignal.timeout(PATIENCE_MS),
     });
   } catch (error) {
-    throw new Problem(0, "No answer", error.name === "TimeoutError"
-      ? "The worker did not answer within 20 seconds." : "The worker cannot be reached. It may be restarting.");
+    throw new Problem(
+      0,
+      "No answer",
+      error.name === "TimeoutError"
+        ? "The worker did not answer within 20 seconds."
+        : "The worker cannot be reached. It may be restarting.",
+    );
   }
   if (answer.status === 304) return before.found;
   const found = await answer.json().catch(() => null);
@@ -42,10 +50,13 @@ export async function call(method, path, body) {
   }
   const wait = Number.parseFloat(answer.headers.get("Retry-After"));
   const limited = answer.status === 429 && found?.code === undefined;
-  const problem = new Problem(answer.status, found?.title ?? `Status ${answer.status}`, limited ? COUNTED : found?.detail ?? "",
-    Number.isFinite(wait) ? wait : null);
-  if (answer.status === 401 && path !== "session") ended(problem);
-  throw problem;
+  const title = found?.title ?? `Status ${answer.status}`;
+  throw new Problem(
+    answer.status,
+    title,
+    limited ? COUNTED : (found?.detail ?? ""),
+    Number.isFinite(wait) ? wait : null,
+  );
 }
 
 export const get = (path, parameters = {}) => {

@@ -1,18 +1,31 @@
-// The page: the session, the tabs, the theme, and which view is shown.
+// The page: the tabs, the theme, which view is shown, and when it asks again.
 
-import { h, replace, announce, plain, mark, held, write, field } from "./dom.js";
-import { call, get, onSessionEnd } from "./api.js";
+import { get } from "./api.js";
+import { BansView } from "./bans.js";
+import { ClientsView } from "./clients.js";
+import { ConfigView } from "./config.js";
 import { explain } from "./dialogs.js";
+import { h, held, plain, replace, write } from "./dom.js";
 import { clock, now } from "./format.js";
 import { NowView } from "./now.js";
-import { ClientsView } from "./clients.js";
 import { ShadowView } from "./shadow.js";
-import { BansView } from "./bans.js";
-import { ConfigView } from "./config.js";
 
-const VIEWS = [["now", "Now", NowView], ["clients", "Clients", ClientsView], ["shadow", "Shadow", ShadowView], ["bans", "Bans & lists", BansView], ["config", "Configuration", ConfigView]];
+const VIEWS = [
+  ["now", "Now", NowView],
+  ["clients", "Clients", ClientsView],
+  ["shadow", "Shadow", ShadowView],
+  ["bans", "Bans & lists", BansView],
+  ["config", "Configuration", ConfigView],
+];
 const WINDOWS = ["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"];
-const STATES = { live: "Live", held: "Paused", waiting: "Connecting", lost: "No connection" };
+const STATES = {
+  live: "Live",
+  held: "Paused",
+  waiting: "Connecting",
+  lost: "No connection",
+  failed: "Failed",
+  out: "Signed out",
+};
 const EVERY_MS = 2000;
 const HELD_MS = 500;
 const THEMES = ["system", "light", "dark"];
@@ -23,77 +36,39 @@ class Page {
     this.window = "5m";
     this.role = null;
     this.views = {};
-    this.tabs = VIEWS.map(([name, title]) => h("button", {
-      type: "button", role: "tab", id: `tab-${name}`, class: "tab", "aria-selected": "false", tabindex: "-1", onclick: () => this.go(name),
-    }, title));
+    this.tabs = VIEWS.map(([name, title]) =>
+      h(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${name}`,
+          class: "tab",
+          "aria-selected": "false",
+          tabindex: "-1",
+          onclick: () => this.go(name),
+        },
+        title,
+      ),
+    );
     part("tabs").append(...this.tabs);
     part("tabs").addEventListener("keydown", (event) => this.rove(event));
-    this.choices = WINDOWS.map((window) => h("input", { type: "radio", name: "window", value: window, onchange: () => this.go(this.path, window) }));
-    part("range").append(h("legend", { class: "unseen" }, "Window of time"), ...this.choices.map((choice) => h("label", {}, choice, h("span", {}, choice.value))));
-    part("leave").addEventListener("click", () => this.leave());
-    document.addEventListener("visibilitychange", () => this.role && this.poll());
-    onSessionEnd(() => this.login("Your session has ended. Sign in again."));
-    window.addEventListener("hashchange", () => this.role && this.route());
+    this.choices = WINDOWS.map((window) =>
+      h("input", { type: "radio", name: "window", value: window, onchange: () => this.go(this.path, window) }),
+    );
+    part("range").append(
+      h("legend", { class: "unseen" }, "Window of time"),
+      ...this.choices.map((choice) => h("label", {}, choice, h("span", {}, choice.value))),
+    );
+    document.addEventListener("visibilitychange", () => this.poll());
+    window.addEventListener("hashchange", () => this.route());
     themes();
-  }
-
-  get mayChange() { return this.role === "full"; }
-
-  async begin() {
-    try {
-      this.enter(await get("session"));
-    } catch (problem) {
-      this.login(problem.status === 401 ? "" : explain(problem));
-    }
-  }
-
-  enter(session) {
-    this.role = session.role;
-    part("tabs").hidden = false;
-    part("leave").hidden = false;
-    part("leave").textContent = this.mayChange ? "Sign out" : "Sign out (read-only)";
-    this.views = {};
-    this.tell("waiting");
+    this.setState("waiting");
     this.route();
   }
 
-  login(why = "") {
-    this.role = null;
-    clearTimeout(this.timer);
-    for (const dialog of document.querySelectorAll("dialog")) dialog.close();
-    for (const id of ["tabs", "leave", "range", "banner"]) part(id).hidden = true;
-    part("state").textContent = "";
-    const wrong = h("p", { class: "wrong", role: "alert", hidden: !why }, plain(why, 400));
-    const input = h("input", { id: mark("token"), name: "token", type: "password", required: true, maxlength: 1024, autocomplete: "current-password" });
-    const button = h("button", { type: "submit", class: "primary" }, "Sign in");
-    const form = h("form", { class: "card login" }, h("h2", {}, "Sign in"), field("Token", input), wrong, h("p", {}, button));
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      button.disabled = true;
-      try {
-        this.enter(await call("POST", "session", { token: input.value }));
-      } catch (problem) {
-        wrong.textContent = problem.status === 401 ? "This is not the token." : plain(explain(problem), 400);
-        wrong.hidden = false;
-        input.value = "";
-        input.focus();
-      } finally {
-        button.disabled = false;
-      }
-    });
-    part("content").removeAttribute("role");
-    part("content").removeAttribute("aria-labelledby");
-    replace(part("content"), form);
-    input.focus();
-  }
-
-  async leave() {
-    try {
-      await call("DELETE", "session");
-      this.login("You have signed out.");
-    } catch (problem) {
-      if (problem.status !== 401) announce(explain(problem));
-    }
+  get mayChange() {
+    return this.role === "full";
   }
 
   route() {
@@ -106,7 +81,10 @@ class Page {
     history.replaceState(null, "", `#${path}?window=${this.window}`);
     for (const choice of this.choices) choice.checked = choice.value === this.window;
     const [name, ...rest] = path.split("/");
-    const index = Math.max(0, VIEWS.findIndex(([known]) => known === name));
+    const index = Math.max(
+      0,
+      VIEWS.findIndex(([known]) => known === name),
+    );
     const [view, title, View] = VIEWS[index];
     this.tabs.forEach((tab, place) => {
       tab.setAttribute("aria-selected", place === index);
@@ -134,12 +112,12 @@ class Page {
   // Ask again and again while somebody sees the page, and not while somebody is at work in it.
   async poll() {
     clearTimeout(this.timer);
-    if (document.hidden || !this.role) return;
+    if (document.hidden || this.signedOut) return;
     const busy = held(part("content")) && part("content").querySelector("td, dd") !== null;
-    if (busy) this.tell("held");
+    if (busy) this.setState("held");
     else await this.attempt();
     clearTimeout(this.timer);
-    if (this.role) this.timer = setTimeout(() => this.poll(), busy ? HELD_MS : this.view.everyMs ?? EVERY_MS);
+    if (!this.signedOut) this.timer = setTimeout(() => this.poll(), busy ? HELD_MS : (this.view.everyMs ?? EVERY_MS));
   }
 
   // Show what somebody has asked for, whatever is selected.
@@ -156,17 +134,28 @@ class Page {
     this.warned = false;
     view.element.setAttribute("aria-busy", "true");
     try {
+      this.role ??= (await get("user")).role;
+      part("role").hidden = this.mayChange;
       await view.refresh();
-      if (view === this.view) this.tell("live");
-      if (view === this.view && !this.warned) { this.seenAt = now(); part("banner").hidden = true; }
+      if (view === this.view) this.setState("live");
+      if (view === this.view && !this.warned) {
+        this.seenAt = now();
+        part("banner").hidden = true;
+      }
     } catch (problem) {
-      if (problem.status === undefined) throw problem;
-      if (problem.status !== 401 && view === this.view) this.warn(explain(problem));
-      if (problem.status === 0) this.tell("lost");
+      if (view === this.view) this.fail(problem);
     } finally {
       if (view === this.view) this.busy = false;
       view.element.removeAttribute("aria-busy");
     }
+  }
+
+  // Say why there is nothing new. Only a token that is no longer right ends the questions: each would open a dialog.
+  fail(problem) {
+    const [state, text] = described(problem);
+    this.signedOut = state === "out";
+    this.setState(state);
+    this.warn(text);
   }
 
   warn(text) {
@@ -176,7 +165,7 @@ class Page {
     part("banner").hidden = false;
   }
 
-  tell(state) {
+  setState(state) {
     part("state").dataset.state = state;
     write(part("state"), STATES[state]);
   }
@@ -184,12 +173,24 @@ class Page {
   rove(event) {
     const at = this.tabs.indexOf(document.activeElement);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const target = event.key === "Home" ? 0 : event.key === "End" ? this.tabs.length - 1 : step && (at + step + this.tabs.length) % this.tabs.length;
+    const target =
+      event.key === "Home"
+        ? 0
+        : event.key === "End"
+          ? this.tabs.length - 1
+          : step && (at + step + this.tabs.length) % this.tabs.length;
     if (at < 0 || target === undefined) return;
     event.preventDefault();
     this.tabs[target].focus();
     this.tabs[target].click();
   }
+}
+
+function described(problem) {
+  if (problem.status === 401) return ["out", "The token is no longer right. Reload the page to sign in."];
+  if (problem.status !== undefined) return [problem.status ? "failed" : "lost", explain(problem)];
+  console.error(problem);
+  return ["failed", `This view has failed (${problem}). It tries again.`];
 }
 
 function decoded(text) {
@@ -204,7 +205,9 @@ function decoded(text) {
 function remember(name, value) {
   try {
     localStorage.setItem(`slidegate.${name}`, value);
-  } catch { /* nothing is kept */ }
+  } catch {
+    /* nothing is kept */
+  }
 }
 
 function remembered(name, known) {
@@ -222,7 +225,7 @@ function themes() {
   const show = () => {
     if (theme === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
-    replace(button, "Theme", h("span", { class: "wide" }, `: ${theme}`));
+    replace(button, "Theme", h("span", { class: "roomy" }, `: ${theme}`));
     button.setAttribute("aria-label", `Theme: ${theme}`);
   };
   button.addEventListener("click", () => {
@@ -233,4 +236,4 @@ function themes() {
   show();
 }
 
-new Page().begin();
+new Page();

@@ -1,24 +1,39 @@
 // The view of bans, lists and events.
 
-import { h, table, stranger, words, update, plain, mark, clientLink, button, field, TYPED } from "./dom.js";
 import { get } from "./api.js";
-import { askBan, askExtend, askUnban, change } from "./dialogs.js";
+import { askBan, askUnban, change } from "./dialogs.js";
+import { button, clientLink, field, h, mark, plain, stranger, TYPED, table, update, words } from "./dom.js";
 import { count, duration, moment, now } from "./format.js";
 
 export class BansView {
   constructor(page) {
     Object.assign(this, { page, query: "", pages: [""] });
-    this.ban = change(page, "Ban…", askBan, "", { class: "danger" });
+    this.ban = change(page, "Ban…", () => askBan(), { class: "danger" });
     this.bans = h("div", {});
     this.rest = h("div", { class: "stack" });
-    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Bans and lists"),
-      h("form", { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => { event.preventDefault(); this.query = event.target.elements.q.value; this.first(); } },
-        field("Target, reason or maker", h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }), "grow"),
-        h("p", { class: "field" }, h("button", { type: "submit" }, "Search")), h("p", { class: "field" }, this.ban)),
-      this.bans, this.rest);
+    this.element = h(
+      "div",
+      { class: "stack" },
+      h("h2", { class: "unseen" }, "Bans and lists"),
+      h(
+        "form",
+        { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => this.search(event) },
+        field(
+          "Target, reason or maker",
+          h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }),
+          "grow",
+        ),
+        h("p", { class: "field" }, h("button", { type: "submit" }, "Search")),
+        h("p", { class: "field" }, this.ban),
+      ),
+      this.bans,
+      this.rest,
+    );
   }
 
-  first() {
+  search(event) {
+    event.preventDefault();
+    this.query = event.target.elements.q.value;
     this.pages = [""];
     this.page.refresh();
   }
@@ -31,47 +46,98 @@ export class BansView {
 
   async refresh() {
     const [bans, lists, events] = await Promise.all([
-      get("bans", { cursor: this.pages.at(-1), limit: 50, q: this.query }), get("lists"), get("events", { limit: 100 }),
+      get("bans", { cursor: this.pages.at(-1), limit: 50, q: this.query }),
+      get("lists"),
+      get("events", { limit: 100 }),
     ]);
     this.ban.disabled = !this.page.mayChange;
     update(this.bans, this.inForce(bans));
     update(this.rest, this.lists(lists.lists), this.events(events.events));
   }
 
-  inForce({ bans, next, total }) {
-    const act = (text, question, target) => change(this.page, text, question, target,
-      { class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}` });
-    const found = table(`Bans in force: ${count(total)}`, [
-      { title: "Target", cell: (ban) => clientLink(ban.target) },
-      { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
-      { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
-      { title: "Level", number: true, wide: true, cell: (ban) => ban.level },
-      { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
-      { title: "Ends in", cell: (ban) => (ban.until_at ? h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now()))) : "never") },
-      { title: "Actions", cell: (ban) => h("span", { class: "buttons" }, act("Unban", askUnban, ban.target), act("Extend…", askExtend, ban.target)) },
-    ], bans, this.query ? "No ban is like that." : "Nobody is banned.", (ban) => ban.target);
-    return [found, (next || this.pages.length > 1) && h("nav", { class: "pages", "aria-label": "Pages of bans" },
-      button("Newer", () => this.turn(null), { disabled: this.pages.length === 1 }),
-      h("span", { class: "faint" }, `Page ${this.pages.length}`), button("Older", () => this.turn(next), { disabled: !next }))];
+  inForce({ bans, next, matching, total }) {
+    const act = (text, ban, question) =>
+      change(this.page, text, question, {
+        class: "slim",
+        "aria-label": `${text.replace("…", "")} ${plain(ban.target, 60)}`,
+      });
+    const ends = (ban) =>
+      h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now())));
+    const caption = this.query ? `${count(matching)} of ${count(total)} bans` : `Bans in force: ${count(total)}`;
+    const found = table(
+      caption,
+      [
+        { title: "Target", cell: (ban) => clientLink(ban.target) },
+        { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
+        { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
+        { title: "Level", number: true, wide: true, cell: (ban) => ban.level },
+        { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
+        { title: "Ends in", cell: (ban) => (ban.until_at ? ends(ban) : "never") },
+        {
+          title: "Actions",
+          wide: true,
+          cell: (ban) =>
+            h(
+              "span",
+              { class: "buttons" },
+              act("Unban", ban, () => askUnban(ban.target)),
+              act("Change…", ban, () => askBan(ban.target, ban)),
+            ),
+        },
+      ],
+      bans,
+      this.query ? "No ban matches." : "Nobody is banned.",
+      (ban) => ban.target,
+    );
+    return [
+      found,
+      (next || this.pages.length > 1) &&
+        h(
+          "nav",
+          { class: "pages", "aria-label": "Pages of bans" },
+          button("Newer", () => this.turn(null), { disabled: this.pages.length === 1 }),
+          h("span", { class: "faint" }, `Page ${this.pages.length}`),
+          button("Older", () => this.turn(next), { disabled: !next }),
+        ),
+    ];
   }
 
   lists(lists) {
     const tones = { rejected: "hot" };
-    return table("Lists", [
-      { title: "List", cell: (list) => h("span", {}, stranger(list.name, 60), list.path && h("span", { class: "faint" }, " ", stranger(list.path, 80))) },
-      { title: "Kind", cell: (list) => (list.kind === "allowlist" ? "Allows" : "Blocks") },
-      { title: "Entries", number: true, cell: (list) => count(list.entries) },
-      { title: "Changed", wide: true, cell: (list) => moment(list.changed_at) },
-      { title: "State", cell: (list) => h("span", { class: `badge ${tones[list.status] ?? ""}`, title: plain(list.message, 300) || null }, plain(list.status, 20)) },
-    ], lists, "No blocklist or allowlist is loaded.", (list) => `${list.middleware} ${list.kind} ${list.name}`);
+    const state = (list) =>
+      h(
+        "span",
+        { class: `badge ${tones[list.status] ?? ""}`, title: plain(list.message, 300) || null },
+        plain(list.status, 20),
+      );
+    const path = (list) => list.path && h("span", { class: "faint" }, " ", stranger(list.path, 80));
+    return table(
+      "Lists",
+      [
+        { title: "List", cell: (list) => h("span", {}, stranger(list.name, 60), path(list)) },
+        { title: "Kind", cell: (list) => (list.kind === "allowlist" ? "Allows" : "Blocks") },
+        { title: "Entries", number: true, cell: (list) => count(list.entries) },
+        { title: "Changed", wide: true, cell: (list) => moment(list.changed_at) },
+        { title: "State", cell: state },
+      ],
+      lists,
+      "No blocklist or allowlist is loaded.",
+      (list) => `${list.middleware} ${list.kind} ${list.name}`,
+    );
   }
 
   events(events) {
-    return table("Events", [
-      { title: "When", cell: (event) => moment(event.at) },
-      { title: "Event", cell: (event) => h("code", {}, plain(event.kind, 40)) },
-      { title: "Message", cell: (event) => words(event.message) },
-      { title: "Worker", wide: true, cell: (event) => stranger(event.worker, 40) },
-    ], events, "Nothing has happened since this worker was started.", (event) => event.seq);
+    return table(
+      "Events",
+      [
+        { title: "When", cell: (event) => moment(event.at) },
+        { title: "Event", cell: (event) => h("code", {}, plain(event.kind, 40)) },
+        { title: "Message", cell: (event) => words(event.message) },
+        { title: "Worker", wide: true, cell: (event) => stranger(event.worker, 40) },
+      ],
+      events,
+      "Nothing has happened since this worker was started.",
+      (event) => event.seq,
+    );
   }
 }

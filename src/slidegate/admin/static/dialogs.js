@@ -1,10 +1,17 @@
 // Questions before a change. A <dialog> holds the focus, closes on Escape, and gives the focus back.
 
-import { h, announce, button, mark, plain, stranger, TYPED } from "./dom.js";
 import { call } from "./api.js";
+import { announce, button, h, mark, plain, stranger, TYPED } from "./dom.js";
 import { duration, now } from "./format.js";
 
-const LENGTHS = [["15m", "15 minutes"], ["1h", "1 hour"], ["6h", "6 hours"], ["1d", "1 day"], ["7d", "7 days"], ["permanent", "Until it is taken back"]];
+const LENGTHS = [
+  ["15m", "15 minutes"],
+  ["1h", "1 hour"],
+  ["6h", "6 hours"],
+  ["1d", "1 day"],
+  ["7d", "7 days"],
+  ["permanent", "Until it is taken back"],
+];
 
 // Ask with some fields; `act(values)` does it and says what it did. Return whether it was done.
 function ask({ title, about, fields = [], does, danger = false, act }) {
@@ -13,17 +20,40 @@ function ask({ title, about, fields = [], does, danger = false, act }) {
   const inputs = fields.map(({ name, label, options, value = "", hint, ...rest }) => {
     const id = mark(name);
     const input = options
-      ? h("select", { id, name }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)))
+      ? h(
+          "select",
+          { id, name },
+          options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)),
+        )
       : h("input", { id, name, value, ...TYPED, "aria-describedby": hint ? `${id}-hint` : null, ...rest });
-    return h("p", { class: "field" }, h("label", { for: id }, label), input, hint && h("small", { id: `${id}-hint` }, hint));
+    return h(
+      "p",
+      { class: "field" },
+      h("label", { for: id }, label),
+      input,
+      hint && h("small", { id: `${id}-hint` }, hint),
+    );
   });
   const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, does);
   // A ban of one's own address is asked about twice.
   const force = h("input", { id: mark("force"), type: "checkbox", name: "force", value: "yes" });
-  const really = h("p", { class: "check", hidden: true }, force, h("label", { for: force.id }, "Yes, ban my own address"));
+  const really = h(
+    "p",
+    { class: "check", hidden: true },
+    force,
+    h("label", { for: force.id }, "Yes, ban my own address"),
+  );
   const cancel = button("Cancel", () => dialog.close());
-  const form = h("form", { method: "dialog" }, h("h2", { id: heading }, title), about && h("p", {}, about),
-    inputs, wrong, really, h("p", { class: "buttons" }, cancel, submit));
+  const form = h(
+    "form",
+    { method: "dialog" },
+    h("h2", { id: heading }, title),
+    about && h("p", {}, about),
+    inputs,
+    wrong,
+    really,
+    h("p", { class: "buttons" }, cancel, submit),
+  );
   const dialog = h("dialog", { "aria-labelledby": heading }, form);
   return new Promise((resolve) => {
     let done = false;
@@ -42,56 +72,88 @@ function ask({ title, about, fields = [], does, danger = false, act }) {
         submit.disabled = false;
       }
     });
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(done); });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(done);
+    });
     document.body.append(dialog);
     dialog.showModal();
-    (form.querySelector("input:not([value]), input[value='']") ?? form.querySelector("input, select") ?? cancel).focus();
+    (
+      form.querySelector("input:not([value]), input[value='']") ??
+      form.querySelector("input, select") ??
+      cancel
+    ).focus();
   });
 }
 
 export function explain(problem) {
-  if (problem.status === 429 && problem.retryAfterS) return `Too many requests. Try again in ${duration(problem.retryAfterS)}. ${problem.detail}`.trim();
+  if (problem.status === 409) return "This would ban your own address. Tick the box to ban it anyway.";
+  if (problem.status === 429 && problem.retryAfterS) {
+    return `Too many requests. Try again in ${duration(problem.retryAfterS)}. ${problem.detail}`.trim();
+  }
   return problem.detail || problem.title || String(problem);
 }
 
 // A button that asks before it changes something, and shows the change.
-export const change = (page, text, question, target, more) => button(text, async () => { if (await question(target)) await page.refresh(); },
-  { disabled: !page.mayChange, ...more });
+export const change = (page, text, question, more) =>
+  button(
+    text,
+    async () => {
+      if (await question()) await page.refresh();
+    },
+    { disabled: !page.mayChange, ...more },
+  );
 
-const bannedUntil = ({ target, until_at: end }) => `${plain(target)} is banned${end ? ` for ${duration(end - now())}` : " until the ban is taken back"}.`;
+function bannedUntil({ target, until_at: end }) {
+  return `${plain(target)} is banned ${end ? `for ${duration(end - now())}` : "until the ban is taken back"}.`;
+}
 
-export const askBan = (target = "") => ask({
-  title: target ? "Ban this client" : "Ban a client",
-  about: target && stranger(target),
-  does: "Ban", danger: true,
-  fields: [
-    ...(target ? [] : [{ name: "target", label: "Address, network or key", required: true, maxlength: 1024, hint: "For example 203.0.113.7, 198.51.100.0/24 or user:42" }]),
-    { name: "duration", label: "For", options: LENGTHS, value: "1h" },
-    { name: "reason", label: "Reason", maxlength: 200, hint: "It is shown here, and never to the client." },
-  ],
-  act: async (values) => bannedUntil(await call("POST", "bans", {
-    target: target || values.target, duration: values.duration, reason: values.reason, force: values.force === "yes",
-  })),
-});
+// Ban a client, or change the ban that it has.
+export const askBan = (target = "", ban = null) =>
+  ask({
+    title: ban ? "Change the ban" : target ? "Ban this client" : "Ban a client",
+    about: target && stranger(target),
+    does: ban ? "Change" : "Ban",
+    danger: true,
+    fields: [
+      ...(target
+        ? []
+        : [
+            {
+              name: "target",
+              label: "Address, network or key",
+              required: true,
+              maxlength: 1024,
+              hint: "For example 203.0.113.7, 198.51.100.0/24 or user:42",
+            },
+          ]),
+      { name: "duration", label: ban ? "From now on, for" : "For", options: LENGTHS, value: "1h" },
+      {
+        name: "reason",
+        label: "Reason",
+        maxlength: 200,
+        value: ban?.reason ?? "",
+        hint: "It is shown here, and never to the client.",
+      },
+    ],
+    act: async (values) =>
+      bannedUntil(
+        await call("POST", "bans", {
+          target: target || values.target,
+          duration: values.duration,
+          reason: values.reason,
+          force: values.force === "yes",
+        }),
+      ),
+  });
 
-export const askUnban = (target) => ask({
-  title: "Take the ban back", about: stranger(target), does: "Unban",
-  act: async () => {
-    await call("DELETE", `bans?${new URLSearchParams({ target })}`);
-    return `${plain(target)} is no longer banned.`;
-  },
-});
-
-export const askExtend = (target) => ask({
-  title: "Change the end of the ban", about: stranger(target), does: "Change",
-  fields: [{ name: "duration", label: "From now on, for", options: LENGTHS, value: "1d" }],
-  act: async (values) => bannedUntil(await call("PATCH", "bans", { target, duration: values.duration })),
-});
-
-export const askReset = (key) => ask({
-  title: "Forget the counts of this client", about: stranger(key), does: "Forget",
-  act: async () => {
-    await call("POST", "keys/reset", { key });
-    return `The windows of ${plain(key)} are empty.`;
-  },
-});
+export const askUnban = (target) =>
+  ask({
+    title: "Take the ban back",
+    about: stranger(target),
+    does: "Unban",
+    act: async () => {
+      await call("DELETE", `bans?${new URLSearchParams({ target })}`);
+      return `${plain(target)} is no longer banned.`;
+    },
+  });

@@ -2,9 +2,8 @@
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const MOST_SHOWN = 120;
-// Control characters, marks that turn the direction of text, and characters without width or shape.
-// eslint-disable-next-line no-control-regex
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\ufff9-\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+// Control characters, marks that turn the direction of text, halves of characters, and those without width or shape.
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{DI}\p{Zl}\p{Zp}]/gu;
 
 const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "ontoggle"];
 
@@ -27,7 +26,8 @@ function add(element, children) {
 
 export const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children);
 
-export const svg = (tag, properties, ...children) => fill(document.createElementNS(NAMESPACE, tag), properties, children);
+export const svg = (tag, properties, ...children) =>
+  fill(document.createElementNS(NAMESPACE, tag), properties, children);
 
 export function replace(element, ...children) {
   element.textContent = "";
@@ -40,19 +40,23 @@ export function plain(text, most = MOST_SHOWN) {
   const whole = String(text ?? "");
   // Two units of UTF-16 may be one character: the cut must not leave half of one.
   const kept = whole.length > most ? whole.slice(0, most).replace(/[\ud800-\udbff]$/, "") : whole;
-  const seen = kept.replace(UNSEEN, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const seen = kept.replace(UNSEEN, (unit) => `\\u${unit.codePointAt(0).toString(16).padStart(4, "0")}`);
   return whole.length > most ? `${seen}… (${whole.length.toLocaleString("en")} characters)` : seen;
 }
 
 // A text of a stranger as an element, which keeps its direction to itself. An address is never broken in two.
 const ADDRESS = /^[\da-f]*[.:][\da-f.:/]+$/i;
-export const stranger = (text, most) => h("bdi", { class: `stranger${ADDRESS.test(text) ? " address" : ""}` }, plain(text, most));
+export const stranger = (text, most) =>
+  h("bdi", { class: `stranger${ADDRESS.test(text) ? " address" : ""}` }, plain(text, most));
 
 export const TYPED = { autocomplete: "off", spellcheck: "false" };
-export const clientLink = (key, most = 64) => h("a", { href: `#clients/${encodeURIComponent(key)}` }, stranger(key, most));
-export const ruleAndLimit = (rule, limit) => h("span", {}, stranger(rule, 40), h("span", { class: "faint" }, ` ${plain(limit, 40)}`));
+export const clientLink = (key, most = 64) =>
+  h("a", { href: `#clients/${encodeURIComponent(key)}` }, stranger(key, most));
+export const ruleAndLimit = (rule, limit) =>
+  h("span", {}, stranger(rule, 40), h("span", { class: "faint" }, ` ${plain(limit, 40)}`));
 export const button = (text, onclick, more) => h("button", { type: "button", onclick, ...more }, text);
-export const field = (text, input, more = "") => h("p", { class: `field ${more}` }, h("label", { for: input.id }, text), input);
+export const field = (text, input, more = "") =>
+  h("p", { class: `field ${more}` }, h("label", { for: input.id }, text), input);
 
 // The same for a sentence, in the letters of the page.
 export const words = (text, most = 240) => h("bdi", { class: "stranger words" }, plain(text, most));
@@ -69,17 +73,58 @@ export function announce(text) {
 let marks = 0;
 export const mark = (name) => `${name}-${++marks}`;
 
-// A table with a caption. A column is {title, number, wide, cell(row)}; `wide` ones are left out on a narrow screen.
-// `key(row)` tells rows apart from one time to the next.
+const NARROW = matchMedia("(max-width: 720px)");
+
+// A table with a caption. A column is {title, number, wide, cell(row)}; on a narrow screen the `wide` ones stand below
+// the others of their row. `key(row)` tells rows apart from one time to the next.
 export function table(caption, columns, rows, empty, key) {
-  const classes = (column) => [column.number && "number", column.wide && "wide"].filter(Boolean).join(" ") || null;
-  const heads = columns.map((column) => h("th", { scope: "col", class: classes(column) }, column.title));
-  const lines = rows.map((row) => h("tr", { key: key?.(row) }, columns.map((column, place) =>
-    h(place ? "td" : "th", { class: classes(column), scope: place ? null : "row" }, column.cell(row)))));
   if (!rows.length) return h("section", { class: "card" }, h("h2", {}, caption), h("p", { class: "empty" }, empty));
-  return h("section", { class: "card" },
-    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": caption },
-      h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, lines))));
+  const wide = NARROW.matches ? columns.filter((column) => column.wide) : [];
+  const beside = columns.filter((column) => !wide.includes(column));
+  const number = (column) => column.number && "number";
+  const heads = beside.map((column) => h("th", { scope: "col", class: number(column) }, column.title));
+  const cells = (row) =>
+    beside.map((column, place) =>
+      h(place ? "td" : "th", { class: number(column), scope: place ? null : "row" }, column.cell(row)),
+    );
+  const below = (row) => wide.map((column) => h("div", {}, h("dt", {}, column.title), h("dd", {}, column.cell(row))));
+  const lines = rows.map((row) => [
+    h("tr", { key: key?.(row) }, cells(row)),
+    wide.length > 0 &&
+      h(
+        "tr",
+        { key: `below ${key?.(row)}`, class: "below" },
+        h("td", { colspan: beside.length }, h("dl", {}, below(row))),
+      ),
+  ]);
+  return h(
+    "section",
+    { class: "card" },
+    h(
+      "div",
+      { class: "scroll", role: "region", tabindex: "0", "aria-label": caption },
+      h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, lines)),
+    ),
+  );
+}
+
+// The numbers of a drawing as a table. A row is [key, head, ...cells].
+export function numbers(caption, heads, rows) {
+  const head = (text, place) => h("th", { scope: "col", class: place > 0 && "number" }, text);
+  const line = ([key, first, ...cells]) =>
+    h(
+      "tr",
+      { key },
+      h("th", { scope: "row" }, first),
+      cells.map((cell) => h("td", { class: "number" }, cell)),
+    );
+  return h(
+    "table",
+    {},
+    h("caption", { class: "unseen" }, caption),
+    h("thead", {}, h("tr", {}, heads.map(head))),
+    h("tbody", {}, rows.map(line)),
+  );
 }
 
 // A table of many rows: with a filter and in pages, both of which stay while the rows come and go.
@@ -87,13 +132,32 @@ export class Listing {
   constructor(caption, columns, empty, key, most = 50) {
     Object.assign(this, { caption, columns, empty, key, most, rows: [], page: 0 });
     const id = mark("filter");
-    this.filter = h("input", { id, type: "search", maxlength: 200, ...TYPED, oninput: () => { this.page = 0; this.draw(); } });
+    this.filter = h("input", {
+      id,
+      type: "search",
+      maxlength: 200,
+      ...TYPED,
+      oninput: () => {
+        this.page = 0;
+        this.draw();
+      },
+    });
     this.search = field(`Filter ${caption.toLowerCase()}`, this.filter, "inline");
     this.place = h("div", {});
     this.count = h("span", { class: "faint" });
-    const turn = (text, by) => button(text, () => { this.page += by; this.draw(); });
+    const turn = (text, by) =>
+      button(text, () => {
+        this.page += by;
+        this.draw();
+      });
     this.buttons = [turn("Back", -1), turn("On", 1)];
-    this.pager = h("nav", { class: "pages", "aria-label": `Pages of ${caption.toLowerCase()}`, hidden: true }, this.buttons[0], this.count, this.buttons[1]);
+    this.pager = h(
+      "nav",
+      { class: "pages", "aria-label": `Pages of ${caption.toLowerCase()}`, hidden: true },
+      this.buttons[0],
+      this.count,
+      this.buttons[1],
+    );
     this.element = h("div", {}, this.search, this.place, this.pager);
   }
 
@@ -113,7 +177,8 @@ export class Listing {
     this.buttons[1].disabled = this.page === pages - 1;
     write(this.count, `Page ${this.page + 1} of ${pages}`);
     const shown = found.slice(this.page * this.most, (this.page + 1) * this.most);
-    update(this.place, table(this.caption, this.columns, shown, wanted ? "Nothing is like that." : this.empty, this.key));
+    const caption = wanted ? `${found.length} of ${this.rows.length}: ${this.caption.toLowerCase()}` : this.caption;
+    update(this.place, table(caption, this.columns, shown, wanted ? "Nothing matches." : this.empty, this.key));
   }
 }
 
@@ -124,7 +189,9 @@ export function held(place) {
   return selects || place.querySelector(":active") !== null || document.querySelector("dialog[open]") !== null;
 }
 
-export const write = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+export const write = (element, text) => {
+  if (element.textContent !== text) element.textContent = text;
+};
 
 // Bring a part of the page up to date. An element stays as long as its like is there, and only what changed is written.
 export function update(place, ...children) {
@@ -150,7 +217,10 @@ function merge(old, fresh) {
   let next = old.firstChild;
   for (const child of [...fresh.childNodes]) {
     const kept = child.key === undefined ? next : keyed.get(child.key);
-    if (!kept || !alike(kept, child)) { old.insertBefore(child, next); continue; }
+    if (!kept || !alike(kept, child)) {
+      old.insertBefore(child, next);
+      continue;
+    }
     if (kept === next) next = next.nextSibling;
     else old.insertBefore(kept, next);
     become(kept, child);
@@ -167,7 +237,10 @@ function become(kept, fresh) {
     if (kept.data !== fresh.data) kept.data = fresh.data;
     return;
   }
-  for (const { name } of [...kept.attributes]) if (!fresh.hasAttribute(name)) kept.removeAttribute(name);
+  for (const { name } of [...kept.attributes]) {
+    // What somebody has opened stays open.
+    if (name !== "open" && !fresh.hasAttribute(name)) kept.removeAttribute(name);
+  }
   for (const { name, value } of fresh.attributes) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);
   for (const name of HANDLERS) kept[name] = fresh[name];
   merge(kept, fresh);

@@ -2,7 +2,12 @@
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+const UNITS = [
+  ["d", 86400],
+  ["h", 3600],
+  ["m", 60],
+  ["s", 1],
+];
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
 
@@ -23,7 +28,11 @@ export function share(part, whole) {
 
 export function milliseconds(value) {
   if (missing(value)) return "–";
-  return value >= 10000 ? `${(value / 1000).toFixed(1)} s` : value >= 100 ? `${WHOLE.format(value)} ms` : `${value.toPrecision(2)} ms`;
+  return value >= 10000
+    ? `${(value / 1000).toFixed(1)} s`
+    : value >= 100
+      ? `${WHOLE.format(value)} ms`
+      : `${value.toPrecision(2)} ms`;
 }
 
 // The two largest units of a duration: "1 h 20 m".

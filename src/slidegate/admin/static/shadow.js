@@ -1,8 +1,8 @@
 // The view of shadow rules: whom they would have refused, beside what they admitted.
 
-import { h, table, stranger, update, plain, clientLink } from "./dom.js";
 import { get } from "./api.js";
 import { meter, warm } from "./charts.js";
+import { clientLink, h, plain, stranger, table, update } from "./dom.js";
 import { count, share } from "./format.js";
 
 export class ShadowView {
@@ -16,21 +16,60 @@ export class ShadowView {
   async refresh() {
     const { window } = this.page;
     const found = await get("shadow", { window });
-    update(this.body, found.rules.length ? [
-      h("p", { class: "note" }, `A shadow rule counts and refuses nobody. Stats of the last ${window}; clients of the last hour at most.`),
-      table("Shadow rules", [
-        { title: "Rule", cell: (rule) => stranger(rule.name, 80) },
-        { title: "Limits", wide: true, cell: (rule) => plain(rule.limits.join("; "), 80) },
-        { title: "Passed", number: true, cell: (rule) => count(rule.passed) },
-        { title: "Would refuse", number: true, cell: (rule) => warm(rule.would_refuse) },
-        { title: "Share", cell: (rule) => h("span", { class: "gauge" },
-          meter(rule.would_refuse, rule.passed, `${share(rule.would_refuse, rule.passed)} of the requests`), h("span", { class: "figure" }, share(rule.would_refuse, rule.passed))) },
-      ], found.rules, "", (rule) => rule.name),
-      found.rules.map((rule) => table(`Whom ${plain(rule.name, 60)} would have refused`, [
-        { title: "Client", cell: (client) => clientLink(client.key) },
-        { title: "Refusals", number: true, cell: (client) => count(client.count) },
-      ], rule.clients, "Nobody lately.", (client) => client.key)),
-    ] : h("section", { class: "card" }, h("h2", {}, "Shadow rules"),
-      h("p", { class: "empty" }, "No rule is in shadow. A rule with shadow=True shows here whom it would refuse, before it refuses anybody.")));
+    update(
+      this.body,
+      found.rules.length
+        ? [
+            h(
+              "p",
+              { class: "note" },
+              `A shadow rule counts and refuses nobody. Stats of the last ${window}; clients of the last hour at most.`,
+            ),
+            table(
+              "Shadow rules",
+              [
+                { title: "Rule", cell: (rule) => stranger(rule.name, 80) },
+                { title: "Limits", wide: true, cell: (rule) => plain(rule.limits.join("; "), 80) },
+                { title: "Passed", number: true, cell: (rule) => count(rule.passed) },
+                { title: "Would refuse", number: true, cell: (rule) => warm(rule.would_refuse) },
+                {
+                  title: "Share",
+                  cell: (rule) =>
+                    h(
+                      "span",
+                      { class: "gauge" },
+                      meter(rule.would_refuse, rule.passed, `${share(rule.would_refuse, rule.passed)} of the requests`),
+                      h("span", { class: "figure" }, share(rule.would_refuse, rule.passed)),
+                    ),
+                },
+              ],
+              found.rules,
+              "",
+              (rule) => rule.name,
+            ),
+            found.rules.map((rule) =>
+              table(
+                `Whom ${plain(rule.name, 60)} would have refused`,
+                [
+                  { title: "Client", cell: (client) => clientLink(client.key) },
+                  { title: "Refusals", number: true, cell: (client) => count(client.count) },
+                ],
+                rule.clients,
+                "Nobody lately.",
+                (client) => client.key,
+              ),
+            ),
+          ]
+        : h(
+            "section",
+            { class: "card" },
+            h("h2", {}, "Shadow rules"),
+            h(
+              "p",
+              { class: "empty" },
+              "No rule is in shadow. A rule with shadow=True shows here whom it would refuse.",
+            ),
+          ),
+    );
   }
 }

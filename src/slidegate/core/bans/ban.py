@@ -23,6 +23,8 @@ OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of what is one client. Its ban is found by its key, that of any other network by an address in it."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
+_KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
+"""How a key begins that says what it is of; a digest has # behind its kind."""
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
 
 
@@ -115,6 +117,18 @@ def ban_key(key: object) -> str:
             f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
         )
     return spelled
+
+
+def check_has_kind(text: str) -> str:
+    """Return what an operator has typed, if it is an address, a network or a key of the form ``kind:value``.
+
+    Raises:
+        InvalidKey: It is neither. A mistyped address would be the key of nobody, and its ban one that nobody meets.
+    """
+    expected = 'an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
+    if not isinstance(text, str) or (network_place(canonical_key(text or " ")) is None and not _KIND.match(text)):
+        raise InvalidKey(f"expected {expected}, not {quoted(text)}", expected)
+    return text
 
 
 def network_place(key: str) -> tuple[int, int, bytes] | None:

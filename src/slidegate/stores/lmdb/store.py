@@ -35,7 +35,7 @@ from ...core.decision import Check, Decision, LimitSet
 from ...core.errors import ConfigurationError, quoted
 from ...core.limits import check_whole
 from ...core.reservation import Reservation
-from ...core.store import Clock, Observer, Store
+from ...core.store import Clock, EventListener, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, non_decreasing
@@ -154,7 +154,7 @@ class LmdbStore(Store):
         sizes = transactions.read(_sizes_of, self._env)
         return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: EventListener) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""
         super().observe(observer)
         self._transactions.tell()

@@ -33,20 +33,6 @@ class QuestionsContract:
             assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
 
     @with_store()
-    async def test_a_prepared_question_is_asked_as_its_checks_are(self, store: StoreHarness) -> None:
-        checks = ((bucket("2/minute; 9/hour"), "ann", 1), (bucket("100/day", "other"), "everyone", 1))
-        asked = store.raw.prepare(checks)
-        first = await settle(store.raw.hit(asked))
-        assert [state.remaining for state in (await store.peek(*checks)).states] == [0, 7, 98]
-        await store.hit(*checks)
-        assert not await settle(store.raw.peek(asked))
-        assert not await settle(store.raw.hit(asked))
-        assert await store.refund(first) is True
-        assert (await settle(store.raw.peek(asked))).allowed
-        charged = await settle(store.raw.charge(asked))
-        assert [state.remaining for state in charged.states] == [0, 7, 98]
-
-    @with_store()
     async def test_a_prepared_question_outlives_resets_bans_and_its_windows(self, store: StoreHarness) -> None:
         checks = ((bucket("2/minute"), "ann", 1),)
         asked = store.raw.prepare(checks)

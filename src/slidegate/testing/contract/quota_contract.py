@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import TypeAlias
@@ -20,11 +19,6 @@ from .programs import SECOND_US
 HOUR_US = 3_600 * SECOND_US
 DAY_US = 24 * HOUR_US
 
-Place: TypeAlias = tuple[str, object, str]
-"""The rule, the window and the key of a count."""
-Asked: TypeAlias = tuple[Place, int, int, int]
-"""A place, the amount, the cost, and the end of the period."""
-
 
 def unix_us(text: str) -> int:
     """Return the Unix time of a moment that is written as in ISO 8601."""
@@ -36,8 +30,36 @@ def held(*limits: str | AnyLimit, rule: str = "plan", **modes: int) -> LimitSet:
     return LimitSet(rule, parse_limits(limits), **modes)  # type: ignore[arg-type]
 
 
+class _Count:
+    """What one key has spent under one quota.
+
+    A store need not remember the period of a count without units, which matters where the clock is set back.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self.quota = quota
+        self.end_us = self.spent = 0
+
+    def begin(self, now_us: int) -> None:
+        """Begin another period, if that is what the calendar says."""
+        end_us = self.quota.period_at(now_us).end_us
+        if end_us > self.end_us:
+            self.end_us, self.spent = end_us, 0
+
+    def charge(self, cost: int, now_us: int, ends_us: int) -> None:
+        """Charge units; the store says when they leave, which may be with the new period where there were none."""
+        if cost and not self.spent:
+            assert ends_us in (self.end_us, self.quota.period_at(now_us).end_us)
+            self.end_us = ends_us
+        self.spent += cost
+
+
+Charged: TypeAlias = list[tuple[_Count, int, int]]
+"""Counts, the units, and the end of the period."""
+
+
 class QuotaPlayer:
-    """Plays random moves to a store, and to counts in a dict: the units of each rule, quota and key, and their period.
+    """Plays random moves to a store, and to one count for each rule, quota and key.
 
     Args:
         store: The store.
@@ -53,8 +75,8 @@ class QuotaPlayer:
     def __init__(self, store: StoreHarness, dice: Random) -> None:
         self.store = store
         self.dice = dice
-        self.counts: dict[Place, tuple[int, int]] = {}
-        self.charged: list[tuple[Decision, list[Asked]]] = []
+        self.counts: dict[tuple[str, AnyLimit, str], _Count] = {}
+        self.charged: list[tuple[Decision, Charged]] = []
         self.reset_us: dict[str, int] = {}
         self.latest_us = 0
 
@@ -76,69 +98,44 @@ class QuotaPlayer:
                 await self._hit([(bucket, key, self.dice.randint(0, 3)) for bucket in some], is_debt=move < 0.5)
 
     async def _hit(self, checks: list[Check], is_debt: bool) -> None:
-        now_us, asked = self.store.clock.now_us, self._enter(checks)
+        now_us = self.store.clock.now_us
+        asked = [(self._count(bucket, limit, key), cost) for bucket, key, cost in checks for limit in bucket.limits]
+        fits = all(count.spent + max(cost, 1) <= count.quota.amount for count, cost in asked)
         decision = await (self.store.charge(*checks) if is_debt else self.store.hit(*checks))
-        fits = all(self.counts[place][1] + max(cost, 1) <= amount for place, amount, cost, _ in asked)
         assert decision.allowed is (is_debt or fits)
+        for (count, cost), state in zip(asked, decision.states, strict=True):
+            if decision.allowed:
+                count.charge(cost, now_us, now_us + state.reset_after_us)
+            lacks = not decision.allowed and count.spent + max(cost, 1) > count.quota.amount
+            left_us = count.end_us - now_us
+            assert state.remaining == max(count.quota.amount - count.spent, 0)
+            assert (state.reset_after_us, state.retry_after_us) == (count.spent and left_us, left_us if lacks else 0)
         if decision.allowed:
-            asked = self._chosen(asked, decision)
-            for place, _, cost, end_us in asked:
-                self.counts[place] = end_us, self.counts[place][1] + cost
-            self.charged.append((decision, asked))
-        for state, (place, amount, cost, end_us) in zip(decision.states, asked, strict=True):
-            spent = self.counts[place][1]
-            assert state.remaining == max(amount - spent, 0)
-            assert state.reset_after_us == (end_us - now_us if spent else 0)
-            lacks = not decision.allowed and spent + max(cost, 1) > amount
-            assert state.retry_after_us == (end_us - now_us if lacks else 0)
+            self.charged.append((decision, [(count, cost, count.end_us) for count, cost in asked]))
 
-    async def _refund(self, decision: Decision, charged: list[Asked]) -> None:
+    async def _refund(self, decision: Decision, charged: Charged) -> None:
         if decision.now_us <= self.reset_us.get(decision.checks[0][1], -1):
             return  # the clock has been set back since before the reset: a refund is not promised until it catches up
-        self._enter(decision.checks)
         changed = False
-        for place, _, units, end_us in charged:
-            now_end_us, spent = self.counts[place]
-            if now_end_us == end_us and 0 < units <= spent:
-                self.counts[place] = end_us, spent - units
+        for count, units, end_us in charged:
+            count.begin(self.store.clock.now_us)
+            if count.end_us == end_us and 0 < units <= count.spent:
+                count.spent -= units
                 changed = True
         assert await self.store.refund(decision) is changed
 
     async def _reset(self, key: str) -> None:
         await self.store.reset(key)
-        self.counts = {place: (end_us, 0 if place[2] == key else n) for place, (end_us, n) in self.counts.items()}
+        for (_, _, whose), count in self.counts.items():
+            count.spent = 0 if whose == key else count.spent
         self.charged = [entry for entry in self.charged if entry[0].checks[0][1] != key]
         self.reset_us[key] = self.latest_us
 
-    def _enter(self, checks: Sequence[Check]) -> list[Asked]:
-        """Return what is asked of each count, and begin the periods that are new."""
-        asked: list[Asked] = []
-        for bucket, key, cost in checks:
-            for limit in bucket.limits:
-                assert isinstance(limit, Quota)
-                place = bucket.rule, limit.same_window, key
-                end_us, spent = self.counts.get(place, (0, 0))
-                new_end_us = limit.period_at(self.store.clock.now_us).end_us
-                if new_end_us > end_us:
-                    end_us, spent = new_end_us, 0
-                self.counts[place] = end_us, spent
-                asked.append((place, limit.amount, cost, end_us))
-        return asked
-
-    def _chosen(self, asked: Sequence[Asked], decision: Decision) -> list[Asked]:
-        """Return what was asked, with the period that the store has chosen where nothing was spent before.
-
-        A store need not remember the period of a count without units, and a clock may have been set back since.
-        """
-        chosen: list[Asked] = []
-        for (place, amount, cost, end_us), state in zip(asked, decision.states, strict=True):
-            assert isinstance(state.limit, Quota)
-            if self.counts[place][1] == 0 and cost:
-                new_end_us = state.limit.period_at(decision.now_us).end_us
-                assert decision.now_us + state.reset_after_us in (end_us, new_end_us)
-                end_us = decision.now_us + state.reset_after_us
-            chosen.append((place, amount, cost, end_us))
-        return chosen
+    def _count(self, bucket: LimitSet, quota: AnyLimit, key: str) -> _Count:
+        assert isinstance(quota, Quota)
+        count = self.counts.setdefault((bucket.rule, quota, key), _Count(quota))
+        count.begin(self.store.clock.now_us)
+        return count
 
 
 class QuotasContract:

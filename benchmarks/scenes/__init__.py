@@ -1,1 +1,0 @@
-"""The scenes of `bench floods`."""

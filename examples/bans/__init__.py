@@ -1,1 +1,0 @@
-"""A replay of access logs that counts whom the policies of `examples.login` ban: ``python -m examples.bans``."""

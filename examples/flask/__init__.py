@@ -1,1 +1,0 @@
-"""Limits in a WSGI application: every request, wrong passwords, and calls of another service."""

@@ -1,1 +1,0 @@
-"""Metrics, a dashboard and alert rules."""

@@ -1,0 +1,191 @@
+"""The options of commands that read access logs, and the reading, with its progress bar."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from ..core.errors import ConfigurationError, quoted
+from ..core.logs import escaped
+from ..logs import AccessLogs, AccessRecord
+from ..logs.formats import MAX_TIME_US
+from ..simulation.clients import Clients
+from ..web.keys import check_token
+from .output import failed, note, time_of
+
+_EVERY: Final = 2_048
+"""After how many records the bar moves."""
+_SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
+_AN_EXAMPLE: Final = "2026-03-03T10:00:00+00:00"
+_MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+
+
+def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of reading logs, as one parameter `logs`."""
+
+    @click.argument("log", nargs=-1, required=True)
+    @click.option("--log-format", metavar="FORMAT", help="The format string of nginx, for custom logs.")
+    @click.option("--log-fields", metavar="JSON", help='Names in JSON lines: {"time": "ts", "client": "ip", ...}.')
+    @click.option(
+        "--since", metavar="TIME", type=_MOMENT, help=f"Leave out requests before this moment: {_AN_EXAMPLE}."
+    )
+    @click.option("--until", metavar="TIME", type=_MOMENT, help="Leave out requests from this moment on.")
+    @wraps(command)
+    def called(
+        log: tuple[str, ...],
+        log_format: str | None,
+        log_fields: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        **options: Any,
+    ) -> Any:
+        records = AccessLogs(log, format=log_format, fields=_fields(log_fields))
+        return command(logs=Logs(log, records, _unix_us(since, 0), _unix_us(until, MAX_TIME_US)), **options)
+
+    return called
+
+
+@dataclass
+class Logs:
+    """The records that a command works on.
+
+    Attributes:
+        names: The files, as they were given; ``-`` is standard input.
+        records: Their records.
+        since_us: The first moment.
+        until_us: The moment behind the last one.
+    """
+
+    names: tuple[str, ...]
+    records: AccessLogs
+    since_us: int
+    until_us: int
+
+    def read(self, subject: str, add: Callable[[AccessRecord], object]) -> None:
+        """Hand the records between the two moments on, and show how far the reading is.
+
+        Args:
+            subject: What is going on.
+            add: Takes each record.
+
+        Raises:
+            click.ClickException: No line was a record, none lies between the moments, or none was an HTTP request.
+        """
+        first_us, last_us, kept, requests = MAX_TIME_US, 0, 0, 0
+        size_bytes = self.records.size_bytes
+        hidden = size_bytes is None or sys.stderr is None or not sys.stderr.isatty()
+        bar: Any
+        with click.progressbar(length=size_bytes or 1, label=subject, file=sys.stderr, hidden=hidden) as bar:
+            try:
+                for number, record in enumerate(self.records, 1):
+                    if not number % _EVERY:
+                        bar.update(self.records.taken_bytes - bar.pos)
+                    first_us, last_us = min(first_us, record.time_us), max(last_us, record.time_us)
+                    if self.since_us <= record.time_us < self.until_us:
+                        kept += 1
+                        requests += record.method != ""
+                        add(record)
+            except ConfigurationError as error:
+                raise failed(error) from error
+        if not self.records.counts.records:
+            raise click.ClickException(self._no_records())
+        if not kept:
+            covered = f"{time_of(first_us / 1_000_000)} to {time_of(last_us / 1_000_000)}"
+            raise click.ClickException(f"no request lies between --since and --until: the log covers {covered}")
+        if not requests:
+            raise click.ClickException(f"none of {kept:,} records is an HTTP request, so there is nothing to count")
+
+    def _no_records(self) -> str:
+        counts = self.records.counts
+        name = f"'{escaped(self.names[0], 300)}'" if len(self.names) == 1 else f"the {len(self.names)} files"
+        if not counts.broken:
+            return f"{name}: the log is empty"
+        line = counts.examples[0]
+        return (
+            f"{name}: none of {counts.lines:,} lines is a record of an access log; line {line.number} of "
+            f"'{line.file}' is {line.reason}: {line.text}; --log-format takes the format string of nginx"
+        )
+
+    def note_skipped(self) -> None:
+        """Write to stderr which lines were no records; three of them are shown."""
+        counts = self.records.counts
+        if counts.broken:
+            note(f"{counts.broken:,} of {counts.lines:,} lines are no records of an access log:")
+            for line in counts.examples:
+                note(f"  {line.file}:{line.number}: {line.reason}: {line.text}")
+        if counts.late:
+            note(f"{counts.late:,} records came too late to be put in order; they count at the time before them")
+
+
+def check_header(clients: Clients) -> None:
+    """Write to stderr how many requests lack the header field by which `--key` counts.
+
+    Raises:
+        click.ClickException: All do.
+    """
+    if not clients.without_header:
+        return
+    if clients.without_header >= clients.requests:
+        raise click.ClickException(
+            f"--key: no request of this log has a field {clients.header}; have the server log it, and name it with "
+            "--log-format or --log-fields"
+        )
+    note(
+        f"{clients.without_header:,} of {clients.requests:,} requests have no field {clients.header}; they count by "
+        "address"
+    )
+
+
+def _unix_us(moment: datetime | None, otherwise_us: int) -> int:
+    if moment is None:
+        return otherwise_us
+    return round(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1_000_000)
+
+
+def _fields(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ConfigurationError(
+            'expected the names of fields as a JSON object, such as {"time": "ts", "client": "ip", "status": "code", '
+            f'"request": "line"}}, not {quoted(text)}'
+        )
+    return fields
+
+
+def header_of(key: str) -> str | None:
+    """Return the header field that ``header:NAME`` names; None for ``ip``.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    kind, colon, name = key.partition(":")
+    if kind == "header" and colon:
+        return check_token("header", name, "X-API-Key")
+    if key != "ip":
+        raise ConfigurationError(f"--key: expected ip or header:NAME, such as header:X-API-Key, not {quoted(key)}")
+    return None
+
+
+def share_of(text: str) -> float:
+    """Return the part, 0 to 1, that a percentage is.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    if match is None or float(match[1]) > 100:
+        raise ConfigurationError(f"--touch: expected a share of clients in percent, such as 0.1%, not {quoted(text)}")
+    return float(match[1]) / 100

@@ -1,0 +1,77 @@
+"""Counts by the slice, to be read in three ways."""
+
+from __future__ import annotations
+
+from ..errors import Whole, check_positive, quoted
+from ..ring import MAX_UNITS, Ring, entries
+
+
+class CounterWindow:
+    """Counts of the running slice and the k full ones before it: a ring that refuses nothing.
+
+    Args:
+        slices: k, the number of slices that make up the window.
+        slice_us: Length of a slice, in microseconds. Slices start at multiples of it.
+
+    Raises:
+        ConfigurationError: An argument is not a whole number above 0.
+    """
+
+    __slots__ = ("_counter", "_slice_us", "_slices", "_window")
+
+    def __init__(self, slices: Whole, slice_us: Whole) -> None:
+        self._slices = check_positive(slices, "slices")
+        self._slice_us = check_positive(slice_us, "slice_us")
+        self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, self._slices * self._slice_us + 1)
+        self._window = b""
+
+    # Compiled classes are made with their arguments also for copies and pickles.
+    def __getnewargs__(self) -> tuple[int, int]:
+        return self._slices, self._slice_us
+
+    def add(self, now_us: int, units: int = 1) -> None:
+        """Count units now. Where the clock has stepped back, what lies ahead moves back into the slice of now.
+
+        Args:
+            now_us: The moment, in microseconds.
+            units: 0 or more; 0 changes nothing.
+
+        Raises:
+            ValueError: `units` is negative, or the window would count more than 2**32 - 1.
+        """
+        if units < 0:
+            raise ValueError(f"units: expected 0 or more, not {quoted(units)}")
+        window, kept = self._counter.charge(self._window, now_us, units) if units else (self._window, 0)
+        if kept < units:
+            raise ValueError(f"units: a window counts at most {MAX_UNITS} units, so there is no room for {units} more")
+        self._window = window
+
+    def total(self, now_us: int) -> int:
+        """Return the units in the k + 1 slices that end with that of `now_us`: the sum that limits hold to N."""
+        return self._sum(now_us, 0, self._slices)
+
+    def classic(self, now_us: int) -> int:
+        """Return the units in the last k slices, the running one included: the reading of most libraries."""
+        return self._sum(now_us, 0, self._slices - 1)
+
+    def completed(self, now_us: int) -> int:
+        """Return the units in the k full slices before the running one."""
+        return self._sum(now_us, 1, self._slices)
+
+    def slices(self, now_us: int | None = None) -> list[tuple[int, int]]:
+        """Return (start in microseconds, count) of all k + 1 slices, oldest first.
+
+        Args:
+            now_us: The moment to look at; by default the newest slice that counted something.
+        """
+        slice_us = self._slice_us
+        counts = {moment_us - slice_us + 1: units for moment_us, units in entries(self._window)}
+        newest_us = max(counts, default=0)
+        running_us = newest_us if now_us is None else max(now_us - now_us % slice_us, newest_us)
+        starts = range(running_us - self._slices * slice_us, running_us + 1, slice_us)
+        return [(start_us, counts.get(start_us, 0)) for start_us in starts]
+
+    def _sum(self, now_us: int, youngest: int, oldest: int) -> int:
+        """Sum the slices from `youngest` to `oldest` slices before the running one."""
+        last = self._slices
+        return sum(count for _, count in self.slices(now_us)[last - oldest : last + 1 - youngest])

@@ -1,0 +1,8 @@
+"""Counts and times of requests: an observer that records them, and what it tells. See `Statistics`."""
+
+from __future__ import annotations
+
+from .report import Chart, Point, Stats, Traffic, Worker
+from .statistics import Statistics
+
+__all__ = ["Chart", "Point", "Statistics", "Stats", "Traffic", "Worker"]

@@ -1,0 +1,419 @@
+"""Publishes what this process has recorded now and then, for the workers that share its store, and adds up all.
+
+Every few seconds a worker writes the slices that were counted in since it last did, each as a row of its own, and a row
+that says that it is alive::
+
+    5s, 1m, 5m    number of the slice     its counts of all series, until it has left the window
+    workers       0                       host, process, and when it wrote this, for 45 seconds
+    s-NAME        0                       JSON of another part, see `add_section`, for 45 seconds
+
+Rows replace each other, so nothing is counted twice, however often a slice is written. A worker that is killed loses
+the counts since it last wrote; its rows go with their slices.
+
+**Time.** Slices here are named by the time of this process, rows by the time of the store: the same for all workers.
+The distance between the two is rounded to whole slices, for each length by itself, so a slice moves to the row that
+fits it best, whole and within half a slice. It is measured at each writing, and kept unless it is wrong by three
+quarters of a slice: then the rows are written again under their new numbers.
+
+Nothing here is on the way of a request. A timer of the event loop writes, from the first request on, in steps of less
+than a millisecond, between which others run; a store that does not answer is asked again at the next turn, when
+everything that was not written yet goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from ..core.errors import ConfigurationError, StoreError
+from ..core.logs import Throttle, logger
+from ..core.store import Clock, SharedStats, StatsRow
+from ..core.windows.histogram import BUCKETS, ResponseTimes
+from ..core.windows.slices import Slice
+from ..limiter.aio import let_others_run, on_loop, within
+from ..stores.forks import begin_anew_in_child
+from .recorder import Recorder
+from .report import Parts, RecentStats, Span, Worker
+from .series import KEPT, SeriesName
+
+INTERVAL_S: Final = 5.0
+ALIVE_US: Final = 45_000_000
+"""How long a worker that says nothing more is held to be alive."""
+DEADLINE_S: Final = 5.0
+LAST_S: Final = 2.0
+"""How long the last publication may take, when the limiter is closed."""
+ROLLUPS: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
+WORKERS: Final = "workers"
+MAX_SECTION_BYTES: Final = 32_768
+ROWS_AT_ONCE: Final = 32
+LOG_EVERY_S: Final = 600.0
+WORKER_BYTES: Final = 8
+VERSION: Final = 4
+MAX_ROW_BYTES: Final = 8 * 2**20
+"""A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
+
+_LOOK_AGAIN_S: Final = 0.01
+_WRONG: Final = 0.75
+"""A distance between the clocks is measured anew when it is wrong by so many slices."""
+
+
+class Section(NamedTuple):
+    """A section of one worker, see `Publisher.add_section`.
+
+    Attributes:
+        worker: The worker.
+        value: The value, as JSON gave it back.
+    """
+
+    worker: Worker
+    value: Any
+
+
+class Publisher:
+    """Publishes what is recorded of a limiter.
+
+    Args:
+        store: Where; None for a store of this process alone.
+        recorder: What is published.
+        now_us: Returns the time by which it is recorded.
+
+    Attributes:
+        interval_s: How long it waits from one time to the next.
+    """
+
+    def __init__(self, store: SharedStats | None, recorder: Recorder, now_us: Clock) -> None:
+        self.interval_s = INTERVAL_S
+        self._store = store
+        self._recorder = recorder
+        self._now_us = now_us
+        self._sections: dict[str, Callable[[], Any]] = {}
+        self._throttle = Throttle(LOG_EVERY_S)
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
+
+    def begin_anew(self) -> None:
+        """Be another worker, as in a child of `fork`."""
+        self._worker = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._writing = False
+        self._pending: set[tuple[int, int]] = set()
+        self._shifts: dict[int, int] = {}
+        self._misplaced: list[StatsRow] = []
+
+    @property
+    def worker(self) -> bytes:
+        """The name of this worker, from when it is asked for."""
+        self._worker = self._worker or os.urandom(WORKER_BYTES)
+        return self._worker
+
+    def whoami(self) -> dict[str, Any]:
+        """Return what the row that says that this worker is alive holds, but its time."""
+        return {"host": socket.gethostname()[:255], "pid": os.getpid()}
+
+    def add_section(self, name: str, read: Callable[[], Any]) -> None:
+        """Publish something else with the stats.
+
+        Args:
+            name: Its name. A second section of a name takes the place of the first.
+            read: Returns a value that JSON can hold, at most 32 KiB of it; it is called at each writing, on the event
+                loop. A larger value is left out, and so is one that raises; the log says so now and then.
+        """
+        self._sections[name] = read
+        self.start()
+
+    def _section(self, name: str, read: Callable[[], Any]) -> bytes | None:
+        """Return a section as JSON; None if it cannot be read, or is too large."""
+        try:
+            value = json.dumps(read(), separators=(",", ":")).encode()
+        except Exception:
+            self._log("section %r cannot be read", name)
+            return None
+        if len(value) > MAX_SECTION_BYTES:
+            self._log("section %r is larger than %d bytes", name, MAX_SECTION_BYTES)
+            return None
+        return value
+
+    def start(self) -> None:
+        """Publish from the running event loop from now on, unless another loop does so."""
+        if self._store is None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._loop, self._worker = loop, self.worker
+        loop.call_later(self.interval_s, self._next, loop)
+
+    async def end(self) -> None:
+        """Publish what is left, before the process ends, and say that this worker is gone, until requests come again.
+
+        A store that does not answer in time is left alone.
+        """
+        if self._store is None or not self._worker:
+            return  # it has counted nothing, or its parent has
+        self._loop = None
+        if not on_loop():
+            logger.warning("the last stats of this process were not published: no event loop runs any more")
+            return
+        problem: object = "the store takes too long"
+        with anyio.move_on_after(LAST_S):
+            while self._writing:  # noqa: ASYNC110 - it may write in another event loop
+                await anyio.sleep(_LOOK_AGAIN_S)
+            try:
+                await self.publish(gone=True)
+                return
+            except (StoreError, ConfigurationError) as error:
+                problem = error
+        logger.warning("the last stats of this process were not published: %s", problem)
+
+    async def publish(self, *, gone: bool = False) -> None:
+        """Publish what has changed.
+
+        Args:
+            gone: Whether this worker says that it is gone.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        assert self._store is not None, "there is nobody to publish for"
+        worker, self._writing = self.worker, True
+        try:
+            store_us = await within(self._store.time(), DEADLINE_S)
+            moved = self._shift_all(store_us)
+            for series in self._recorder.listed():
+                self._pending |= series.take_changed(every=moved)
+            pending, misplaced = set(self._pending), len(self._misplaced)
+            rows = [*self._misplaced, *self._signs(store_us, gone)]
+            for step_us, number in sorted(pending):
+                row_number = number + self._shifts[step_us]
+                kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
+                if kept_us > 0 and row_number >= 0:
+                    rows.append(StatsRow(ROLLUPS[step_us], row_number, await self._row(step_us, number), kept_us))
+            for first in range(0, len(rows), ROWS_AT_ONCE):
+                await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
+            self._pending -= pending
+            del self._misplaced[:misplaced]
+        finally:
+            self._writing = False
+
+    def shift(self, step_us: int, store_us: int) -> int:
+        """Return how much higher the number of a slice is in the store than here."""
+        exactly = (store_us - self._now_us()) / step_us
+        before = self._shifts.get(step_us)
+        if before is None or abs(exactly - before) > _WRONG:
+            return round(exactly)
+        return before
+
+    def _shift_all(self, store_us: int) -> bool:
+        """Measure the distance between the clocks; where it has changed, have rows under the old numbers taken back."""
+        changed = False
+        for step_us in KEPT:
+            before, shift = self._shifts.get(step_us), self.shift(step_us, store_us)
+            self._shifts[step_us] = shift
+            if before is not None and before != shift:
+                last = self._now_us() // step_us + before
+                numbers = range(max(last - KEPT[step_us], 0), last + 2)
+                self._misplaced += [StatsRow(ROLLUPS[step_us], number, b"", 0) for number in numbers]
+                changed = True
+        return changed
+
+    def _signs(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
+        """Yield the rows that say that this worker is alive, and its sections."""
+        kept_us = 0 if gone else ALIVE_US
+        yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
+        for name, read in list(self._sections.items()):
+            value = b"" if gone else self._section(name, read)
+            if value is not None:
+                yield StatsRow(f"s-{name}", 0, value, kept_us)
+
+    async def _row(self, step_us: int, number: int) -> bytes:
+        """Return the row of a slice. Others run between two series."""
+        packing = Packing()
+        for series in self._recorder.listed():
+            for some in series.read(step_us, number, 1).values():
+                packing.add(series.name, some)
+            await let_others_run()
+        return packing.done()
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            self._task = loop.create_task(self._publish_and_go_on(loop))
+
+    async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            if self._loop is loop and not self._writing:
+                await self.publish()
+        except StoreError as error:
+            self._log("stats were not published, and will be later: %s", error)
+        except Exception:
+            logger.exception("stats cannot be published")
+        finally:
+            if self._loop is loop and not loop.is_closed():
+                loop.call_later(self.interval_s, self._next, loop)
+
+    def _log(self, message: str, *args: object) -> None:
+        if self._throttle.left_out(None, monotonic()) is not None:
+            logger.warning(message, *args)
+
+
+class AllWorkers:
+    """Reads the stats of all workers.
+
+    Args:
+        store: Where they publish; None for a store of this process alone.
+        recorder: What this process has recorded.
+        now_us: Returns the time by which it is recorded.
+        publisher: Publishes it.
+        here: Whether this process is one of them; else it only reads.
+    """
+
+    def __init__(
+        self, store: SharedStats | None, recorder: Recorder, now_us: Clock, publisher: Publisher, *, here: bool = True
+    ) -> None:
+        self._store = store
+        self._recorder = recorder
+        self._now_us = now_us
+        self._publisher = publisher
+        self._is_worker = here
+
+    def here(self) -> Worker:
+        """Return this worker."""
+        return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
+
+    async def workers(self) -> tuple[Worker, ...]:
+        """Return the workers that are alive and have statistics, this one first."""
+        others = sorted((await self._others()).values(), key=lambda worker: worker.name)
+        return (*((self.here(),) if self._is_worker else ()), *others)
+
+    async def sections(self, name: str) -> list[Section]:
+        """Return a section of each worker that is alive, as it was published last; none where no store is shared."""
+        if self._store is None:
+            return []
+        self._publisher.start()
+        workers = {self._publisher.worker: self.here(), **await self._others()}
+        rows = await within(self._store.read(f"s-{name}", 0, 0))
+        read = [(workers[worker], _read(value)) for _, worker, value in rows if worker in workers]
+        return [Section(worker, value) for worker, value in read if value is not None]
+
+    async def recent(self, window: str | float | timedelta) -> RecentStats:
+        """Return the slices of all workers, by their numbers in the store."""
+        span, now_us = Span.of(window), self._now_us()
+        if self._store is None:
+            first = span.first(now_us)
+            return RecentStats(span, first, first * span.step_us, await self._own(span, first))
+        self._publisher.start()
+        store_us = await within(self._store.time())
+        first = span.first(store_us)
+        last = first + span.steps - 1
+        parts: Parts = {}
+
+        def add(name: SeriesName, number: int, some: Slice) -> None:
+            # A slice moves to the row that fits it best, which may be the one after the running one.
+            parts.setdefault(name, {}).setdefault(min(number, last), Slice()).add(some)
+
+        shift = self._publisher.shift(span.step_us, store_us)
+        for name, slices in (await self._own(Span(span.step_us, span.steps + 1), first - shift)).items():
+            for number, some in slices.items():
+                add(name, number + shift, some)
+        rows = await within(self._store.read(ROLLUPS[span.step_us], max(first, 0), last + 1))
+        for number, worker, value in rows:
+            for name, some in unpacked(value) if worker != self._publisher.worker else ():
+                add(name, number, some)
+                await let_others_run()
+        return RecentStats(span, first, first * span.step_us + now_us - store_us, parts)
+
+    async def _own(self, span: Span, first: int) -> Parts:
+        """Return the slices of this worker. Other tasks go on between two series."""
+        parts: Parts = {}
+        for series in self._recorder.listed():
+            if slices := series.read(span.step_us, first, span.steps):
+                parts[series.name] = slices
+            await let_others_run()
+        return parts
+
+    async def _others(self) -> dict[bytes, Worker]:
+        """Return the other workers that are alive."""
+        if self._store is None:
+            return {}
+        store_us = await within(self._store.time())
+        others = {}
+        for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
+            other = None if worker == self._publisher.worker else _read_worker(worker, value, store_us)
+            if other is not None:
+                others[worker] = other
+        return others
+
+
+class Packing:
+    """Makes the row of a slice: a byte for the version, and compressed lines of JSON, one for each series.
+
+    A row of another version is passed by: workers of two versions share a store while they are replaced.
+    """
+
+    def __init__(self) -> None:
+        self._compressor = zlib.compressobj(1)
+        self._packed = bytearray((VERSION,))
+
+    def add(self, name: SeriesName, some: Slice) -> None:
+        """Add what a series holds."""
+        line = json.dumps((*name, some.events, _flat(some.rt)), separators=(",", ":"))
+        self._packed += self._compressor.compress(line.encode() + b"\n")
+
+    def done(self) -> bytes:
+        """Return the row."""
+        return bytes(self._packed + self._compressor.flush())
+
+
+def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Slice]]:
+    """Yield what each series holds in a row; nothing more from where it cannot be read."""
+    if row[:1] != bytes((VERSION,)):
+        return
+    with suppress(Exception):  # whatever lies there, it is not ours
+        for line in zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES).splitlines():
+            rules, route, events, rt = json.loads(line)
+            counts = {str(event): int(times) for event, times in events.items()}
+            yield (tuple(map(str, rules)), str(route)), Slice(counts, _times(*rt))
+
+
+def _flat(times: ResponseTimes) -> tuple[int, int | None, list[tuple[int, int]]]:
+    return times.sum_us, times.min_us, list(times.buckets.items())
+
+
+def _times(sum_us: int, min_us: int | None, buckets: Sequence[tuple[int, int]]) -> ResponseTimes:
+    counts = {int(bucket): int(times) for bucket, times in buckets if 0 <= bucket < BUCKETS}
+    return ResponseTimes(int(sum_us), None if min_us is None else int(min_us), counts)
+
+
+def _worker(worker: bytes, row: dict[str, Any], age_s: float, *, here: bool) -> Worker:
+    host, pid = str(row.get("host", ""))[:255], int(row.get("pid", 0))
+    return Worker(f"{host}:{pid}:{worker[:4].hex()}", host, pid, age_s, here)
+
+
+def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
+    """Return a worker as its row tells of it; None where the row cannot be read."""
+    try:
+        row = json.loads(value)
+        return _worker(worker, row, max(store_us - int(row.get("at_us", 0)), 0) / 1_000_000, here=False)
+    except Exception:  # whatever lies there, it is not ours
+        return None
+
+
+def _read(value: bytes) -> Any:
+    """Return what JSON says; None where it cannot be read."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None

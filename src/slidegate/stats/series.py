@@ -1,0 +1,72 @@
+"""The counts of the requests that the same rules counted and that went to the same route.
+
+What was counted lately is kept as one slice of five seconds, and handed on to three windows when that is over or when
+somebody reads::
+
+    add ---> recent ---> 60 slices of five seconds, 60 of a minute, 288 of five minutes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Final, TypeAlias
+
+from ..core.windows.metric_window import MetricWindow
+from ..core.windows.slices import Slice
+
+SLICE_US: Final = 5_000_000
+KEPT: Final[Mapping[int, int]] = {SLICE_US: 60, 60_000_000: 60, 300_000_000: 288}
+"""How many slices of each length are kept: five minutes, an hour and a day."""
+SeriesName: TypeAlias = tuple[tuple[str, ...], str]
+"""The rules that counted the requests of a series, and the route that they went to."""
+
+
+class Series:
+    """Counts requests, for all threads. A series that is always busy takes some 160 KB.
+
+    Args:
+        name: The rules and the route.
+    """
+
+    __slots__ = ("_lock", "_number", "_recent", "_windows", "name")
+
+    def __init__(self, name: SeriesName) -> None:
+        self.name = name
+        self._lock = Lock()
+        self._windows = {slice_us: MetricWindow(slices, slice_us) for slice_us, slices in KEPT.items()}
+        self._recent = Slice()
+        self._number: int | None = None
+
+    def add(self, number: int, counts: Slice) -> None:
+        """Count what happened in a slice of five seconds.
+
+        Args:
+            number: The number of the slice: Unix time divided by its length.
+            counts: What happened.
+        """
+        with self._lock:
+            if number != self._number:
+                self._hand_on()
+                self._number = number
+            self._recent.add(counts)
+
+    def read(self, slice_us: int, first: int, slices: int) -> dict[int, Slice]:
+        """Return by number the slices of one length, of so many from the first on, that hold anything."""
+        with self._lock:
+            self._hand_on()
+            return self._windows[slice_us].by_number(first, slices)
+
+    def take_changed(self, *, every: bool = False) -> set[tuple[int, int]]:
+        """Return length and number of the slices that were counted in since the last call, or of all."""
+        with self._lock:
+            self._hand_on()
+            windows = self._windows.items()
+            return {(slice_us, number) for slice_us, window in windows for number in window.take_changed(every=every)}
+
+    def _hand_on(self) -> None:
+        """Add what was counted lately to the windows."""
+        if self._number is not None:
+            for window in self._windows.values():
+                window.add(self._number * SLICE_US, self._recent)
+            self._recent, self._number = Slice(), None

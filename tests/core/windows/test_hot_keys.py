@@ -1,0 +1,150 @@
+"""Hot keys: what is promised about error, memory and calls, on random streams in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, HotKeys
+
+from ...racing import THREADS, race
+
+
+def hot_keys(capacity: int, threshold: int, window_us: int, slices: int = 5) -> HotKeys:
+    return HotKeys(capacity, threshold, window_us / 1_000_000, slices=slices)
+
+
+class Stream(NamedTuple):
+    """Hot keys and the hits on them: (step, negative where the clock steps back; key)."""
+
+    capacity: int
+    threshold: int
+    slices: int
+    slice_us: int
+    hits: list[tuple[int, str]]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    """Draw hits on few and on many keys, with gaps, jumps longer than the window, and steps back."""
+    slices, slice_us = draw(st.integers(1, 4)), draw(st.integers(1, 20))
+    ring_us = (slices + 1) * slice_us
+    span_us = st.one_of(st.just(0), st.integers(0, 2), st.integers(0, slice_us), st.integers(-ring_us, 2 * ring_us))
+    key = st.sampled_from(draw(st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))))
+    hits = draw(st.lists(st.tuples(span_us, key), max_size=120))
+    return Stream(draw(st.integers(1, 8)), draw(st.integers(1, 8)), slices, slice_us, hits)
+
+
+class Exact:
+    """Every hit that was accepted, by slice."""
+
+    def __init__(self, slices: int, slice_us: int) -> None:
+        self.slices = slices
+        self.slice_us = slice_us
+        self.newest = -(10**9)
+        self.dropped = 0
+        self.counts: dict[int, Counter[str]] = defaultdict(Counter)
+
+    def hit(self, key: str, now_us: int) -> None:
+        number = now_us // self.slice_us
+        if number < self.newest - self.slices:
+            self.dropped += 1
+            return
+        self.newest = max(number, self.newest)
+        self.counts[number][key] += 1
+
+    def recent(self) -> Counter[str]:
+        """Return the hits in the newest slice and the k before it."""
+        return sum((self.counts[self.newest - back] for back in range(self.slices + 1)), Counter())
+
+
+@given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
+def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(
+    made: Stream, several: list[int], most: int
+) -> None:
+    keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
+    exact, now_us, hot, told = Exact(made.slices, made.slice_us), 1_000, set[str](), set[str]()
+    for number, (span_us, key) in enumerate(made.hits):
+        now_us = max(now_us + span_us, 0)
+        hits = several[number % len(several)]
+        dropped, looked_at = exact.dropped, {key, *hot}
+        became_hot = keys.hit(key, now_us, hits)
+        for _ in range(hits):
+            exact.hit(key, now_us)
+        assert keys.dropped == exact.dropped
+        recent, look_us = exact.recent(), exact.newest * made.slice_us
+        error = keys.error(look_us)
+        assert error <= recent.total() / (made.capacity + 1)
+        slack, found, top = min(error, made.threshold // 2), keys.hot(look_us), keys.top(look_us, most)
+        if exact.dropped == dropped:
+            assert found.keys() >= {name for name in looked_at if recent[name] > made.threshold + error - slack}
+        for name, least in found.items():
+            assert made.threshold - slack < least <= recent[name] <= least + error
+        told.update([key] if became_hot else ())
+        assert found.keys() <= told, "who is hot was said to become so"
+        assert not became_hot or recent[key] > made.threshold - slack
+        assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
+        for name, least in top:
+            assert 0 < least <= recent[name] <= least + error
+        if not error:
+            assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+        hot = set(found)
+
+
+def test_a_key_that_has_cooled_becomes_hot_again() -> None:
+    keys = HotKeys(10, 2, "5s")
+    assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]
+    assert keys.hot(5_999_999) == {"busy": 5}
+    assert keys.hot(6_000_000) == {}, "reading changes nothing"
+    assert not keys.hit("busy", 5_999_999), "it has been hot all the time"
+    keys.hit("another", 12_000_000)
+    assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
+
+
+def test_what_a_key_may_have_missed_counts_for_it_up_to_half_of_the_threshold() -> None:
+    keys = HotKeys(1, 6, "5s", slices=1)
+    keys.hit("ann", 0, 3)
+    keys.hit("bob", 0, 3)  # with one count for both, ann's are gone
+    assert not keys.hit("ann", 0, 3)
+    assert keys.hit("ann", 0, 1)
+    assert keys.error(0) == 3
+    assert keys.hot(0) == {"ann": 4}, "the seventh hit of ann is missed"
+
+
+def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
+    keys, became_hot = HotKeys(1, 2, "1s", slices=1), 0
+    for number in range(50):
+        became_hot += sum([keys.hit(f"in turn {number}", 0) for _ in range(10)])
+        assert len(keys.hot(0)) <= 2
+    assert became_hot > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"capacity": 0}, "capacity: expected a whole number from 1 to 10000.*not 0"),
+        ({"threshold": 0}, "threshold.*not 0"),
+        ({"threshold": 1.5}, r"threshold.*not 1\.5"),
+        ({"slices": 0}, "slices.*not 0"),
+        ({"window": "5 parsecs"}, "window: expected a number and a unit"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        HotKeys(**{"capacity": 10, "threshold": 100, "window": "5s", **arguments})
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    keys, rounds, told = hot_keys(10, 10, 100_000, slices=50), 50, list[str]()
+
+    def hit(number: int, thread: int) -> None:
+        if keys.hit(f"t{thread % 4}", number * keys.slice_us):
+            told.append(f"t{thread % 4}")
+
+    race(hit, rounds)
+    assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
+    assert sorted(told) == [f"t{thread}" for thread in range(4)], "each is told to one of them"

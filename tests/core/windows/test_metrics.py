@@ -1,0 +1,214 @@
+"""The window that tells what happened: against a plain list of events, at every moment and over threads."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, MetricSummary, MetricWindow
+from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
+
+from ...racing import THREADS, race
+
+NAMES = ("pass", "block", "exception", "success", "occupied_pass", "other", "2xx", "4xx", "5xx", "x" * 65)
+TIMES_US = st.one_of(st.integers(0, 50), st.integers(0, 2 * LONGEST_US))
+
+
+class Move(NamedTuple):
+    """Go on by `span_us`, back where it is negative, record there, and look."""
+
+    span_us: int
+    events: list[str]
+    rt_us: int | None
+
+
+class Program(NamedTuple):
+    """A window and what happens to it."""
+
+    slices: int
+    slice_us: int
+    max_names: int
+    start_us: int
+    moves: list[Move]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Draw short steps, gaps, jumps longer than the ring, and steps back."""
+    slices, slice_us = draw(st.integers(1, 6)), draw(st.integers(1, 100))
+    ring_us = slices * slice_us
+    span_us = st.one_of(
+        st.integers(0, slice_us), st.integers(0, 2 * ring_us), st.just(slice_us), st.integers(-2 * ring_us, 0)
+    )
+    events = st.lists(st.sampled_from(NAMES), max_size=3)
+    moves = draw(st.lists(st.builds(Move, span_us, events, st.none() | TIMES_US), max_size=30))
+    return Program(slices, slice_us, draw(st.integers(0, 2)), draw(st.integers(0, 10**6)), moves)
+
+
+class Plain:
+    """The same as a list of everything that was accepted."""
+
+    def __init__(self, made: Program) -> None:
+        self.made = made
+        self.newest: int | None = None
+        self.dropped = 0
+        self.names: list[str] = []
+        self.held: list[tuple[int, list[str], int | None, int | None]] = []
+
+    def record(self, now_us: int, move: Move) -> None:
+        number = now_us // self.made.slice_us
+        if self.newest is not None and number <= self.newest - self.made.slices:
+            self.dropped += 1
+            return
+        self.newest = number if self.newest is None else max(number, self.newest)
+        self.held.append((number, [self.name(event) for event in move.events], move.rt_us))
+
+    def name(self, event: str) -> str:
+        if event in NAMES[:6] or event in self.names:
+            return event
+        if len(self.names) == self.made.max_names or len(event) > 64:
+            return "other"
+        self.names.append(event)
+        return event
+
+    def slice(self, number: int) -> tuple[Counter[str], list[int]]:
+        """Return the events and the times of one slice, nothing if the ring has let go of it."""
+        if self.newest is None or number <= self.newest - self.made.slices:
+            return Counter(), []
+        here = [entry for entry in self.held if entry[0] == number]
+        return (
+            Counter(event for entry in here for event in entry[1]),
+            [entry[2] for entry in here if entry[2] is not None],
+        )
+
+
+def agrees(summary: MetricSummary, plain: Plain, first: int, slices: int) -> None:
+    """See that a summary is what the list gives for `slices` slices from `first` on."""
+    parts = [plain.slice(number) for number in range(first, first + slices)]
+    events = sum((part[0] for part in parts), Counter())
+    slice_us = plain.made.slice_us
+    assert (summary.start_us, summary.span_us) == (first * slice_us, slices * slice_us)
+    assert summary.events == events
+    assert summary.qps("block") == pytest.approx(events["block"] * 1_000_000 / (slices * slice_us))
+    seen, times_us = summary.rt, sorted(time_us for part in parts for time_us in part[1])
+    assert (seen.count, seen.sum_us, seen.min_us) == (len(times_us), sum(times_us), min(times_us, default=None))
+    assert seen.average() == (sum(times_us) / len(times_us) if times_us else None)
+    for share in (0, 0.5, 0.95, 1):
+        if times_us:
+            exact_us = times_us[max(math.ceil(share * len(times_us)), 1) - 1]
+            assert is_close(seen.quantile(share), exact_us)
+        else:
+            assert seen.quantile(share) is None
+
+
+def is_close(read_us: float | None, exact_us: int) -> bool:
+    """Tell whether a quantile is as near to the exact one as is promised."""
+    if exact_us <= SHORTEST_US:
+        return read_us == SHORTEST_US / 2
+    if exact_us > LONGEST_US:
+        return read_us == LONGEST_US
+    return read_us is not None and abs(read_us - exact_us) <= RELATIVE_ERROR * exact_us * (1 + 1e-9)
+
+
+@given(programs())
+def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> None:
+    window, plain = MetricWindow(made.slices, made.slice_us, max_names=made.max_names), Plain(made)
+    now_us = made.start_us
+    for move in made.moves:
+        now_us = max(now_us + move.span_us, 0)
+        window.record(now_us, *move.events, rt_us=move.rt_us)
+        plain.record(now_us, move)
+        assert window.dropped == plain.dropped
+        for look_us in (now_us, now_us + made.slice_us, max(now_us - made.slice_us, 0), now_us + 10**9):
+            first = look_us // made.slice_us - made.slices + 1
+            agrees(window.read(look_us), plain, first, made.slices)
+            agrees(window.read(look_us, slices=1), plain, first + made.slices - 1, 1)
+            for number, summary in enumerate(window.slices(look_us), first):
+                agrees(summary, plain, number, 1)
+            assert len(window.slices(look_us)) == made.slices
+
+
+def test_the_short_questions_ask_for_the_whole_window() -> None:
+    window = MetricWindow(10, 100_000)
+    for now_us, rt_us in ((0, 2_000), (150_000, 1_000), (990_000, 6_000)):
+        window.record(now_us, "pass", "success", rt_us=rt_us)
+    window.record(990_000, "block")
+    assert (window.qps(999_999), window.qps(999_999, "block")) == (3.0, 1.0)
+    assert (window.count("success", 999_999), window.count("never", 999_999)) == (3, 0)
+    assert (window.average_rt(999_999), window.min_rt(999_999)) == (3_000.0, 1_000)
+    assert window.quantile(0.5, 999_999) == pytest.approx(2_000, rel=0.05)
+    # 100 ms later the first slice has left.
+    assert (window.qps(1_000_000), window.average_rt(1_000_000)) == (2.0, 3_500.0)
+
+
+@given(programs(), st.lists(st.integers(0, 2), min_size=30, max_size=30))
+def test_windows_merged_are_one_window_that_saw_everything(made: Program, chosen: list[int]) -> None:
+    one, parts = MetricWindow(made.slices, made.slice_us), [MetricWindow(made.slices, made.slice_us) for _ in range(3)]
+    now_us = made.start_us
+    for move, part in zip(made.moves, chosen, strict=False):
+        now_us += abs(move.span_us)
+        one.record(now_us, *move.events, rt_us=move.rt_us)
+        parts[part].record(now_us, *move.events, rt_us=move.rt_us)
+        assert MetricSummary.merged([part.read(now_us) for part in parts]) == one.read(now_us)
+
+
+def test_only_summaries_of_one_span_are_merged() -> None:
+    window = MetricWindow(2, 100)
+    whole = window.read(100)
+    assert copy.copy(whole) == pickle.loads(pickle.dumps(whole)) == MetricSummary.merged([whole])
+    with pytest.raises(ValueError, match=r"merged: expected summaries of one span, not of \[\]"):
+        MetricSummary.merged([])
+    with pytest.raises(ValueError, match=r"one span, not of \[\(0, 100\), \(100, 100\)\]"):
+        MetricSummary.merged(window.slices(100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"slices": 0}, "slices: expected a whole number from 1 to 3600.*not 0"),
+        ({"slices": True}, "slices.*not True"),
+        ({"slices": 3_601}, "slices.*not 3601"),
+        ({"slice_us": 0.5}, "slice_us.*not 0.5"),
+        ({"max_names": -1}, "max_names.*not -1"),
+        ({"max_names": 1_001}, "max_names.*not 1001"),
+    ],
+)
+def test_a_window_that_cannot_work_is_refused(arguments: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        MetricWindow(**{"slices": 10, "slice_us": 100, **arguments})
+
+
+def test_what_cannot_be_recorded_or_asked_is_refused_and_changes_nothing() -> None:
+    window = MetricWindow(10, 100)
+    with pytest.raises(ValueError, match="rt_us: expected 0 microseconds or more, not -1"):
+        window.record(0, "pass", rt_us=-1)
+    assert window.read(0).events == {}
+    with pytest.raises(ValueError, match=r"quantile: expected a share from 0 to 1.*not 95"):
+        window.quantile(95, 0)
+    for slices in (0, 11):
+        with pytest.raises(ValueError, match=rf"slices: expected a whole number from 1 to 10.*not {slices}"):
+            window.read(0, slices=slices)
+
+
+def test_every_time_reads_within_its_error() -> None:
+    edges = {edge + step for edge in BOUNDS_US for step in (-1, 0, 1)}
+    for time_us in {*range(2_000), *edges, 10**12}:
+        times = ResponseTimes()
+        times.count_all([time_us])
+        assert is_close(times.quantile(0.5), time_us), time_us
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    window, rounds = MetricWindow(60, 1_000), 60
+    race(lambda number, thread: window.record(number * window.slice_us, "pass", f"t{thread}", rt_us=thread), rounds)
+    read = window.read((rounds - 1) * window.slice_us)
+    assert read.events == {"pass": THREADS * rounds, **{f"t{thread}": rounds for thread in range(THREADS)}}
+    assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
+    assert window.dropped == 0
