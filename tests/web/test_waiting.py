@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
+from slidegate.events import Observer, Outcome
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, statuses
@@ -486,3 +487,34 @@ async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual:
     await crowd.come(2)
     await crowd.all()
     assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))
+
+
+# -- what observers are given ------------------------------------------------------------------------------------------
+
+
+class Waits(Observer):
+    """Keeps whether the requests that have waited were let in, and how many seconds they have waited."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.heard: list[tuple[bool, float]] = []
+        limiter.observe(self)
+
+    def request(self, outcome: Outcome, /) -> None:
+        if outcome.waited_us is not None:
+            self.heard.append((outcome.allowed, outcome.waited_us / 1_000_000))
+
+
+async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
+    app = middleware(hello, virtual)
+    waits = Waits(app.limiter)
+    assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
+    assert waits.heard == [], "who is refused at once has not waited"
+    virtual.clock.advance("500ms")
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(call(app))
+        await some_turns()
+        assert app.limiter.engine.queues.waiting == 1
+        assert waits.heard == []
+    assert waiting.result().status == 200
+    assert app.limiter.engine.queues.waiting == 0
+    assert waits.heard == [(True, 0.5)]

@@ -362,6 +362,20 @@ async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_clo
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_client_that_takes_its_time_over_the_close_holds_nobody_up(at_once: None) -> None:
+    middleware, limiter = around(Listener())
+    slow, quick = Client(hangs=True), Client(address="192.0.2.1")
+    async with asyncio.timeout(BOUND_S):
+        (held,) = await opened(middleware, slow)
+        (ends,) = await opened(RateLimitMiddleware(Listener(), rules=[], limiter=limiter), quick)
+        await limiter.ban(PEER, "1h")
+        await until(lambda: slow.closes)
+        await limiter.ban("192.0.2.1", "1h")
+        await ends
+    assert (slow.closes, quick.closes) == ([(1008, "banned")], [(1008, "banned")])
+    held.cancel()
+
+
 async def test_a_question_that_fails_is_logged_and_followed_by_another(
     caplog: pytest.LogCaptureFixture, at_once: None
 ) -> None:
