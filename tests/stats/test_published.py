@@ -18,6 +18,7 @@ from slidegate.core.store import StatsRow
 from slidegate.limiter.observers import Outcome
 from slidegate.stats import Statistics, Traffic
 from slidegate.stats.published import ALIVE_US, VERSION, unpacked
+from slidegate.stats.recorder import MAX_SERIES
 from slidegate.stats.report import Span
 
 from .shared_store import Board, Staff
@@ -262,6 +263,25 @@ async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failur
     after = board.writings
     await asyncio.sleep(0.01)
     assert board.writings == after
+
+
+async def test_others_run_between_two_series_while_it_publishes(board: Board, ann: Staff) -> None:
+    for number in range(MAX_SERIES):
+        note(ann, PASS, (("api",), f"GET /{number}"))
+    turns, done = 0, False
+
+    async def count() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await ann.publisher.publish()
+    done = True
+    await counting
+    slices = 3  # of five seconds, a minute and five minutes
+    assert turns >= MAX_SERIES * (1 + slices)
 
 
 def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann: Staff) -> None:

@@ -195,6 +195,7 @@ class Publisher:
             moved = self._shift_all(store_us)
             for series in self._recorder.listed():
                 self._pending |= series.take_changed(every=moved)
+                await let_others_run()
             pending, misplaced = set(self._pending), len(self._misplaced)
             rows = [*self._misplaced, *self._signs(store_us, gone)]
             for step_us, number in sorted(pending):
