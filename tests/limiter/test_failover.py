@@ -18,7 +18,7 @@ from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMi
 from slidegate.core import Reason
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Check, Decision, LimitSet
-from slidegate.core.errors import StoreUnavailable
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import failover
 from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore
@@ -400,6 +400,17 @@ async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and
     assert (await ward.hit()).allowed
     assert ward.heard.kinds == ["store_failed"]
     assert f"for a {concerns}" in ward.heard.events[0].message
+
+
+async def test_a_long_outage_is_told_once_a_minute_for_each_cause() -> None:
+    ward = Ward("allow", inline=True)
+    for second in range(150):
+        ward.store.error = StoreUnavailable("gone") if second < 30 else StoreTimeout("late")
+        await ward.hit()
+        ward.clock.advance("1s")
+    shown = [str(event.details["error"]) for event in ward.heard.events]
+    assert ["gone" in error for error in shown] == [True, False, False]
+    assert ward.heard.kinds == ["store_failed"] * 3
 
 
 class Lines(logging.Handler):

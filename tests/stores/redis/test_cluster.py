@@ -62,6 +62,29 @@ async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
     assert sum(len(server.command("KEYS", "*:7:w:*")) for server in cluster.masters) == CLIENTS
 
 
+async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, other = home_of(cluster)
+    cluster.move_slot(slot, other)
+    assert (await limiter.hit("key", "3/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+    assert (await limiter.hit("key", "3/hour")).remaining == 0
+
+
+async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "5/hour")).remaining == 4
+    slot, owner, other = home_of(cluster)
+    (name,) = owner.command("KEYS", "*:7:w:*")
+    with cluster.migrating(slot, other):
+        assert (await limiter.hit("key", "5/hour")).remaining == 3
+        # Now the key is where the slot goes to, and the slot still with its old owner, who says ASK.
+        owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
+        assert (await limiter.hit("key", "5/hour")).remaining == 2
+        assert owner.command("KEYS", "*:7:w:*") == []
+    assert (await limiter.hit("key", "5/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+
+
 @contextmanager
 def workers_at_work(orders: Orders) -> Iterator[list[int]]:
     """Let three processes hit one key; the admissions stand in the list at the end, in the order of time."""

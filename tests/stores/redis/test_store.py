@@ -363,6 +363,44 @@ async def test_a_question_of_several_keys_on_a_cluster_is_charged_on_all_or_on_n
 
 
 @needs_redis
+async def test_a_refusal_of_several_keys_counts_where_that_is_asked_for(cluster: RedisCluster) -> None:
+    counting = bucket("3/hour", "tight", count_denied=True)
+    async with store_at(cluster, clock=FakeClock(10**15)) as store:
+        both = ((counting, "user:ann", 1), (usual("100/hour"), "everyone", 1))
+        answers = [await settle(store.hit(both)) for _ in range(5)]
+        assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 2
+        looked = await settle(store.peek(((counting, "user:ann", 0),)))
+        assert looked.readings[0][0] == 5  # three that passed, and two that were refused
+        assert (await settle(store.peek(((usual("100/hour"), "everyone", 0),)))).remaining == 97
+        peeked = await settle(store.peek(both))
+        assert (peeked.reason, peeked.reservations) == (Reason.LIMITED, [])
+        owed = await settle(store.charge(both))
+        assert owed.allowed
+        assert await settle(store.refund(owed.take_back())) is True
+
+
+@needs_redis
+async def test_a_question_of_several_keys_that_is_given_up_is_handed_back(cluster: RedisCluster) -> None:
+    wide = usual("1000/hour")
+    async with store_at(cluster) as store:
+        keys = [f"user:{number}" for number in range(4)]
+        for key in keys:  # connected to all nodes
+            await hit(store, key, wide)
+        checks = tuple((wide, key, 1) for key in keys)
+        tasks = [asyncio.create_task(settle(store.hit(checks))) for _ in range(100)]
+        for turn in range(40):
+            await asyncio.sleep(0)
+            tasks[turn].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        passed = sum(isinstance(answer, Decision) for answer in answers)
+        assert 60 <= passed < 100
+        async with asyncio.timeout(BOUND_S):
+            for key in keys:
+                while (await hit(store, key, wide, 0)).remaining != 999 - passed:
+                    pass
+
+
+@needs_redis
 @pytest.mark.parametrize("what", ["hit", "charge"])
 async def test_a_question_of_several_keys_that_fails_at_one_of_them_is_handed_back(
     what: str, cluster: RedisCluster
