@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from httpx import Response
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 import slidegate.stores.memory.store
 from slidegate import (
@@ -16,15 +21,46 @@ from slidegate import (
     Limiter,
     MemoryStore,
     Networks,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
     everyone,
     header,
 )
+from slidegate.core import CounterWindow, Limit, Reason, parse_limits
 from slidegate.testing import FakeClock
 
-from .asgi import call
+from .asgi import call, page
+
+
+def middleware_of_a_route() -> ASGIApp:
+    middleware = Middleware(RateLimitMiddleware, limits="5/second")
+    return Starlette(routes=[Route("/search", page, middleware=[middleware])])
+
+
+def dependency() -> ASGIApp:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+
+    @app.get("/search", dependencies=[Depends(RateLimit("5/second"))])
+    async def search() -> str:
+        return "found"
+
+    return app
+
+
+def decorated() -> ASGIApp:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+
+    @app.get("/search")
+    @RateLimit("5/second")
+    async def search() -> str:
+        return "found"
+
+    return app
+
 
 PROXY = "10.0.0.1"
 
@@ -159,3 +195,58 @@ def test_the_whole_thing_never_bans_the_allowlist_nor_the_proxy(visitor: Visitor
     assert visitor.statuses(100, "/login", "POST", client="192.0.2.8") == [404] * 100
     own = [visitor.answer("/login", PROXY, "POST").status_code for _ in range(100)]
     assert own == [404] * 5 + [429] * 95
+
+
+async def test_bans_by_hand_without_http(steady_ns: FakeClock) -> None:
+    limiter = Limiter(MemoryStore())
+    await limiter.ban("203.0.113.7", "1h", reason="manual")
+    assert [(ban.key, ban.reason) for ban in [ban async for ban in limiter.bans()]] == [("203.0.113.7", "manual")]
+    refused = await limiter.hit("203.0.113.7", "5/minute; 50/hour")
+    assert (refused.allowed, refused.reason, refused.retry_after) == (False, Reason.BANNED, 3_600)
+    await limiter.unban("203.0.113.7")
+    assert [ban async for ban in limiter.bans()] == []
+    assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).remaining == 4
+    await limiter.ban("203.0.113.7", "1h", reason="manual")
+    steady_ns.set(steady_ns() + 3_600 * 10**9)
+    assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).allowed
+
+
+@pytest.mark.parametrize("app", [dependency, decorated, middleware_of_a_route])
+def test_an_endpoint_is_held_to_five_a_second(app: Callable[[], ASGIApp], steady_ns: FakeClock) -> None:
+    client = TestClient(app())
+    assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
+    steady_ns.set(steady_ns() + 10**9)
+    assert client.get("/search").status_code == 200
+
+
+async def test_without_http_one_decision_says_everything() -> None:
+    limiter = Limiter(MemoryStore())
+    decision = await limiter.hit("user:42", "5/minute; 50/hour", cost=1)
+    assert (decision.allowed, decision.remaining, decision.retry_after) == (True, 4, 0)
+    assert (decision.reset_after, decision.reason) == (60, Reason.OK)
+    assert (await limiter.peek("user:42", "5/minute")).remaining == 3, "what a hit would leave"
+    assert await limiter.refund(decision) is True
+    assert await limiter.refund(decision) is False
+    refused = [await limiter.hit("user:42", "5/minute; 50/hour", cost=1) for _ in range(6)][-1]
+    assert (refused.allowed, refused.remaining, refused.retry_after) == (False, 0, 60)
+    assert (refused.reset_after, refused.reason) == (60, Reason.LIMITED)
+    assert await limiter.reset("user:42") is True
+    assert (await limiter.hit("user:42", "5/minute; 50/hour", cost=1)).remaining == 4
+
+
+async def test_a_limiter_is_opened_by_address_and_closed_twice() -> None:
+    async with Limiter.from_url("memory://") as limiter:
+        assert (await limiter.hit("user:42", "1/minute")).allowed
+        assert not (await limiter.hit("user:42", "1/minute")).allowed
+        await limiter.close()
+
+
+def test_the_arithmetic_is_there_for_anyone() -> None:
+    now_us = 1_694_749_689_568_000
+    window = CounterWindow(slices=10, slice_us=100_000)
+    window.add(now_us, 2)
+    assert (window.total(now_us), window.classic(now_us), window.completed(now_us)) == (2, 2, 0)
+    later_us = now_us + 1_000_000
+    assert (window.total(later_us), window.classic(later_us), window.completed(later_us)) == (2, 0, 2)
+    assert str(Limit(100, "1m", resolution=10)) == "100/1m @10"
+    assert [str(limit) for limit in parse_limits("5/minute; 100 per 2 hours; 10/30s")] == ["5/1m", "100/2h", "10/30s"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,12 @@ from pathlib import Path
 import pytest
 
 import slidegate
+
+
+def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "dev.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
+
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -98,3 +106,17 @@ def test_the_package_names_every_python_that_the_tests_run_on() -> None:
     named = [found[1] for name in PROJECT["classifiers"] if (found := re.fullmatch(r".* :: Python :: (3\.\d+)", name))]
     assert [f'"{version}"' for version in named] == tested[1].split(", ")
     assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+def test_the_readme_names_two_commands_and_dev_py_has_them() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "```bash\npython3 dev.py demo\npython3 dev.py test\n```" in readme
+    listing = dev("--help")
+    assert listing.returncode == 0
+    assert {"demo", "test"} <= {*re.findall(r"^  (\w+) ", listing.stdout, re.MULTILINE)}
+
+
+def test_continuous_integration_runs_the_second_command() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "exec python3 dev.py test" in script.read_text("utf-8").splitlines()

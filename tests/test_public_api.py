@@ -159,3 +159,9 @@ import slidegate.core
     assert {name for name in ours if name.split(".")[1] != "core"} == set()
     assert {name.partition(".")[0] for name in loaded - ours} <= {"slidegate", *sys.stdlib_module_names}
     assert "slidegate.core.ring" in ours
+
+
+def test_importing_the_package_loads_little_beside_starlette() -> None:
+    loaded = loaded_by("import slidegate") - loaded_by("import starlette.applications")
+    assert loaded & {"pathlib", "anyio.lowlevel", "starlette.middleware.cors"} == set()
+    assert "slidegate.web.middleware" in loaded

@@ -9,8 +9,10 @@ from struct import pack
 
 import pytest
 
-from slidegate import Limit
+from slidegate import Limit, MemoryStore
+from slidegate.core import LimitSet
 from slidegate.core.ring import MAX_UNITS, expires_us
+from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 EXACT = Limit(3, "10s")
@@ -85,3 +87,21 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, 0, limit.counter.mark(left), 1) == head(0, 0, 0, 0)
+
+
+def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_it() -> None:
+    """The store keeps a ring that was moved although nothing was spent in it."""
+    for limits in (EXACT, SLICED):
+        clock = FakeClock(10**12)
+        store, asked = MemoryStore(clock=clock), (LimitSet("rule", (limits,)), "ann", limits.amount)
+        assert store.hit((asked,))
+        clock.advance(us=-3_600 * SECOND_US)
+        first = store.hit((asked,))
+        waits_us = first.retry_after_us
+        assert waits_us is not None
+        assert waits_us <= 11 * SECOND_US
+        for _ in range(5):  # asking again and again does not move it on
+            clock.advance(us=waits_us // 6)
+            last = store.hit((asked,))
+        clock.advance(us=last.retry_after_us or 0)
+        assert store.hit((asked,))

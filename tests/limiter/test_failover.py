@@ -27,6 +27,15 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..asgi import call, hello
 from ..remote_stores import SickStore
 
+
+class Preparing(SickStore):
+    """A sick store that prepares questions, as the one behind it does."""
+
+    def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
+        prepared: Sequence[Check] = self.inner.prepare(checks)
+        return prepared
+
+
 LONG = 10.0
 """Seconds that only a hang takes."""
 
@@ -490,3 +499,70 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
                 assert sum(at_us > ward.clock.now_us - 30_000_000 for at_us in admitted) <= 4
 
     asyncio.run(play())
+
+
+async def test_a_question_of_the_shared_store_is_charged_here_while_that_is_away_and_then_in_both(inline: bool) -> None:
+    ward = Ward("local", inline=inline, make_store=Preparing)
+    checks = (await ward.hit("5/hour")).checks
+    assert type(checks) is not tuple, "it is prepared"
+    ward.fall_ill()
+    for _ in range(3):
+        assert (await ward.hit("5/hour")).allowed
+    assert ward.store.inner.peek(checks).remaining == 5 - 1 - 1, "nothing was charged there"
+    local = ward.safe.local
+    assert local is not None
+    assert local.peek(checks).remaining == 5 - 3 - 1
+    ward.recover()
+    both = await ward.hit("5/hour")
+    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 2 - 1, 5 - 4 - 1)
+    assert await ward.limiter.refund(both) is True
+    assert (ward.store.inner.peek(checks).remaining, local.peek(checks).remaining) == (5 - 1 - 1, 5 - 3 - 1)
+
+
+async def test_parts_of_a_decision_of_both_can_be_handed_back() -> None:
+    ward = Ward("local")
+    tight, wide = (ward.limiter._bucket(name, limits) for name, limits in (("tight", "3/hour"), ("wide", "9/hour")))
+    checks = ((tight, "ann", 2), (wide, "ann", 2))
+    ward.fall_ill()
+    await ward.limiter.hit_all(((tight, "bob", 1),))
+    ward.recover()
+    both = await ward.limiter.hit_all(checks)
+    assert await ward.limiter.engine.refund(both.take_back(0)) is True
+    assert [own.ended for own in both.reservations] == [True, False, True, False]
+    assert [state.remaining for state in both.states] == [3, 7]
+    after = await ward.limiter.peek_all(checks)
+    assert [state.remaining for state in after.states] == [3 - 2, 7 - 2]
+    assert await ward.limiter.refund(both) is True
+    assert [state.remaining for state in (await ward.limiter.peek_all(checks)).states] == [3 - 2, 9 - 2]
+
+
+async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
+    ward = Ward("local", inline=True)
+    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone
+    made = None
+    for _ in range(20):
+        made = await ward.limiter.strike("ann", strike)
+        assert (await ward.hit("100/hour")).allowed is (made is None)
+        await ward.limiter.engine.find_ban(("ann",))
+        ward.clock.advance("1s")
+    assert made is not None
+
+
+async def test_each_outage_is_told_when_it_begins_and_when_it_ends() -> None:
+    ward = Ward("allow", inline=True)
+    for _ in range(100):
+        ward.fall_ill()
+        await ward.hit()
+        ward.store.error = None
+        await ward.hit()
+    assert ward.heard.kinds == ["store_failed", "store_recovered"] * 100
+
+
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
+async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
+    ward, parts = parted()
+    for number in range(10):
+        concerns: Any = "key" if number % 2 else "server"
+        parts.sick["ann"] = StoreUnavailable("?", concerns=concerns)
+        await ward.hit()
+    assert len(parts.parts_asked) == 2 * failover.FAILURES_TO_OPEN - 1

@@ -7,6 +7,7 @@ import fcntl
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import anyio.to_thread
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
-from slidegate.core import Reason, StoreTimeout
+from slidegate.core import Reason, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
+from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
 
@@ -192,3 +194,47 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(StoreTimeout, match="stood still"):
             limiter.peek("user:1", "2/hour")
         released.set()
+
+
+@needs_redis
+@pytest.mark.parametrize("amount", [40, 400])
+def test_threads_together_get_exactly_the_amount_of_a_server(server: RedisServer, amount: int) -> None:
+    server.command("FLUSHALL")
+    one, two = (Limiter.from_url(server.url, deadline="60s") for _ in range(2))
+    with one.sync, two.sync, ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(lambda limiter: storm(limiter, amount), (one, two))) == amount
+
+
+def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
+    class Flapping(Inline):
+        def answer(self, question: Any, *arguments: Any) -> Any:
+            self.error = OSError("gone") if rng.random() < 0.3 else None
+            return super().answer(question, *arguments)
+
+    limiter = Limiter(Flapping(FakeClock(10**9), inline=True), on_error="local")
+    clock = FakeClock(10**9)
+    assert limiter.engine.failover is not None
+    limiter.engine.failover._clock = clock
+
+    def ask(number: int) -> int:
+        for step in range(600):
+            clock.advance("400ms" if step % 3 else "9s")
+            decision = limiter.sync.hit(f"user:{number}", "1000/second; 9/8s")
+            limiter.sync.peek("user:1", "1000/second")
+            limiter.sync.strike(f"user:{number}", POLICY)
+            if decision and step % 2:
+                limiter.sync.refund(decision)
+        return number
+
+    with hurried(collecting=False):
+        assert at_once(ask, 4) == [0, 1, 2, 3]
+
+
+@needs_redis
+def test_a_server_that_is_gone_hangs_no_thread() -> None:
+    heard = RecordingObserver(without=["refused"])
+    with Limiter.from_url("redis://127.0.0.1:1", deadline="100ms", on_error="deny", observers=[heard]).sync as limiter:
+        assert limiter.hit("user:1", "2/hour").reason is Reason.UNAVAILABLE
+        with pytest.raises(StoreUnavailable):
+            limiter.ban("user:1", "1h")
+        assert heard.events[0].kind == "store_failed"

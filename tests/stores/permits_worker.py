@@ -1,7 +1,8 @@
 """A process that holds permits on a shared store: ``python -m tests.stores.permits_worker URL AMOUNT BOARD PLACE``.
 
-It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", and ``held`` counts its
-permits. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
+It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
+permit back and says whether the store took it, and ``held`` counts its permits. ``lost`` says how many were told
+as lost. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
 
 It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
 is handed back. So the sum of the bytes of all workers is never more than the permits that are taken.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import random
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -21,6 +23,7 @@ from typing import Any, Final
 from slidegate import Limiter
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Decision, LimitSet
+from slidegate.core.store import Event
 from slidegate.testing.contract.player import settle
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -37,12 +40,24 @@ class Worker:
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
-    def ask(self, order: str) -> str:
+    def tell(self, order: str) -> None:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+    def ask(self, order: str) -> str:
+        self.tell(order)
+        return self.hear()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()
@@ -58,7 +73,13 @@ class Holder:
         self.held: deque[Decision] = deque()
         self.board = board
         self.place = place
+        self.lost = 0
         self.busy: asyncio.Task[None] | None = None
+        limiter.store.observe(self)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "permits_lost":
+            self.lost += event.details["lost"]
 
     async def take(self) -> Any:
         asked = self.store.hit(((self.bucket, KEY, 1),))
@@ -94,8 +115,12 @@ class Holder:
         match order:
             case "take":
                 return await self.take()
+            case "leave":
+                return await self.leave()
             case "held":
                 return self.store.permits_held()
+            case "lost":
+                return self.lost
             case "busy":
                 self.busy = asyncio.ensure_future(self.work(int(given[0])))
             case "calm":

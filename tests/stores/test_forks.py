@@ -122,3 +122,18 @@ def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_l
         os._exit(kept.begun)
     _, status = os.waitpid(child, 0)
     assert (os.waitstatus_to_exitcode(status), kept.begun) == (1, 0)
+
+
+def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "PATIENCE_S", 0.01)
+    lock, other = threading.Lock(), threading.Lock()
+    for each in (lock, other):
+        hold_over_fork(each)
+    with lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if lock.locked() and not other.locked() else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not lock.locked()
+    assert not other.locked()

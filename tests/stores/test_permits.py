@@ -30,6 +30,8 @@ from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
+THREE = LimitSet("export", [Concurrency(3)])
+
 TWO = LimitSet("render", [Concurrency(2)])
 WINDOW = LimitSet("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
@@ -415,3 +417,140 @@ async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     await settle(store.refund(held.take_back()))
     assert server.command("EXISTS", name) == 0
     await crew.close()
+
+
+async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    kept = await take(holds)
+    assert await Limiter(Deaf(inner=holds)).refund(kept) is False
+    assert holds.permits_held() == 0
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=1)
+    taken = [await take(other), await take(other)]
+    assert all(taken)
+    assert await settle(holds.refund(kept.take_back())) is False
+    assert not await take(other)
+
+
+async def test_permits_of_requests_that_have_ended_are_not_told_as_lost(crew: Workers) -> None:
+    holds = crew.hire()
+    kept, ended = await take(holds), await take(holds)
+    assert await Limiter(Deaf(inner=holds)).refund(ended) is False
+    crew.clock.advance(us=LEASE_US)
+    await renew(holds)
+    assert crew.events(0) == [{"lost": 1}]
+    assert await settle(holds.refund(kept.take_back())) is False
+
+
+def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
+    gone, here = in_file.hire(), in_file.hire()
+    held = [take_now(gone, f"user:{number}") for number in range(1_000)]
+    full = here.stats().bytes_used
+    in_file.clock.advance(us=LEASE_US)
+    for _ in range(20):
+        here.renew_permits()
+    again = [take_now(here, f"later:{number}") for number in range(1_000)]
+    assert here.stats().bytes_used < 1.5 * full
+    assert len(held) == len(again)
+
+
+def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
+    store = in_file.hire(map_size=2**17, max_map_size=2**17)
+    held = [take_now(store), take_now(store)]
+    hour, number = LimitSet("hour", parse_limits("1000/hour")), 0
+    while "map_full" not in in_file.seen[0].kinds:
+        store.hit(((hour, f"user:{number}", 1),))
+        number += 1
+        assert number < 20_000
+    taken: list[Decision] = []
+    with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
+        taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
+    assert failed.value.concerns == "key"
+    store.renew_permits()
+    assert [store.refund(decision.take_back()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
+    assert store.permits_held() == 0
+    assert (take_now(store)).allowed
+
+
+@pytest.mark.parametrize("attempt", ["take", "hand back", "take late in the lease"])
+def test_a_transaction_that_fails_takes_and_leaves_nothing(
+    in_file: Workers, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = in_file.hire()
+    held = take_now(store)
+    back = held.take_back()
+
+    def fail(txn: object) -> None:
+        store._env.abort(txn)
+        raise OSError("the disk is gone")
+
+    if attempt == "take late in the lease":
+        in_file.clock.advance(us=LEASE_US - 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(store._env, "commit", fail)
+        with pytest.raises(Exception, match="the disk is gone"):
+            store.refund(back) if attempt == "hand back" else take_now(store)
+    gc.collect()
+    assert store.permits_held() == 1
+    is_lost = attempt == "take after the lease"
+    second, third = take_now(store), take_now(store)
+    assert (second.allowed, third.allowed) == (True, is_lost)
+    assert [store.refund(back), store.refund(second.take_back())] == [not is_lost, True]
+    assert in_file.events(0) == ([{"lost": 1}] if is_lost else [])
+
+
+@needs_redis
+async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
+    crew = Workers(cluster)
+    holds, other = crew.hire(readable=True), crew.hire(readable=True)
+    held = [await take(holds), await take(holds)]
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{crew.prefix}:7:p:*")}
+    slot = cluster.slot_of(name)
+    owner = cluster.owner(slot)
+    target = next(server for server in cluster.masters if server is not owner)
+    with cluster.migrating(slot, target):
+        assert not await take(other)
+        await renew(holds)
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=LEASE_US - 1)
+    assert not await take(other)
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
+    cluster.move_slot(slot, owner)
+    await crew.close()
+
+
+@needs_redis
+async def test_all_permits_of_a_worker_are_renewed_by_one_command(server: RedisServer) -> None:
+    crew = Workers(server)
+    holds = crew.hire()
+    held = [await take(holds, f"user:{number}", bucket=bucket) for number in range(50) for bucket in (TWO, THREE)]
+    server.command("CONFIG", "RESETSTAT")
+    await renew(holds)
+    assert sum(server.calls().get(name, 0) for name in ("eval", "evalsha")) == 1
+    crew.clock.advance(us=LEASE_US - 1)
+    assert holds.permits_held() == len(held) == 100
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True] * 100
+    await crew.close()
+
+
+async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_others(at_server: Workers) -> None:
+    holds, other = (at_server.hire(readable=True) for _ in range(2))
+    held = [await take(holds, key) for key in ("ann", "bob", "eve")]
+    (name, owner) = next(
+        (name, server)
+        for server in at_server.servers
+        for name in server.command("KEYS", f"{at_server.prefix}:7:p:{{bob}}*")
+    )
+    owner.command("DEL", name)
+    owner.command("SET", name, "of somebody else")
+    at_server.clock.advance(us=LEASE_US - 1)
+    with pytest.raises(StoreUnavailable):
+        await renew(holds)
+    at_server.clock.advance(us=LEASE_US - 1)
+    assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
+    owner.command("DEL", name)
+    await renew(holds)
+    assert at_server.events(0) == [{"lost": 1}]
+    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, False, True]

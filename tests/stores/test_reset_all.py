@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -89,3 +90,45 @@ async def test_windows_of_another_prefix_stay(where: str, request: pytest.Fixtur
         assert await here.reset_all() is True
         assert await settle(here.hit(((rule, "ann", 1),)))
         assert not await settle(there.hit(((rule, "ann", 1),)))
+
+
+def test_what_a_reset_forgot_is_not_handed_back_though_it_was_charged_while_the_reset_ran() -> None:
+    """Its units would be those of somebody who came later, in the same slice."""
+    store, rules = MemoryStore(), [bucket("1000000/hour", f"rule-{number}") for number in range(2_000)]
+    last, before = rules[-1], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            for rule in rules:
+                store.hit(((rule, "ann", 1),))
+            reset = threading.Thread(target=store.reset_all)
+            made = []
+            reset.start()
+            while reset.is_alive():
+                made.append(store.hit(((last, "ann", 1),)))
+            reset.join(LONG_S)
+            forgotten = made[: len(made) - store.peek(((last, "ann", 0),)).readings[0][0]]
+            for _ in made:
+                store.hit(((last, "ann", 1),))
+            assert not any(store.refund(decision.take_back()) for decision in forgotten)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@needs_redis
+@pytest.mark.parametrize("where", ["server", "cluster"])
+async def test_another_worker_hands_nothing_back_that_was_charged_before(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    """Though others have spent as much in the same slice since."""
+    running, rule, clock = request.getfixturevalue(where), bucket("500/hour"), FakeClock()
+    async with store_at(running, clock=clock) as here, store_at(running, prefix=here._prefix, clock=clock) as there:
+        early = await settle(there.hit(((rule, "ann", 3),)))
+        clock.advance(us=1)
+        assert await here.reset_all() is True
+        assert await here.reset_all() is False
+        clock.advance(us=1)
+        late = await settle(here.hit(((rule, "ann", 3),)))
+        assert await settle(there.refund(early.take_back())) is False
+        assert (await settle(here.peek(((rule, "ann", 0),)))).remaining == 497
+        assert await settle(here.refund(late.take_back())) is True

@@ -8,16 +8,46 @@ from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
 from slidegate.core import Check, Decision, Limit, LimitSet, parse_limits
+from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import Choices
+
+
+def let_first_go(store: MemoryStore | LmdbStore, clock: FakeClock) -> None:
+    """Let the only key of its own go, whose window is a second long."""
+    for _ in range(2):
+        clock.advance(us=1_100_000)
+        for _ in range(3):
+            hit(store)
+
+
+def with_room_again(small: Small, *before: Check) -> tuple[Any, FakeClock, list[Decision]]:
+    """Return a store with room for one key, after `before` was charged in the cell, nine seconds ago."""
+    clock = FakeClock(10**12)
+    store = small(clock, 1)
+    assert hit(store, (bucket("1/s", "other"), "first", 1))
+    decisions = [hit(store, check) for check in before]
+    let_first_go(store, clock)
+    clock.set(10**12 + 9 * SECOND_US)
+    assert (store.stats().keys, store.stats().shared_hits) == (0, len(before))
+    return store, clock, decisions
+
+
+def left(store: MemoryStore | LmdbStore, check: Check) -> int | None:
+    """Charge, which has to pass, and return what is left."""
+    decision = hit(store, check)
+    assert decision
+    return decision.remaining
+
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -204,3 +234,42 @@ def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
         store = small(clock, rng.choice((1, 1, 2, 3, 8)))
         Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()
         store.close()
+
+
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
+    asked = bucket("4/10s")
+    store, clock, _ = with_room_again(small, (asked, "ann", 1), (asked, "bob", 2))
+    assert left(store, (asked, "ann", 1)) == 0
+    assert store.stats().keys == 1
+    assert left(store, (asked, "eve", 1)) == 0  # in the cell, where there is no sign of ann's second unit
+    clock.advance("1s")
+    assert left(store, (asked, "ann", 3)) == 0
+    assert left(store, (asked, "eve", 3)) == 0
+
+
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Small) -> None:
+    asked = bucket("4/10s")
+    store, clock, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))
+    assert not hit(store, (asked, "ann", 1))  # moves
+    assert store.refund(bob.take_back()) is True
+    assert not hit(store, (asked, "ann", 1)), "a copy keeps what others spent until it ages out"
+    assert store.refund(ann.take_back()) is True
+    assert store.refund(ann.take_back()) is False
+    assert left(store, (asked, "ann", 2)) == 0
+    assert left(store, (asked, "eve", 2)) == 0  # in the cell, where ann's units stay until they leave
+    clock.advance("1s")
+    assert left(store, (asked, "eve", 2)) == 0
+
+
+@pytest.mark.parametrize("limits", [f"{MAX_AMOUNT}/10s @1", "4/10s @4"])
+def test_keys_of_one_question_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
+    store, asked = small(FakeClock(10**12), 1), bucket(limits)
+    amount = asked.limits[0].amount
+    assert hit(store, (bucket("1/hour", "other"), "first", 1))
+    together = hit(store, *((asked, key, amount) for key in ("ann", "bob", "eve")))
+    assert together, "each of them fits into the cell"
+    for place in (2, 1):  # more than a slice can count is not counted, and not handed back
+        store.refund(together.take_back(place))
+        assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"

@@ -16,12 +16,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from slidegate.core import LimitSet, parse_limits
-from slidegate.core.errors import StoreTimeout
+from slidegate.core import ConfigurationError, LimitSet, parse_limits
+from slidegate.core.errors import StoreError, StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import opening as lmdb_opening
 
 T = TypeVar("T")
 HOUR_US = 3_600_000_000
+SHARED_AMOUNT = 300
 
 
 def bucket(amount: int) -> LimitSet:
@@ -82,6 +84,11 @@ def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
     asked = bucket(amount)
     questions = [((asked, f"user:{number}", 1),) for number in range(keys)]
     return sum(store.hit(questions[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
+
+
+def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:
+    """Several processes hit the same keys."""
+    return together(processes, lambda _: hit_often(LmdbStore(path), amount, times, keys))
 
 
 def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
@@ -162,6 +169,35 @@ def banning(path: str, kills: int, durability: str) -> Any:
     return {"lost": lost, "spoken": spoken}
 
 
+def readers(path: str, kills: int, slots: int) -> Any:
+    """Processes are killed while they read, more of them than there are places for readers."""
+    lmdb_opening.MAX_READERS = slots  # type: ignore[misc]
+    store = LmdbStore(path)
+    hit_often(store, 5, 1)
+    for _ in range(kills):
+
+        def act(writing: int) -> None:
+            own = LmdbStore(path)
+            reads = own._env.read()  # ends when nobody holds it
+            os.write(writing, b"x" if reads else b"")
+            time.sleep(60)
+
+        pid, reading = actor(act)
+        os.read(reading, 1)
+        os.kill(pid, signal.SIGKILL)
+        outcome(pid, reading)
+    return store.peek(((bucket(5), "user:0", 1),)).remaining
+
+
+def speaking(path: str, bans: int) -> Any:
+    """Ban, and say so with a system call of its own, for a trace of them."""
+    store = LmdbStore(path, map_size=1 << 20, durability="safe")
+    for number in range(bans):
+        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
+        os.write(2, f"acknowledged {number}\n".encode())
+    return bans
+
+
 def patiently(ask: Callable[[], T]) -> T:
     """Ask until there is an answer: on a busy machine another process may hold the file for longer than a store waits.
 
@@ -220,7 +256,86 @@ def overwrite_heads(path: str) -> None:
             file.write(b"\xff" * 144)
 
 
-SCENES = {scene.__name__: scene for scene in (starts, killing, banning, growing)}
+class Crowd:
+    """Processes that hit old and new keys of a file that grows, and what happens to them and to it."""
+
+    def __init__(self, path: str, processes: int, chance: random.Random) -> None:
+        self.path = path
+        self.chance = chance
+        self.admitted, self.files = 0, 1
+        self.actors = [actor(self.act) for _ in range(processes)]
+
+    def act(self, writing: int) -> None:
+        own, store = random.Random(os.getpid()), None
+        new, shared = bucket(5), ((bucket(SHARED_AMOUNT), "user:all", 1),)
+        while True:
+            with suppress(StoreError, ConfigurationError):
+                store = store or LmdbStore(self.path, map_size=1 << 16, max_map_size=1 << 26)
+                for _ in range(20):
+                    store.hit(((new, f"user:{own.getrandbits(64):x}", 1),))
+                os.write(writing, b"+" if store.hit(shared) else b".")
+
+    def answered(self, pipe: int) -> bool:
+        """Read what a process has said; tell whether that was anything."""
+        os.set_blocking(pipe, False)
+        said = b""
+        with suppress(BlockingIOError):
+            while more := os.read(pipe, 1 << 16):
+                said += more
+        self.admitted += said.count(b"+")
+        return bool(said)
+
+    def fault(self) -> str:
+        """Let something happen."""
+        number = self.chance.randrange(len(self.actors))
+        pid, pipe = self.actors[number]
+        what = self.chance.choice(("kill", "kill", "stop", "stop", "lock.mdb", "data.mdb", "head"))
+        if what == "kill":
+            end(pid)
+            self.answered(pipe)
+            os.close(pipe)
+            self.actors[number] = actor(self.act)
+        elif what == "stop":
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGCONT)
+        else:
+            self.files += 1
+            with suppress(FileNotFoundError):
+                overwrite_heads(self.path) if what == "head" else os.unlink(os.path.join(self.path, what))
+        return what
+
+    def leave(self) -> list[int]:
+        """End all; return the exit codes of those who had ended by themselves."""
+        found = [(pid, os.waitpid(pid, os.WNOHANG)) for pid, _ in self.actors]
+        for pid, (ended, _) in found:
+            if not ended:
+                end(pid)
+        return [os.waitstatus_to_exitcode(status) for _, (ended, status) in found if ended]
+
+
+def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
+    """Faults, one after the other, and then everybody should answer.
+
+    Returns who ended by itself, who is silent after the last fault and when the others had answered, how many were let
+    in under the key of all, and how many files there may have been.
+    """
+    crowd = Crowd(path, processes, random.Random(seed))
+    done = []
+    for _ in range(rounds):
+        time.sleep(crowd.chance.uniform(0.02, 0.2))
+        done.append(crowd.fault())
+        for _, pipe in crowd.actors:
+            crowd.answered(pipe)
+    last_s, silent = time.monotonic(), {pipe for _, pipe in crowd.actors}
+    while silent and time.monotonic() < last_s + 30:
+        silent -= {pipe for pipe in silent if crowd.answered(pipe)}
+        time.sleep(0.001)
+    seen = {"after_s": time.monotonic() - last_s, "silent": len(silent), "codes": crowd.leave(), "done": done}
+    return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
+
+
+SCENES = {scene.__name__: scene for scene in (crowd, starts, killing, banning, readers, speaking, growing, faults)}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

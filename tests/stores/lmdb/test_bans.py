@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,10 +16,24 @@ from slidegate import Limiter
 from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
 from slidegate.core.bans.ban import OWN_PREFIX, BanSubject
+from slidegate.core.errors import StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
+from ...virtual_time import VirtualTime
 from .test_store import gate_held
+
+
+def export(bans: int) -> list[str]:
+    """Return the lines of an export of so many bans and as many strikes."""
+    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": 10**15}]
+    for number in range(bans):
+        key, times = f"user:{number}", {"last_us": 10**15, "until_us": None, "over_us": 2**52}
+        policy: dict[str, object] = {"policy": "abuse", "level": 1} | times
+        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None}
+        rows += [{"ban": key, "reason": "", "by": "ann", "level": 0} | made, {"struck": key, "strikes": []} | policy]
+    return [json.dumps(row) for row in rows]
+
 
 SECOND_US = 1_000_000
 HIT = LimitSet("rule", parse_limits("1000000/hour"))
@@ -107,3 +123,47 @@ def bans(key: str, subjects: BanSubject) -> bool:
     version, first, last = parse_network(key)
     is_one_client = prefix_length(version, first, last) == OWN_PREFIX[version]  # whose ban is found by its key
     return not is_one_client and version == subjects[0] and first <= subjects[1] <= last
+
+
+async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
+    limiter = Limiter(store, on_error="deny")
+    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
+    answers = []
+    while not importing.done():
+        answers.append(await limiter.hit("user:399", "1000000/hour"))
+        await asyncio.sleep(0)
+    assert await importing == 400
+    assert [answer.allowed for answer in answers].count(True) > 10
+    assert not await limiter.hit("user:399", "1000000/hour")
+
+
+async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_when_it_is_repeated(
+    store: LmdbStore,
+) -> None:
+    VirtualTime()  # in which half a minute is nothing
+    limiter = Limiter(store, deadline="50ms", on_error="deny")
+    importing = asyncio.ensure_future(limiter.import_bans(export(400)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    with gate_held(store), pytest.raises(StoreTimeout) as caught:
+        await importing
+    written = store.bans.count()
+    assert 0 < written < 400
+    assert caught.value.__notes__ == [f"{written} of 400 bans were taken over"]
+    assert await limiter.import_bans(export(400)) == store.bans.count() == 400
+
+
+def test_a_ban_that_was_made_again_lasts_as_long_as_the_last_one_says(store: LmdbStore, clock: FakeClock) -> None:
+    store.bans.ban("user:eve", SECOND_US, "why", "me")
+    store.bans.ban("user:bob", 5 * SECOND_US, "why", "me")
+    store.bans.ban("user:eve", 5 * SECOND_US, "why", "me")
+    store.bans.ban("user:bob", None, "why", "me")
+    for _ in range(3):
+        clock.advance("1s")
+        hit(store, "user:free")
+    assert hit(store, "user:eve").reason is Reason.BANNED
+    clock.advance("3s")
+    hit(store, "user:free")
+    assert hit(store, "user:eve").allowed
+    assert [ban.key for ban in store.bans.active()] == ["user:bob"]
+    assert store.bans.count() == 1

@@ -767,3 +767,99 @@ async def test_on_a_full_disk_keys_that_are_known_keep_their_limits_where_every_
         await limiter.close()
     assert set(reasons) == {Reason.OK}
     assert "map_full" in heard.kinds
+
+
+@pytest.mark.parametrize("damage", [zeroed, heads_damaged, heads_replaced, all_but_the_heads_damaged])
+@pytest.mark.parametrize(
+    ("ask", "mended"), [("hit", True), *((ask, False) for ask in ("hit", "peek", "stats", "count", "bans"))]
+)
+def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_is_mended(
+    place: Path, damage: Callable[[Path], None], ask: str, mended: bool
+) -> None:
+    """By itself, or by a worker that starts; every error in between is the store's own."""
+    store, heard = opened(place)
+    asked = ((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),)
+    asks: dict[str, Callable[[], Any]] = {
+        "hit": lambda: store.hit(asked),
+        "peek": lambda: store.peek(asked),
+        "stats": lambda: store.stats(),
+        "count": lambda: store.bans.count(),
+        "bans": lambda: store.bans.active(),
+    }
+    damage(place / "data.mdb")
+    if mended:
+        code = f"""
+from contextlib import suppress
+from functools import partial
+from slidegate.core import LimitSet, parse_limits
+from slidegate.core.errors import StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+store = LmdbStore({str(place)!r}, map_size=1 << 20)
+for _ in range(21):
+    with suppress(StoreUnavailable):
+        store.hit(((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),))
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    for act in (asks[ask], asks["hit"], asks["hit"]):
+        with suppress(StoreUnavailable):
+            act()
+    last = asks["hit"]()
+    assert 26 <= last.remaining <= 29 if mended else 46 <= last.remaining <= 48
+    assert mended or "store_set_aside" in heard.kinds
+    assert len(store.bans.active()) == 2
+    store.close()
+
+
+def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_opening, "CAN_TAKE_ROOM", False)
+    monkeypatch.delattr(os, "posix_fallocate")
+    store, _ = opened(tmp_path / "lmdb", map_size=1 << 16)
+    asked = ASKED[0][0]
+    assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
+    assert (tmp_path / "lmdb" / "data.mdb").stat().st_size < store.stats().bytes_held
+    store.close()
+
+
+def test_all_bans_of_a_large_damaged_file_are_rescued(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "lmdb")
+    keys = {f"user:{number}" for number in range(5_000)}
+    for key in keys:
+        store.bans.ban(key, HOUR_US, "r" * 200, "manual")
+    store.close()
+    data = tmp_path / "lmdb" / "data.mdb"
+    assert data.stat().st_size > 2 << 20
+    second_page_damaged(data)
+    store = LmdbStore(tmp_path / "lmdb")
+    assert {ban.key for ban in store.bans.active()} == keys
+    store.close()
+
+
+def test_half_a_record_of_a_ban_with_zeros_behind_it_is_no_ban(place: Path) -> None:
+    data = place / "data.mdb"
+    content = bytearray(data.read_bytes())
+    mark = re.search(rb"....(?=.{6}\[\d+,false,)", content, re.DOTALL)
+    assert mark is not None
+    content[-4_096:] = mark[0] + bytes(4_092)
+    data.write_bytes(content)
+    second_page_damaged(data)
+    store, _ = opened(place)
+    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
+    store.close()
+
+
+def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(place)
+
+    def damaged(*_: object) -> None:
+        raise lmdb.CorruptedError("mdb_get: page 7 is not there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slidegate.stores.lmdb.transaction.Transaction.save", damaged)
+        with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
+            store.hit(ASKED)
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    assert len(store.bans.active()) == 2
+    store.close()

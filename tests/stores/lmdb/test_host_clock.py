@@ -87,3 +87,14 @@ def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pyt
     after.observe(heard)
     assert heard.kinds == []
     after.close()
+
+
+def test_after_a_reboot_time_goes_on_by_what_has_passed() -> None:
+    record = written(None, FIRST, 4_900, 100, 5_000)
+    assert offset_us(record, SECOND, 7, 6_500) + 7 == 6_500
+    assert offset_us(record, SECOND, 7, 3) + 7 == 5_000  # the system clock was set back meanwhile
+
+
+def test_without_a_boot_id_a_boot_clock_that_went_back_is_a_reboot() -> None:
+    record = written(None, bytes(16), 4_900, 100, 5_000)
+    assert offset_us(record, bytes(16), 7, 6_500) + 7 == 6_500

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +58,62 @@ def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     assert not seen["shrunk"]
     assert seen["grown"]
     assert seen["keys"] == processes * (rounds * 200 + 300)
+
+
+@pytest.mark.parametrize(
+    ("processes", "times", "amount", "keys"),
+    [
+        (4, 5_000, 1_000, 1),
+        pytest.param(8, 1_000, 500, 1, marks=pytest.mark.all),
+        pytest.param(4, 50_000, 10_000, 1, marks=pytest.mark.deep),
+        pytest.param(8, 10_000, 5, 1_000, marks=pytest.mark.deep),
+    ],
+)
+def test_processes_together_admit_exactly_the_amount_of_each_key(
+    tmp_path: Path, processes: int, times: int, amount: int, keys: int
+) -> None:
+    assert sum(play("crowd", tmp_path / "lmdb", processes, times, amount, keys)) == amount * keys
+
+
+@pytest.mark.all
+def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed: apt-get install strace")
+    trace = tmp_path / "trace"
+    calls = "trace=openat,write,pwrite64,pwritev,writev,fsync,fdatasync,msync"
+    play("speaking", tmp_path / "lmdb", 5, before=(strace, "-f", "-e", calls, "-o", str(trace)))
+    lines = trace.read_text(encoding="utf-8", errors="replace").splitlines()
+    (meta,) = [found[1] for line in lines if (found := re.search(r'data\.mdb", \S*O_DSYNC\S*\) += (\d+)', line))]
+    synced = written = spoken = 0
+    for line in lines:
+        if re.search(r"f(data)?sync\(", line):
+            synced += 1
+        elif f"pwrite64({meta}," in line and synced:
+            written += 1  # through a file that is opened so that this waits for the disk
+        elif "acknowledged" in line:
+            spoken += 1
+            assert synced, f"no sync before {line}"
+            assert written, f"the head was not written before {line}"
+            synced = written = 0
+    assert spoken == 5
+
+
+@pytest.mark.all
+def test_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
+    assert play("readers", tmp_path / "lmdb", 40, 16) == 3
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("processes", "rounds", "seed"),
+    [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
+)
+def test_after_faults_every_process_answers_from_the_store(
+    tmp_path: Path, processes: int, rounds: int, seed: int
+) -> None:
+    seen = play("faults", tmp_path / "lmdb", processes, rounds, seed)
+    assert seen["codes"] == [], f"seed {seed}: somebody ended by itself: {seen}"  # SIGABRT is -6, SIGBUS is -7
+    assert seen["silent"] == 0, f"seed {seed}: {seen}"
+    # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
+    assert seen["admitted"] <= seen["amount"] * 2 * seen["files"], f"seed {seed}: {seen}"

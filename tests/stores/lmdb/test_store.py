@@ -29,12 +29,15 @@ from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.checking import DATA
+from slidegate.stores.lmdb.opening import PATIENCE_S
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.player import settle
 
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
+
+MINUTE_US = 60_000_000
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -196,6 +199,24 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock(10**12)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], tuple[Any, Any]]]:
+    """Make two stores on one file, with one clock; those that were made before are closed first."""
+    made: list[Any] = []
+
+    def close() -> None:
+        while made:
+            made.pop().close()
+
+    def make() -> tuple[Any, Any]:
+        close()
+        made.extend(LmdbStore(tmp_path / "shared", clock=clock, **SMALL) for _ in range(2))
+        return made[0], made[1]
+
+    yield make
+    close()
 
 
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", Quota("5/day")])
@@ -498,3 +519,218 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
     assert await limiter.unban(f"key:{key}")
     assert await limiter.reset(key)
     assert await limiter.hit(key, "2/hour")
+
+
+@pytest.mark.parametrize("limits", ["5/minute", "100/minute", "100/minute; 1000/hour", Quota("5/day")])
+def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
+    workers: Callable[[], tuple[Any, Any]], clock: FakeClock, limits: Any
+) -> None:
+    asked = LimitSet("rule", parse_limits(limits))
+    for everything in (False, True):
+        one, other = workers()
+        amount = asked.limits[0].amount
+        early = one.hit(((asked, "ann", amount),))
+        assert early
+        assert other.reset_all() if everything else other.reset("ann")
+        one, other = workers()
+        clock.advance(us=1)
+        late = one.hit(((asked, "ann", amount),))
+        assert late
+        assert [one.refund(early.take_back()), other.refund(early.take_back())] == [False, False]
+        assert not other.hit(((asked, "ann", 1),))
+        assert other.refund(late.take_back()) is True
+
+
+async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charged(store: LmdbStore) -> None:
+    asked = ((bucket("5/hour"), "ann", 1),)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+    assert [answer.remaining for answer in await asyncio.gather(*waiting[1:])] == [4, 3]
+
+
+async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: LmdbStore) -> None:
+    asked = ((bucket("5/hour"), "ann", 1),)
+    store.hit(asked)
+    store._env.close()  # as after a fork, or where the files were replaced
+    with gate_held(store):
+        waiting = asyncio.ensure_future(_waited(store, asked))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+    assert (await waiting).remaining == 3
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_limiters_that_share_a_store_have_a_deadline_each(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    short, long = made[0], made[1]
+    with gate_held(store) as gate:
+        waiting = [asyncio.create_task(long.hit("user:ann", "5/hour")) for _ in range(2)]
+        assert (await short.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
+        assert not any(task.done() for task in waiting)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_limiters_that_share_a_store_have_a_deadline_each_in_threads_too(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    answers: list[Decision] = []
+    with gate_held(store) as gate:
+        thread = threading.Thread(target=lambda: answers.append(made[1].sync.hit("user:ann", "5/hour")))
+        thread.start()
+        assert made[0].sync.hit("user:ann", "5/hour").reason is Reason.UNAVAILABLE
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        thread.join()
+    assert [decision.remaining for decision in answers] == [4]
+
+
+def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> None:
+    asked, hits = bucket("100000/hour"), 300
+    running = [threading.Thread(target=lambda: fill(store, [1] * hits, "100000/hour")) for _ in range(3)]
+    for thread in running:
+        thread.start()
+    for _ in range(10):
+        in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
+    for thread in running:
+        thread.join()
+    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - 3 * hits
+
+
+def test_a_child_can_open_a_store_although_a_thread_was_opening_one(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def open_and_close() -> None:
+        for number in itertools.cycle(range(5)):
+            LmdbStore(tmp_path / str(number), **SMALL).close()
+            if ended.is_set():
+                return
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    try:
+        for _ in range(10):
+            pid = fork()
+            if not pid:
+                signal.alarm(20)
+                LmdbStore(tmp_path / "child", **SMALL).close()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> None:
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
+    asked = ((bucket("5/hour"), "ann", 1),)
+    await _waited(store, asked)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(5)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        store.close()
+        await asyncio.wait(waiting, timeout=60)
+        assert [type(task.exception()) for task in waiting] == [StoreUnavailable] * 5
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
+    assert (await _waited(store, asked)).remaining == 3, "they have charged nothing"
+    store.close()
+
+
+def test_a_map_that_another_process_has_made_larger_is_taken_over(store: LmdbStore) -> None:
+    fill(store, [1])
+    in_another_process(store, lambda own: fill(own, range(5_000)))
+    assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
+    assert fill(store, range(5_000)) == [True] * 5_000
+    assert store.stats().bytes_held > 1 << 20
+
+
+async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_have_ended(tmp_path: Path) -> None:
+    clock = FakeClock()
+    options: dict[str, Any] = {"map_size": 1 << 19, "max_map_size": 1 << 19, "clock": clock}
+    store = LmdbStore(tmp_path / "lmdb", **options)
+    limiter = Limiter(store, on_error="deny")
+    for number in range(5_000):
+        await limiter.hit(f"user:{number:>050}", "1/minute")
+    held = store.stats()
+    assert held.keys > 500
+    store.close()
+    store = LmdbStore(tmp_path / "lmdb", **options)
+    limiter = Limiter(store, on_error="deny")
+    assert (await limiter.hit(f"user:{0:>050}", "1/minute")).reason is Reason.LIMITED
+    clock.advance("2m")
+    shared: list[int] = []
+    for turn in range(3):
+        for number in range(400):
+            decision = await limiter.hit(f"later:{turn}-{number:>050}", "1/minute")
+            assert decision or turn == 0, (turn, number)  # the old ones are let go of, a few at each hit
+        shared.append(store.stats().shared_hits)
+        clock.advance("2m")
+    assert shared == shared[:1] * 3
+    assert held.bytes_held <= store.stats().bytes_held <= (1 << 19) + (1 << 21)
+    store.close()
+
+
+@pytest.mark.parametrize("stuffing", ["bans", "windows"])
+def test_a_file_that_takes_no_more_changes_goes_on_when_what_is_in_it_has_ended(tmp_path: Path, stuffing: str) -> None:
+    clock = FakeClock(10**12)
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 16, max_map_size=1 << 16, clock=clock)
+    grows: list[Callable[[int], object]] = [
+        lambda number: store.bans.ban(f"user:{number}", MINUTE_US, "x" * 256, "ann"),
+        lambda number: fill(store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"),
+    ]
+    failed = 0
+    for number in range(40_000):
+        try:
+            grows[stuffing == "windows"](number)
+        except StoreUnavailable as error:
+            failed += error.concerns == "key"
+            if failed > 50:
+                break
+    assert failed
+    store.keep_deadline(0.02)
+    with gate_held(store), pytest.raises(StoreTimeout):
+        fill(store, [1])
+    store.keep_deadline(PATIENCE_S)
+    clock.advance("2m")
+    for _ in range(40):
+        clock.advance("1s")
+        with suppress(StoreUnavailable):
+            fill(store, [1])
+    assert fill(store, range(10, 20)) == [True] * 10
+    assert store.bans.active() == []
+    store.close()
+
+
+def test_a_process_that_died_while_it_read_does_not_make_the_file_grow(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19)
+    store.observe(heard)
+    with child(lambda: store._env.read(), signal.SIGKILL):
+        pass
+    for _ in range(2_000):
+        fill(store, range(5), "100000/hour")
+    assert heard.kinds == []
+    assert store.stats().bytes_held == 1 << 19
+    store.close()
+
+
+def test_keys_that_begin_alike_are_not_reset_together(store: LmdbStore) -> None:
+    asked = bucket("1/hour")
+    for key in ("ann", "anna", "ann\0", "an"):
+        store.hit(((asked, key, 1),))
+    assert store.reset("ann") is True
+    assert [bool(store.hit(((asked, key, 1),))) for key in ("ann", "anna", "ann\0", "an")] == [
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from collections import Counter
 from datetime import UTC, datetime
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import pytest
 
-from slidegate.core import Decision, LimitSet, Reason, parse_limits
+from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_limits
 from slidegate.core.addresses import canonical_key, format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
+
+
+def tracked_below(*roots: object) -> Counter[str]:
+    """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
+    for _ in range(3):
+        gc.collect()  # tuples are left out from then on, those in others first
+    found: Counter[str] = Counter()
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and gc.is_tracked(one):
+            seen.add(id(one))
+            found[type(one).__name__] += 1
+            if not isinstance(one, (type, FunctionType, MethodType, BuiltinMethodType, ModuleType)):
+                waiting += gc.get_referents(one)
+    return found
+
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -225,3 +244,56 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
 
 
 # -- the garbage collector -------------------------------------------------------------------------------------------
+
+
+def test_an_import_keeps_the_later_strikes() -> None:
+    scene, other = Scene(), Scene()
+    scene.strike("ann", PLAIN, 2)
+    rows = scene.rows()
+    scene.advance("1s")
+    scene.bans.unban("ann", "eve")
+    scene.strike("ann", PLAIN)
+    scene.bans.load(rows)
+    assert scene.strike("ann", PLAIN) is None
+    assert scene.strike("ann", PLAIN) == 1
+    other.bans.load(rows)
+    assert other.strike("ann", PLAIN) == 1
+
+
+def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> None:
+    scene = Scene()
+    scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
+    rows = scene.rows()
+    for step_us, left in ((-DAY_US, 600 * SECOND_US), (DAY_US, None)):
+        after = Scene(now_us=0)
+        after.wall.set(NEW_YEAR_US + step_us)
+        assert after.bans.load(rows) == (left is not None)
+        assert after.hit("ann").retry_after_us == (left or 0)
+
+
+def test_an_import_that_has_no_room_changes_nothing() -> None:
+    scene = Scene()
+    for number in range(11):
+        scene.strike(f"user:{number}")
+    small = Scene(10)
+    with pytest.raises(ConfigurationError, match="bans: no room for 11 more bans; raise max_bans=10"):
+        small.bans.load(scene.rows())
+    assert small.active() == []
+    rows = [row for row in scene.rows() if "ban" not in row]
+    with pytest.raises(ConfigurationError, match="bans: no room for 11 more strike records; raise max_bans=10"):
+        small.bans.load(rows)
+    assert len(small.rows()) == 1
+
+
+def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:
+    scene = Scene(10_000)
+    before = tracked_below(scene.bans)
+    policy = BanPolicy("2/minute", "10m")
+    for number in range(3_000):
+        client = f"192.0.{number >> 8}.{number & 255}"
+        scene.strike(client, policy, 1 + number % 2)
+        scene.bans.ban(f"user:{number}", None, "why", "eve")
+    for number in range(0, 3_000, 2):
+        scene.bans.unban(f"user:{number}", "eve")
+    assert len(list(scene.bans.active())) == 3_000
+    assert (tracked_below(scene.bans) - before).total() < 100

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,3 +49,43 @@ def test_a_question_is_answered_as_its_checks_are_by_a_twin(
         else:
             assert one.reset_all() is twin.reset_all()
     assert one.stats() == twin.stats()
+
+
+def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    bucket = LimitSet("rule", parse_limits("64/hour"))
+    keys = [f"client-{rng.random()}" for _ in range(2_000)]
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    def spend() -> int:
+        for key in keys:
+            for _ in range(30):
+                clock.advance(us=1)
+                store.hit(((bucket, key, 1),))
+        return held()
+
+    tracemalloc.start()
+    try:
+        questions = [store.prepare(((bucket, key, 1),)) for key in keys]
+        for question in questions:
+            store.hit(question)
+        store.reset_all()
+        before = held()
+        spent = spend() - before
+        store.reset_all()
+        assert held() - before < spent / 10
+        assert spend() - before > spent / 2
+        other = LimitSet("other", bucket.limits)
+        for _ in range(200):
+            clock.advance("1h")
+            store.hit(((other, "bob", 1),))
+        assert held() - before < spent / 10
+    finally:
+        tracemalloc.stop()
+    assert store.stats().keys < 9, "its table is gone"
+    assert [store.hit(question).remaining for question in questions] == [63] * len(questions)
+    assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}

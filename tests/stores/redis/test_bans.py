@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -18,8 +19,11 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
+from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
-from .stores import workers_at
+from .stores import PLENTY_S, workers_at
+
+BOUND_S = 20
 
 NOW_US = 1_900_000_000_000_000
 PLENTY = bucket("1000000/minute")
@@ -144,3 +148,96 @@ async def test_a_ban_lasts_its_time_wherever_the_clock_of_the_server_is_set(
             assert (await hit(stores[0], key, key)).allowed
             clock.advance(us=-3_600_000_000)
             assert [(await hit(store, key, key)).allowed for store in stores] == [True, True]
+
+
+@needs_redis
+async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
+    async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
+        proxy.delay_s = 0.003
+        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=PLENTY_S)
+        over = asyncio.Event()
+
+        async def change() -> None:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                await one.bans.ban(f"198.51.100.{number % 250}", 60_000_000, "", "ann")
+
+        changing = [asyncio.create_task(change()) for _ in range(4)]
+        try:
+            async with asyncio.timeout(BOUND_S):
+                for _ in range(100):
+                    answers = await asyncio.gather(*(hit(slow, f"user:{n}", address("192.0.2.7")) for n in range(5)))
+                    assert all(answer.reason is Reason.OK for answer in answers)
+        finally:
+            over.set()
+            await asyncio.gather(*changing)
+            await slow.close()
+
+
+@needs_redis
+async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(server: RedisServer) -> None:
+    counting = bucket("5/hour", count_denied=True)
+    async with workers_at(server, 1) as (one,):
+        both = ((counting, "user:eve", 1), (counting, "user:bob", 1))
+        for _ in range(6):
+            await settle(one.hit(both))
+        for _ in range(10):
+            assert not await settle(one.hit(both))
+        assert sum(known.given for known in one._shared.refusals.known.values()) > 0
+        await settle(one.reset("user:eve"))
+        assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
+        newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        async with asyncio.timeout(BOUND_S):
+            while newest_us == before:  # until the sum is charged to the other key
+                newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
+
+
+@needs_redis
+@pytest.mark.parametrize("step_s", [-1, -3_600])
+async def test_a_ban_lasts_no_longer_where_the_clock_of_the_server_is_set_back(
+    step_s: int, server: RedisServer
+) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 1, clock=clock) as (one,):
+        await one.bans.ban("user:eve", 6_000_000, "", "ann")
+        for _ in range(5):
+            clock.advance("1s")
+            assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
+        clock.advance(us=step_s * 1_000_000)
+        assert (await hit(one, "user:eve", "user:eve")).reason is Reason.BANNED
+        clock.advance("1250ms")  # and a little: nobody has to note each microsecond
+        assert (await hit(one, "user:eve", "user:eve")).allowed
+
+
+@needs_redis
+async def test_a_ban_that_has_ended_refuses_nobody_again_where_the_clock_of_the_server_is_set_back(
+    server: RedisServer,
+) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 2, clock=clock) as stores:
+        await stores[0].bans.ban("user:eve", 10_000_000, "", "ann")
+        clock.advance("14s")
+        for store in stores:
+            assert (await hit(store, "user:eve", "user:eve")).allowed
+        clock.advance(us=-8_000_000)
+        for store in stores:
+            assert (await hit(store, "user:eve", "user:eve")).allowed
+
+
+@needs_redis
+async def test_strikes_go_on_from_a_level_that_no_store_has_made(server: RedisServer) -> None:
+    clock = FakeClock(NOW_US)
+    async with workers_at(server, 1, clock=clock) as (store,):
+        await store.bans.strike(AT_ONCE, "user:eve", 1, "")
+        head, _, record = await store.bans.dump()
+        await store.bans.unban("user:eve", "ann")
+        await store.bans.load([head, {**record, "level": 2**53}])
+        clock.advance("2h")
+        made = await store.bans.strike(AT_ONCE, "user:eve", 1, "")
+        assert made is not None
+        assert made.ends_us == made.made_us + AT_ONCE.longest_us
+        clock.advance("400d")
+        (record,) = [row for row in await store.bans.dump() if "struck" in row]
+        assert await store.bans.load([head, record]) == 0

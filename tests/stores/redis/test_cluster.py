@@ -148,3 +148,18 @@ async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_
         for number in unserved:
             decisions[number] = await limiter.hit(f"user:{number}", "3/hour")
     assert [decision.remaining for decision in decisions] == [1] * CLIENTS
+
+
+@pytest.mark.all
+def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_over(with_replica: RedisCluster) -> None:
+    cluster = with_replica
+    first, *_, replica = cluster.servers
+    key = next(key for key in map(str, range(CLIENTS)) if cluster.owner(cluster.slot_of(key)) is first)
+    url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
+    orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
+    with workers_at_work(orders) as times_us:
+        until(lambda: first.command("KEYS", "*:7:w:*"), "the first hit")
+        replica.command("CLUSTER", "FAILOVER")
+        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+    assert most_in_any(times_us, WINDOW_US) == AMOUNT
+    assert len(times_us) > AMOUNT

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from slidegate import StoreError
+from slidegate import BanPolicy, StoreError
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
@@ -14,7 +15,20 @@ from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisServer, needs_redis
-from .stores import workers_at
+from .stores import struck, workers_at
+
+
+async def look(tool: RedisStore) -> Decision:
+    """Look until the store answers."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return await settle(tool.peek(((TEN, "user:ann", 1),)))
+            except StoreError:
+                await asyncio.sleep(0.01)
+
+
+POLICY = BanPolicy("3/hour", "1h", name="p")
 
 pytestmark = [needs_redis, pytest.mark.all]
 BOUND_S = 20
@@ -99,3 +113,41 @@ async def test_a_server_that_keeps_everything_is_nothing_to_tell_of(server: Redi
         heard = listen(one)
         await hit(one)
         assert (one.evicts, heard.kinds) == ("", [])
+
+
+async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptied_meanwhile() -> None:
+    with RedisServer() as server:
+        async with workers_at(server, 1) as (worker,), workers_at(server, 1, read_only=True) as (stranger,):
+            prefix = worker._prefix
+            tool = RedisStore(server.url, prefix=prefix, timeout=BOUND_S, read_only=True)
+            assert await hit(worker)
+            assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
+            with pytest.raises(StoreError, match="nothing of slidegate"):
+                await settle(stranger.peek(((TEN, "user:ann", 1),)))
+            server.command("FLUSHALL")
+            async with asyncio.timeout(BOUND_S):
+                with suppress(StoreError):
+                    while True:
+                        await settle(tool.peek(((TEN, "user:ann", 1),)))
+            with pytest.raises(StoreError, match="nothing of slidegate"):
+                await settle(tool.peek(((TEN, "user:ann", 1),)))
+            assert server.command("DBSIZE") == 0
+            assert await hit(worker)
+            assert (await look(tool)).remaining == 8
+            await tool.close()
+
+
+async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisServer) -> None:
+    async with workers_at(server, 2) as (one, other):
+        for key, length_us in (("user:eve", None), ("user:dan", 3_600_000_000)):
+            await one.bans.ban(key, length_us, "", "ann")
+        await one.bans.strike(POLICY, "user:ann", 1, "")
+        server.command("DEL", f"{one._prefix}:7:{{bans}}:index")
+        for store in (one, other):
+            assert (await hit(store, "user:eve")).reason is Reason.BANNED
+            assert await banned(store) == []
+        await other.bans.ban("user:new", 3_600_000_000, "", "ann")
+        assert await banned(one) == ["user:new"]
+        assert await struck(one) == {"user:ann": 1}
+        assert await one.bans.unban("user:eve", "ann")
+        assert (await hit(one, "user:eve")).allowed

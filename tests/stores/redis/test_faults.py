@@ -7,6 +7,7 @@ of its second here, so that recovery does not take the tests' time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import tracemalloc
 from collections import Counter
@@ -16,8 +17,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule
 from slidegate.core import Reason
 from slidegate.core.decision import Check, LimitSet
 from slidegate.core.errors import StoreError, StoreUnavailable
@@ -343,3 +345,59 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
 async def within_slack(answer: Decision | Awaitable[Decision]) -> Decision:
     async with asyncio.timeout(DEADLINE_S + SLACK_S):
         return answer if isinstance(answer, Decision) else await answer
+
+
+async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place: Place) -> None:
+    """The garbage collector is off: whether a request is under way is not for it to say."""
+    begun, ended, statuses = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await ended.wait()
+        await hello(scope, receive, send)
+
+    def middleware(limiter: Limiter) -> RateLimitMiddleware:
+        return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
+
+    troubled, well = (
+        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
+        for url in (place.url, place.server.url)
+    )
+    here, elsewhere = middleware(troubled), middleware(well)
+    gc.disable()
+    try:
+        async with troubled, well:
+            under_way = asyncio.ensure_future(call(here))
+            await begun.wait()
+            assert (await call(elsewhere)).status == 429
+            await place.proxy.refuse()
+            await asyncio.sleep(0.5)  # a renewal fails
+            for _ in range(failover.FAILURES_TO_OPEN):
+                await troubled.hit("key", LIMIT)
+            ended.set()
+            assert (await under_way).status == 200
+            await place.proxy.accept()
+            async with asyncio.timeout(10 * SLACK_S):
+                while statuses[-1:] != [200]:
+                    await asyncio.sleep(0.1)
+                    statuses.append((await call(elsewhere)).status)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.all
+async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
+    place: Place, rng: random.Random
+) -> None:
+    async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
+        await limiter.peek("key", LIMIT)
+        askers = Askers(limiter.hit_all, rng)
+        place.proxy.delay_s = 0.05
+        for _ in range(10):
+            await askers.ask_and_give_up(100, 1.0, 0.06)
+        assert askers.answered < 1_000
+        place.proxy.delay_s = 0.0
+        for number in range(1_000):
+            await askers.ask(number % askers.KEYS)
+        assert askers.answered >= 1_000
+    assert place.proxy.accepted == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate.core import StoreUnavailable
-from slidegate.core.decision import Decision, LimitSet
+from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, ServerBatcher
@@ -23,6 +23,14 @@ from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
+
+
+async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[asyncio.Future[Decision]]:
+    """Send a request for each of `MANY` keys, which are two calls; both answers have come."""
+    futures = [ask(store, key) for key in keys]
+    await held.come(2)
+    return futures
+
 
 pytestmark = needs_redis
 
@@ -193,3 +201,106 @@ async def test_a_request_that_cannot_be_sent_takes_none_of_its_call_with_it(stor
     assert isinstance(failed, StoreUnavailable)
     assert failed.concerns == "key", "it says nothing about the server"
     assert all(isinstance(answer, Decision) and answer.allowed for answer in answers)
+
+
+async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStore, held: Held) -> None:
+    futures = await in_two_calls(store, held, [f"user:{number}" for number in range(MANY)])
+    held.release(1)
+    await turn()
+    assert [future.done() for future in futures] == [number < MANY // 2 for number in range(MANY)]
+    again = ask(store, "user:0")  # goes while the second call is unanswered
+    await held.come(2)
+    held.release(2)
+    assert {(await future).readings[0][0] for future in futures} == {1}
+    assert (await again).readings[0][0] == 2
+
+
+@pytest.mark.parametrize("forgets", ["refund", "reset"])
+async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
+    store: RedisStore, held: Held, forgets: str
+) -> None:
+    full = ask(store, "ann", FIVE, 5)
+    await held.come(1)
+    held.release(1)
+    charged = await full
+    refused = ask(store, "ann", FIVE)
+    await held.come(1)
+    back = asyncio.ensure_future(
+        settle(store.refund(charged.take_back()) if forgets == "refund" else store.reset("ann"))
+    )
+    await held.come(2)
+    held.release(1)
+    assert (await refused).reason is Reason.LIMITED
+    after = ask(store, "ann", FIVE)  # must not be answered by the refusal from before
+    await held.come(2)
+    held.release(2)
+    assert await back
+    assert (await after).allowed
+
+
+async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(store: RedisStore, held: Held) -> None:
+    futures = [ask(store, "ann", FIVE, 5), ask(store, "bob")]
+    await held.come(1)
+    held.release(1)
+    await futures[0]
+    refused = ask(store, "ann", FIVE)
+    await held.come(1)
+    back = asyncio.ensure_future(settle(store.refund((await futures[1]).take_back())))
+    await held.come(2)
+    held.release(2)
+    assert (await refused).reason is Reason.LIMITED
+    assert await back
+    again = ask(store, "ann", FIVE)
+    await turn()
+    assert again.done(), "nobody was asked"
+    assert again.result().reason is Reason.LIMITED
+
+
+async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
+    await store.bans.ban("eve", None, "", "ann")
+    refused = ask(store, "eve")
+    await held.come(1)
+    assert await store.bans.unban("eve", "ann")
+    held.release(1)
+    assert (await refused).reason is Reason.BANNED
+    after = ask(store, "eve")
+    await held.come(1)
+    held.release(1)
+    assert (await after).allowed
+
+
+async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
+    store: RedisStore, proxy: FaultProxy, server: RedisServer
+) -> None:
+    keys = [f"user:{number}" for number in range(MANY)]
+    await all_of([ask(store, key) for key in keys])
+    proxy.freeze()
+    futures = [ask(store, key) for key in keys]
+    await turn()
+    proxy.cut_after(4_500)  # one answer to half of them takes about 3,000 bytes
+    proxy.thaw()
+    answers = await all_of(futures)
+    failed = [isinstance(answer, StoreUnavailable) for answer in answers]
+    assert failed == sorted(failed)
+    assert 0 < sum(failed) < MANY
+    spent = [(await ask(store, key, cost=0)).readings[0][0] for key in keys]
+    for answer, units in zip(answers, spent, strict=True):
+        assert units == 2 if isinstance(answer, Decision) else units in (1, 2)
+
+
+async def test_where_the_first_call_is_given_up_the_second_gets_its_own_answers(store: RedisStore, held: Held) -> None:
+    keys = [f"user:{number}" for number in range(MANY)]
+    futures = await in_two_calls(store, held, keys)
+    for future in futures[: MANY // 2]:
+        future.cancel()
+    await turn()
+    held.release(2)
+    answers = await all_of(futures[MANY // 2 :])
+    assert [answer.checks[0][1] for answer in answers] == keys[MANY // 2 :]
+    again = [ask(store, key, cost=0) for key in keys]
+    await turn()
+    while not all(future.done() for future in again):
+        await held.come(1)
+        held.release(1)
+        await turn()
+    assert {(await future).readings[0][0] for future in again} == {1}  # what was given up was charged all the same

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +23,36 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
 from ...asgi import Answer, call, hello
+from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, free_port, needs_redis
+from .faults import Place
+
+
+class Weather:
+    """Redis comes and goes, as it is drawn. At first it is away."""
+
+    def __init__(self, proxy: FaultProxy, draw: random.Random) -> None:
+        self._proxy, self._draw = proxy, draw
+        self._there, self._frozen = False, False
+
+    async def change(self) -> None:
+        what = self._draw.random()
+        if what < 0.03 and not self._frozen:
+            await (self._proxy.refuse() if self._there else self._proxy.accept())
+            self._there = not self._there
+        elif what < 0.05 and self._there:
+            (self._proxy.thaw if self._frozen else self._proxy.freeze)()
+            self._frozen = not self._frozen
+        elif what < 0.08:
+            await asyncio.sleep(self._draw.uniform(0, 0.1))  # the breaker waits that long
+
+    async def clear_up(self) -> None:
+        self._proxy.thaw()
+        if not self._there:
+            await self._proxy.accept()
+
+
+OTHERS = {"X-API-Key": "k-2"}
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -127,3 +158,34 @@ async def test_a_server_that_is_started_late_is_found() -> None:
         await close(*workers)
     finally:
         server.close()
+
+
+@needs_redis
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("steps", "number"), [(100, 0), *(pytest.param(400, number, marks=pytest.mark.deep) for number in range(10))]
+)
+async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
+    place: Place, steps: int, number: int, rng: random.Random
+) -> None:
+    """Each worker lets each client through once a window."""
+    weather = Weather(place.proxy, rng)
+    await place.proxy.refuse()
+    workers = [Worker(place.url) for _ in range(6)]
+    clients = [{"X-API-Key": f"c-{number}"} for number in range(3)]
+    for worker in workers:
+        # From here on everything is counted here as well; what Redis alone counts before it fails is a window more.
+        assert await worker.statuses(1, OTHERS) == [200]
+    passed: Counter[tuple[int, int]] = Counter()
+    for _ in range(steps):
+        await weather.change()
+        who, client = rng.randrange(len(workers)), rng.randrange(len(clients))
+        passed[who, client] += (await workers[who].answer(clients[client])).status == 200
+    await weather.clear_up()
+    for worker in workers:
+        await worker.recovered()
+    for who, worker in enumerate(workers):
+        for client, headers in enumerate(clients):
+            passed[who, client] += (await worker.statuses(4, headers)).count(200)
+    assert max(passed.values()) <= 3
+    await close(*workers)

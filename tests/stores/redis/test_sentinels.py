@@ -10,6 +10,7 @@ import pytest
 
 from slidegate import Limiter
 from slidegate.core import Reason
+from slidegate.core.errors import StoreUnavailable
 from slidegate.stores.redis import RedisStore
 
 from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
@@ -104,3 +105,10 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
             store = RedisStore(url_of([late, right]))
             async with Limiter(store, secret=SECRET, deadline=10, on_error="deny") as limiter:
                 assert (await limiter.hit("user:1", LIMIT)).allowed
+
+
+async def test_a_service_that_sentinels_do_not_know_is_named_in_the_error(sentinels: list[Sentinel]) -> None:
+    store = RedisStore(url_of(sentinels).replace("/mymaster", "/gaet"))
+    with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+        await store.reset("user:1")
+    await store.close()

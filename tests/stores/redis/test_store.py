@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -15,8 +16,10 @@ import pytest
 from slidegate import BanPolicy
 from slidegate.core import StoreUnavailable
 from slidegate.core.addresses import parse_address
+from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
+from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
@@ -28,7 +31,7 @@ from slidegate.testing.contract.programs import Ask, Change, Move, Program, Step
 from ...patching import replace_everywhere
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..transports import RandomContract
-from .stores import PLENTY_S, fresh_prefix, store_at, store_of
+from .stores import PLENTY_S, fresh_prefix, store_at, store_of, struck
 
 BOUND_S = 20
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
@@ -415,3 +418,178 @@ async def test_a_question_of_several_keys_that_fails_at_one_of_them_is_handed_ba
             for key in ("user:ann", "user:bob"):
                 while (await hit(store, key, wide, 0)).remaining != 1_000:
                     pass
+
+
+@needs_redis
+async def test_what_is_given_up_before_it_went_is_not_charged(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        await hit(store, "ann", "100/minute")
+        tasks = [asyncio.create_task(hit(store, "ann", "100/minute")) for _ in range(10)]
+        await asyncio.sleep(0)  # they wait for the end of the turn
+        for task in tasks[1:]:
+            task.cancel()
+        assert (await tasks[0]).allowed
+        assert (await hit(store, "ann", "100/minute", 0)).remaining == 98
+
+
+@needs_redis
+@pytest.mark.parametrize("banned", [False, True])
+async def test_a_refusal_is_given_for_a_second_whatever_else_redis_is_asked_meanwhile(
+    server: RedisServer, ahead: Ahead, banned: bool
+) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        charged = await hit(other, "ann", cost=5)
+        if banned:
+            await other.bans.ban("ann", 3_600_000_000, "", "bob")
+
+        async def flood() -> None:
+            for _ in range(10):
+                ahead.ahead_s += 0.3
+                assert not await hit(store, "ann")
+                assert await settle(other.refund((await hit(other, "bob")).take_back()))
+                assert await hit(store, "eve", cost=0)
+
+        assert not await hit(store, "ann")
+        assert await counted(server, flood) <= 10 * 3 + 4
+        ahead.ahead_s += 1.0
+        assert await settle(other.bans.unban("ann", "bob") if banned else other.refund(charged.take_back()))
+        assert (await hit(store, "ann")).reason is (Reason.LIMITED if banned else Reason.OK)
+
+
+@needs_redis
+async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
+    clock = FakeClock()
+    async with store_at(server, clock=clock) as store:
+        await hit(store, "ann", "5/minute; 100/hour", cost=5)
+        while server.command("PTTL", f"{store._prefix}:7:{{bans}}") < 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the first answer gives the data a life
+        server.command("CONFIG", "RESETSTAT")
+        for second in range(3):
+            clock.advance("1s")
+            assert not await hit(store, "ann", "5/minute; 100/hour", cost=1 + second)
+        assert not {"hset", "hdel", "pexpire"} & server.calls().keys()
+
+
+@needs_redis
+async def test_what_one_worker_bans_the_next_request_of_any_other_knows(server: RedisServer) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        asked = ((bucket("100/minute"), "192.0.2.9", 1),)
+        assert await settle(other.hit(asked))
+        await store.bans.ban("192.0.2.9", None, "by request", "ann")
+        answers = [settle(other.hit(asked)), settle(other.hit(((asked[0][0], "user:ann", 1),)))]
+        refused, passed = await asyncio.gather(*answers)
+        assert (refused.reason, passed.reason) == (Reason.BANNED, Reason.OK)
+        await store.bans.unban("192.0.2.9", "ann")
+        async with asyncio.timeout(BOUND_S):
+            while not await hit(other, "192.0.2.9", "100/minute", 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await hit(other, "192.0.2.9", "100/minute", 0)).remaining == 99  # nothing was charged
+
+
+@needs_redis
+async def test_a_banned_client_costs_no_command_and_an_unban_is_known_after_a_second(
+    server: RedisServer, ahead: Ahead
+) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        await store.bans.ban("user:eve", 3_600_000_000, "", "ann")
+        assert (await hit(other, "user:eve")).reason is Reason.BANNED
+
+        async def flood() -> None:
+            for _ in range(100):
+                assert (await hit(other, "user:eve")).reason is Reason.BANNED
+
+        assert await counted(server, flood) == 0
+        assert await store.bans.unban("user:eve", "ann")
+        ahead.ahead_s += 1.0
+        assert await hit(other, "user:eve")
+
+
+@needs_redis
+async def test_strikes_that_are_not_enough_are_sent_in_time(server: RedisServer) -> None:
+    policy = BanPolicy("100/minute", name="p")
+    async with store_at(server) as store:
+        for _ in range(5):
+            await store.bans.strike(policy, "user:eve", 2, "")
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                if await struck(store) == {"user:eve": 10}:
+                    break
+
+
+@needs_redis
+async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: RedisServer) -> None:
+    store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
+    checks = ((bucket("5/minute"), "ann", 1),)
+    policy = BanPolicy("1/minute", "10m", name="p")
+    row = StatsRow("5s", 0, b"figure", 60_000_000)
+    held = await settle(store.hit(((LimitSet("two", [Concurrency(2)]), "ann", 1),)))
+    calls: dict[str, Callable[[], object]] = {
+        "hit": lambda: store.hit(checks),
+        "peek": lambda: store.peek(checks),
+        "prepare": lambda: store.prepare(checks),
+        "charge": lambda: store.charge(checks),
+        "renew_permits": store.renew_permits,
+        "refund": lambda: store.refund(held.take_back()),
+        "inspect": lambda: store.inspect("ann", [checks[0][0]]),
+        "reset": lambda: store.reset("ann"),
+        "reset_all": store.reset_all,
+        "time": store.shared_stats.time,
+        "write": lambda: store.shared_stats.write(b"worker00", [row, row._replace(number=1, kept_us=0)]),
+        "read": lambda: store.shared_stats.read("5s", 0, 1),
+        "part_of": lambda: store.part_of(checks),
+        "permits_held": store.permits_held,
+        "expect_open": store.expect_open,
+        "keep_deadline": lambda: store.keep_deadline(1.0),
+        "answers_threads": store.answers_threads,
+        "count": store.bans.count,
+        "may_refuse": store.bans.may_refuse,
+        "observe": lambda: store.observe(RecordingObserver()),
+        "evicts": lambda: store.evicts,
+        "strike": lambda: store.bans.strike(policy, "192.0.2.7", 1, ""),
+        "strike_later": lambda: store.bans.strike_later(policy, "192.0.2.9", 1, ""),
+        "ban": lambda: store.bans.ban("user:bob", None, "", "ann"),
+        "find": lambda: store.bans.find(("user:bob",)),
+        "unban": lambda: store.bans.unban("user:bob", "ann"),
+        "active": store.bans.active,
+        "dump": store.bans.dump,
+        "load": lambda: store.bans.load(rows),
+        "close": store.close,
+    }
+    rows = await store.bans.dump()
+    offers = RedisStore, Store, BanStore, SharedStats
+    offered = {name for offer in offers for name in vars(offer) if not name.startswith("_")}
+    assert set(calls) == offered - {"shared_stats"}
+    for name, ask in calls.items():
+        answer = ask()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        assert answer or name not in ("read", "active", "strike"), name
+
+
+@needs_redis
+async def test_a_closed_store_answers_nobody_and_keeps_nobody_waiting(server: RedisServer) -> None:
+    store = store_of(server)
+    await hit(store, "ann")
+    server.pause()
+    try:
+        waiting = [asyncio.ensure_future(hit(store, "ann")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.wait(waiting)
+    finally:
+        server.resume()
+    assert [type(future.exception()) for future in waiting] == [StoreUnavailable] * 3
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await hit(store, "ann")
+
+
+@needs_redis
+async def test_a_banned_key_refuses_a_question_of_several_keys(cluster: RedisCluster) -> None:
+    async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
+        both = ((usual("100/hour"), "user:ann", 1), (usual("100/hour"), "everyone", 1))
+        assert await settle(store.hit(both))
+        await other.bans.ban("user:ann", None, "", "ann")
+        await store.bans.find(())
+        assert (await settle(store.hit(both))).reason is Reason.BANNED
+        assert (await settle(store.peek(both))).reason is Reason.BANNED
+        assert (await hit(store, "everyone", "100/hour", 0)).remaining == 99

@@ -96,3 +96,22 @@ async def test_strikes_made_while_the_breaker_is_open_are_counted_once_when_redi
         await asyncio.sleep(0.6)
         assert await struck(looks_on) == {PEER: 8}, "each counts once"
     await looks_on.close()
+
+
+async def test_a_strike_that_bans_waits_for_its_ban_while_the_one_before_is_on_its_way(place: Place) -> None:
+    policy = BanPolicy("3/hour", "1h")
+    store = RedisStore(place.url, prefix=fresh_prefix(), timeout=BOUND_S)
+    async with asyncio.timeout(BOUND_S):
+        assert await store.bans.strike(policy, "user:eve", 1, "") is None
+        await store.bans.find(("user:eve",))  # from here on nothing is on its way
+        place.proxy.freeze()
+        sent = place.proxy.requests
+        second = asyncio.ensure_future(store.bans.strike(policy, "user:eve", 1, ""))
+        while place.proxy.requests == sent:  # noqa: ASYNC110 - it is sent a moment later
+            await asyncio.sleep(0.01)
+        third = asyncio.ensure_future(store.bans.strike(policy, "user:eve", 1, ""))
+        await asyncio.sleep(0)
+        place.proxy.thaw()
+        assert await second is None
+        assert await third is not None
+    await store.close()
