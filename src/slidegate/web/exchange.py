@@ -180,8 +180,10 @@ class Exchange(Decided):
         self.scope = scope
         self._send = send
         self._headers = parts.headers
-        self.outcomes = outcomes = parts.outcomes if parts.outcomes.wanted else None
-        self.began_us = 0 if outcomes is None else outcomes.now_us()
+        outcomes = parts.outcomes
+        wanted = outcomes.observers.requests
+        self.outcomes: Outcomes | None = outcomes if wanted else None
+        self.began_us = outcomes.now_us() if wanted else 0
         self.status = 0
         self.refusal: Decision | None = None
         self.raised: EndpointRefusal | None = None
@@ -292,7 +294,9 @@ class Exchange(Decided):
             if self.on_start:
                 return self._send_start(message)
             message = self._started(message, kind)
-        return self._send_and_end(message) if self.holds or self.outcomes is not None else self._send(message)
+        if (self.holds or self.outcomes is not None) and is_last(message, self._trailers):
+            return self._send_and_end(message)
+        return self._send(message)
 
     async def _send_start(self, message: Message) -> None:
         """Send the start of an answer whose status somebody waits for."""
@@ -303,6 +307,7 @@ class Exchange(Decided):
     def _started(self, message: Message, kind: str) -> Message:
         """Return the first message of the answer with the header fields."""
         self.status = message.get("status") or STATUS[kind]
+        self._trailers = message.get("trailers", False)
         if kind == "websocket.close":
             return message
         fields, entries = message.get("headers", ()), self.entries
@@ -319,18 +324,16 @@ class Exchange(Decided):
             await hook(scope, status, fields)
 
     async def _send_and_end(self, message: Message) -> None:
-        """Send a message; behind the last one give back the permits of the request, and tell what became of it.
+        """Send the last message; behind it give back the permits of the request, and tell what became of it.
 
         Whatever an application does afterwards, such as background tasks, holds no permit.
         """
-        self._trailers = self._trailers or bool(message.get("trailers"))
         await self._send(message)
-        if is_last(message, self._trailers):
-            if self.holds:
-                await self.release()
-            outcomes, self.outcomes = self.outcomes, None
-            if outcomes is not None:
-                outcomes.answered(self)
+        if self.holds:
+            await self.release()
+        outcomes, self.outcomes = self.outcomes, None
+        if outcomes is not None:
+            outcomes.answered(self)
 
     # -- what it holds -------------------------------------------------------------------------------------------------
 
@@ -350,8 +353,7 @@ class Exchange(Decided):
 
     async def release(self) -> None:
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
-        for parts, decision in self.entries:
-            await refund(parts.limiter, decision.take_back(held=True))
+        await refund(*[(parts.limiter, decision.take_back(held=True)) for parts, decision in self.entries])
 
     async def end(self, error: BaseException | None = None) -> None:
         """Give back all that the request holds, and tell what became of it: the application is done.
@@ -388,7 +390,7 @@ def hand_back_uncounted(
 
     async def settle(scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
         if decision.reservations and not calls.counts(rule, status, fields, scope):
-            await refund(limiter, decision.take_back(index, held=False))
+            await refund((limiter, decision.take_back(index, held=False)))
 
     return settle
 

@@ -30,18 +30,14 @@ class Outcomes:
         routes: Finds the routes that requests came by.
 
     Attributes:
+        observers: The observers.
         now_us: Returns the time.
     """
 
     def __init__(self, engine: Engine, routes: RouteIndex) -> None:
-        self._observers = engine.observers
+        self.observers = engine.observers
         self.now_us = engine.now_us
         self._routes = routes
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody asks for them."""
-        return self._observers.requests
 
     def answered(self, exchange: Exchange) -> None:
         """Tell of a request whose answer was sent to its end."""
@@ -94,7 +90,7 @@ class Outcomes:
     ) -> None:
         began_us, shadows = exchange.began_us, exchange.shadow_rules
         took_us = max(self.now_us() - began_us, 0)
-        self._observers.request(
+        self.observers.request(
             Outcome(
                 allowed, reason, rules, shadows, route, status, ended, began_us, took_us, exchange.waited_us, decisions
             )

@@ -95,14 +95,17 @@ class ReadAhead:
             self._early.append(message)
 
 
-async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
-    """Hand back what was charged, also if the caller is cancelled meanwhile."""
-    if not reservations:
-        return
-    if limiter.engine.per_process:
-        await limiter.engine.refund(reservations)  # there is nothing to wait for, so nothing to cancel
+async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
+    """Hand back all of what was charged to some limiters, also if the caller is cancelled meanwhile."""
+
+    async def hand_back() -> None:
+        for limiter, reservations in charged:
+            await limiter.engine.refund(reservations)
+
+    if all(limiter.engine.per_process or not reservations for limiter, reservations in charged):
+        await hand_back()  # there is nothing to wait for, so nothing to cancel
     else:
-        await to_the_end(limiter.engine.refund(reservations))
+        await to_the_end(hand_back())
 
 
 async def until_disconnect(
@@ -128,7 +131,7 @@ async def until_disconnect(
         there = await channel.while_there(wait)
     finally:
         if not there and decision is not None:
-            await refund(limiter, decision.take_back())
+            await refund((limiter, decision.take_back()))
     return decision if there else None
 
 
