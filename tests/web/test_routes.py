@@ -122,3 +122,14 @@ async def test_no_way_through_a_circle_is_followed_twice(places: tuple[str, ...]
     middleware = RateLimitMiddleware(circle(Still, *places), **options)
     with bounded():
         assert await statuses(middleware, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
+
+
+async def test_an_application_that_wraps_itself_is_served_and_counted() -> None:
+    class Knot(Still):
+        app: object
+
+    knot = Knot()
+    knot.app = knot
+    with bounded():
+        middleware = RateLimitMiddleware(knot, limits="2/minute")
+        assert await statuses(middleware, 3) == [200, 200, 429]
