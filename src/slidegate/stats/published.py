@@ -404,7 +404,7 @@ def _worker(worker: bytes, row: dict[str, Any], age_s: float, *, here: bool) -> 
 
 
 def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
-    """Return a worker as its row tells of it; None where the row cannot be read."""
+    """Return a worker as its row describes it; None where the row cannot be read."""
     try:
         row = json.loads(value)
         return _worker(worker, row, max(store_us - int(row.get("at_us", 0)), 0) / 1_000_000, here=False)

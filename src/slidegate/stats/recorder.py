@@ -49,7 +49,7 @@ class Recorder(Observer):
     """Counts what became of requests. Those without a route, which came without HTTP, are left out.
 
     Args:
-        emit: Hears of the event ``series_full``.
+        emit: Takes the event ``series_full``.
     """
 
     def __init__(self, emit: Callable[[Event], None]) -> None:

@@ -71,7 +71,7 @@ class Parts:
         endpoints: The buckets of the limits at endpoints below it.
         refusals: Answers the requests that it, or one of those limits, refuses, and tells of them.
         headers: Writes its header fields.
-        outcomes: Tells the observers what became of its requests.
+        outcomes: Reports to observers what became of its requests.
     """
 
     __slots__ = ("endpoints", "headers", "limiter", "names", "outcomes", "refusals", "signals")
@@ -149,7 +149,7 @@ class Exchange(Decided):
 
     Attributes:
         scope: The same.
-        outcomes: Tells observers what became of the request; None once they know, or where nobody asks.
+        outcomes: Reports what became of the request; None once that is done, or where no observer asks.
         began_us: When the request came, where somebody asks.
         status: The status of the answer, from its first message on; before it 0.
         refusal: The decision that refuses the request, if one does.
@@ -324,7 +324,7 @@ class Exchange(Decided):
             await hook(scope, status, fields)
 
     async def _send_and_end(self, message: Message) -> None:
-        """Send the last message; behind it give back the permits of the request, and tell what became of it.
+        """Send the last message; behind it give back the permits of the request, and report what became of it.
 
         Whatever an application does afterwards, such as background tasks, holds no permit.
         """
@@ -356,7 +356,7 @@ class Exchange(Decided):
         await refund(*[(parts.limiter, decision.take_back(held=True)) for parts, decision in self.entries])
 
     async def end(self, error: BaseException | None = None) -> None:
-        """Give back all that the request holds, and tell what became of it: the application is done.
+        """Give back all that the request holds, and report what became of it: the application is done.
 
         Args:
             error: The exception by which it ended.

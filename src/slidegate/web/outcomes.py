@@ -1,8 +1,8 @@
-"""What became of a request, for the observers who ask for it: they hear of it when the answer is out.
+"""What became of a request: handed to the observers that ask for it when the answer has been sent.
 
 The end of a request that passed is that of the last piece of the body; of a websocket, of the application's call.
-Whatever comes after the end, such as a background task that fails, is not told. A request without an end of its own
-was cancelled: the client left.
+Whatever comes after the end, such as a background task that fails, is not part of it. A request without an end of its
+own was cancelled: the client left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outcomes:
         self._routes = routes
 
     def answered(self, exchange: Exchange) -> None:
-        """Tell of a request whose answer was sent to its end."""
+        """Report a request whose answer was sent to its end."""
         refusal = exchange.refusal
         if refusal is None:
             self.observers.request(self._passed(exchange, "success", exchange.status))
@@ -48,7 +48,7 @@ class Outcomes:
             self.observers.request(self._refused(exchange, refusal))
 
     def left(self, exchange: Exchange, error: BaseException | None) -> None:
-        """Tell of a request that the application is done with before it has answered to the end, or by an exception."""
+        """Report a request that the application is done with before it has answered to the end, or by an exception."""
         status = exchange.status
         if exchange.refusal is not None:
             outcome = self._refused(exchange, exchange.refusal)
