@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import anyio.lowlevel
 import pytest
 
-from slidegate.core import ConfigurationError, Reason
+from slidegate.core import ConfigurationError, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
+from slidegate.limiter.aio import STEP
 from slidegate.stores.memory.store import MemoryStore
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
-from ..remote_stores import SlowStore
+from ..remote_stores import RemoteStore, SlowStore
+from ..virtual_time import VirtualTime
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -202,3 +207,63 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
         assert len(str(caught.value)) < 280
     assert await keys(limiter) == []
     assert await limiter.import_bans(lines) == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
+    # More than two steps of them: whoever lists them is no longer alone after the first.
+    count = 2 * STEP + 1
+
+    async def main() -> list[int]:
+        made, turns, lengths = Limiter(), 0, list[int]()
+        for number in range(count):
+            await made.ban(f"user:{number}", "1h")
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        lists: list[Callable[[], AsyncIterator[object]]] = [made.bans, made.export_bans]
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            for listing in lists:
+                before = turns
+                lengths.append(len([one async for one in listing()]))
+                assert turns > before, listing
+            group.cancel_scope.cancel()
+        return lengths
+
+    listed = anyio.run(main, backend=backend)
+    assert listed == [count, count + 1], "an export has a first line of its own"
+
+
+async def test_events_tell_who_did_what(limiter: Limiter) -> None:
+    heard = RecordingObserver()
+    limiter.observe(heard)
+    await limiter.ban("2001:db8::1", "1h", by="ann")
+    await limiter.unban("2001:db8::2", by="bob")
+    await limiter.ban("user:42", "1h")
+    assert [(event.kind, event.details["key"], event.details["by"]) for event in heard.events] == [
+        ("banned", "2001:db8::/64", "ann"),
+        ("unbanned", "2001:db8::/64", "bob"),
+        ("banned", "user:42", "manual"),
+    ]
+
+
+async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) -> None:
+    class Slow(RemoteStore):
+        async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+            await asyncio.sleep(40)
+            return question(*arguments)
+
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(5_000):
+        await limiter.ban(f"user:{number}", "1h")
+    lines = [line async for line in limiter.export_bans()]
+    VirtualTime(clock)
+    async with Limiter(Slow(clock)) as shared:
+        with pytest.raises(StoreTimeout, match="no answer within 30"):
+            await shared.import_bans(lines[:2])
+        assert await shared.import_bans(lines) == 5_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -157,3 +158,20 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
         sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert cancelled.wait(PATIENCE_S)
+
+
+def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
+    limiter = Limiter(SlowStore())
+    limiter.sync.hit("user:1", "5/minute")
+    asyncio.run(limiter.close())
+    until(lambda: not threads(), "the thread ends")
+
+
+def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
+    lost, limiter = Limiter(SlowStore()), Limiter(SlowStore())
+    for each in (lost, limiter):
+        each.sync.hit("user:1", "5/minute")
+    del lost, each
+    gc.collect()
+    limiter.sync.close()
+    assert not threads()

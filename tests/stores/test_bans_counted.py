@@ -141,3 +141,41 @@ async def test_sixteen_workers_that_strike_one_key_make_one_ban_and_an_unban_for
         assert await settle(stores[3].bans.unban("user:eve", "ann"))
         assert await active(stores[0]) == []
     assert heard.kinds == ["banned", "unbanned"] * 2
+
+
+def test_bans_that_have_ended_are_forgotten_by_counting() -> None:
+    clock = FakeClock(10**15)
+    bans = MemoryStore(clock=clock).bans
+    for number in range(2_500):
+        bans.ban(f"user:{number}", SECOND_US, "why", "me")
+    bans.ban("user:ever", None, "why", "me")
+    clock.advance("2s")
+    assert [bans.count() for _ in range(3)] == [1_501, 501, 1], "1,000 are forgotten at each look"
+    assert [ban.key for ban in bans.active()] == ["user:ever"]
+
+
+@ALL
+async def test_bans_that_have_ended_hold_no_places(opened: Opened) -> None:
+    clock = FakeClock(10**15)
+    store = opened(max_bans=100, clock=clock)
+    for number in range(400):
+        await settle(store.bans.ban(f"user:{number}", SECOND_US, "why", "me"))
+    clock.advance("2s")
+    rows = await settle(store.bans.dump())
+    assert await strike(store, AT_ONCE, *(f"attacker:{number}" for number in range(102))) == [True] * 100 + [False] * 2
+    clock.advance("1h")
+    assert await settle(store.bans.load(rows)) == 0
+    assert await strike(store, AT_ONCE, "attacker:0") == [True]
+
+
+@ALL
+async def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies(opened: Opened) -> None:
+    clock, heard = FakeClock(10**15), RecordingObserver()
+    store = opened(max_bans=10, clock=clock)
+    store.observe(heard)
+    old, new = (BanPolicy("3/minute", "10m", name=name) for name in ("old", "new"))
+    await strike(store, old, *(f"user:{number}" for number in range(4)))
+    clock.advance("2m")
+    await strike(store, new, *(f"attacker:{number}" for number in range(10)), weight=2)
+    assert "strikes_dropped" not in heard.kinds
+    assert await strike(store, new, "attacker:0") == [True]

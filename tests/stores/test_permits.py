@@ -21,11 +21,13 @@ from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Decision, LimitSet, Reason
 from slidegate.core.limits import parse_limits
 from slidegate.core.reservation import Reservation
+from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
+from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
@@ -554,3 +556,45 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     await renew(holds)
     assert at_server.events(0) == [{"lost": 1}]
     assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, False, True]
+
+
+async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
+    holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
+    many = LimitSet("many", [Concurrency(700)])
+    held = [await take(holds, bucket=many) for _ in range(700)]
+    for first in range(0, 1_000, 100):
+        held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
+    at_server.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    at_server.clock.advance(us=LEASE_US - 1)
+    assert not await take(other, bucket=many)
+    assert (await take(other, "user:77")).remaining == 0
+    assert holds.permits_held() == 1_700 == len(held)
+    renewing = asyncio.ensure_future(renew(holds))
+    await turns()
+    for decision in reversed(held[:700]):
+        await settle(holds.refund(decision.take_back()))
+    await renewing
+    assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
+    assert at_server.seen[0].events == []
+
+
+def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
+    def name(held: HeldPermits) -> bytes:
+        held.enter_process()
+        return held.worker
+
+    with hurried(collecting=False):
+        for _ in range(200):
+            held = HeldPermits(LEASE_US)
+            assert set(at_once(lambda _, held=held: name(held), threads=4)) == {held.worker}  # type: ignore[misc]
+
+
+def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:
+    store, used = in_file.hire(), list[int]()
+    for first in range(0, 1_000, 100):
+        held = [take_now(store, f"user:{number}") for number in range(first, first + 100)]
+        assert all(store.refund(decision.take_back()) for decision in held)
+        used.append(store.stats().bytes_used)
+    assert used[-1] <= used[1]
+    assert store.permits_held() == 0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
 
 import pytest
 
-from slidegate import MemoryStore
+from slidegate import Limiter, MemoryStore
 from slidegate.core import LimitSet, parse_limits
 from slidegate.core.store import Store
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import needs_redis
-from .redis.stores import store_at
+from ..fault_proxy import FaultProxy
+from ..redis_servers import RedisServer, needs_redis
+from .redis.stores import fresh_prefix, store_at
 
 LONG_S = 60.0
 """Seconds that only a hang takes."""
@@ -132,3 +135,23 @@ async def test_another_worker_hands_nothing_back_that_was_charged_before(
         assert await settle(there.refund(early.take_back())) is False
         assert (await settle(here.peek(((rule, "ann", 0),)))).remaining == 497
         assert await settle(here.refund(late.take_back())) is True
+
+
+@needs_redis
+async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline(server: RedisServer) -> None:
+    """One round trip for each would take a minute here, and a command may take half of one."""
+    rule = bucket("3/hour")
+    async with FaultProxy(server.port) as proxy:
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=LONG_S)
+        async with Limiter(store) as limiter:
+            asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
+            await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))
+            proxy.delay_s = 0.02
+            server.command("CONFIG", "RESETSTAT")
+            assert await limiter.reset_all() is True
+            calls = server.calls()
+            assert calls["evalsha"] == 2
+            assert calls["eval"] - 2 <= calls["scan"] < 300, "one for a page of keys, not one for each"
+            proxy.delay_s = 0.0
+            left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
+            assert {decision.remaining for decision in left} == {2}

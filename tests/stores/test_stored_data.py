@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
+from slidegate.cli import main
 from slidegate.testing import FakeClock
+
+
+def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return the keys that the command lists, without digests."""
+    assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["target"].partition("#")[0] for row in rows}
+
 
 DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
@@ -83,3 +92,18 @@ def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along
     with pytest.raises(ConfigurationError, match=r"layout version 2, .*`slidegate bans export` of the version that"):
         Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
     assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
+
+
+def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, file = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second", tmp_path / "bans.jsonl"
+    assert main(["bans", "import", str(DATA / "bans.jsonl"), "--store", first, "--create"]) == 0
+    capsys.readouterr()
+    assert main(["bans", "export", "--store", first]) == 0
+    file.write_text(capsys.readouterr().out)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    ends = {row["struck"]: row["until_us"] for row in rows if "struck" in row}
+    assert all(end_us is None or end_us > rows[0]["written_us"] for end_us in ends.values())
+    assert main(["bans", "import", str(file), "--store", second, "--create", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"imported": len(rows) - 1 - len(ends), "over": 0}
+    assert listed(second, capsys) == listed(first, capsys)

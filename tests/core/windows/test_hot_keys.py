@@ -148,3 +148,18 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None
     race(hit, rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
     assert sorted(told) == [f"t{thread}" for thread in range(4)], "each is told to one of them"
+
+
+@given(streams())
+def test_with_a_place_for_every_key_the_count_is_exact(made: Stream) -> None:
+    keys = hot_keys(26, made.threshold, made.slices * made.slice_us, made.slices)
+    exact, now_us, hot = Exact(made.slices, made.slice_us), 1_000, set[str]()
+    for span_us, key in made.hits:
+        now_us = max(now_us + span_us, 0)
+        became_hot = keys.hit(key, now_us)
+        exact.hit(key, now_us)
+        over = {name: hits for name, hits in exact.recent().items() if hits > made.threshold}
+        assert keys.hot(exact.newest * made.slice_us) == over
+        assert (key in over) >= became_hot >= (key in over and key not in hot)
+        assert keys.error(now_us) == 0
+        hot = set(over)

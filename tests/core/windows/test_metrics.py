@@ -212,3 +212,16 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None
     assert read.events == {"pass": THREADS * rounds, **{f"t{thread}": rounds for thread in range(THREADS)}}
     assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
     assert window.dropped == 0
+
+
+def test_sums_of_nothing_and_below_are_merged_like_any_other() -> None:
+    some, others = MetricSummary(0, 10, {"units": -3, "debt": 2}), MetricSummary(0, 10, {"units": 1, "debt": -2})
+    assert MetricSummary.merged([some, others]).events == {"units": -2, "debt": 0}
+
+
+@pytest.mark.parametrize(("share", "rank"), [(0, 1), (0.01, 1), (0.55, 55), (0.95, 95), (0.951, 96), (1, 100)])
+def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
+    times, alone = ResponseTimes(), ResponseTimes()
+    times.count_all(BOUNDS_US[1:101])
+    alone.count_all(BOUNDS_US[rank : rank + 1])
+    assert times.quantile(share) == alone.quantile(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter
+from slidegate import ConfigurationError, Limiter
 from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
 from slidegate.core.bans.ban import OWN_PREFIX, BanSubject
@@ -167,3 +167,14 @@ def test_a_ban_that_was_made_again_lasts_as_long_as_the_last_one_says(store: Lmd
     assert hit(store, "user:eve").allowed
     assert [ban.key for ban in store.bans.active()] == ["user:bob"]
     assert store.bans.count() == 1
+
+
+def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, clock: FakeClock) -> None:
+    for number in range(300):
+        store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
+    clock.advance("2s")
+    rows = [json.loads(line) for line in export(400)]
+    assert store.bans.load(rows) == store.bans.count() == 400
+    rows += [{**row, "struck": f"other:{number}"} for number, row in enumerate(rows[2::2])]
+    with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
+        store.bans.load(rows)

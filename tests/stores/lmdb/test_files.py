@@ -863,3 +863,51 @@ def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, m
     assert heard.kinds == ["store_set_aside", "bans_rescued"]
     assert len(store.bans.active()) == 2
     store.close()
+
+
+def test_an_empty_file_is_a_new_environment(place: Path) -> None:
+    (place / "data.mdb").write_bytes(b"")
+    store, heard = opened(place)
+    assert heard.kinds == []
+    store.close()
+
+
+def test_who_runs_while_a_newer_slidegate_takes_the_file_over_leaves_it(tmp_path: Path) -> None:
+    path, clock = tmp_path / "lmdb", FakeClock()
+    store, _ = opened(path, clock=clock)
+    store.hit(ASKED)
+    newer = bytes([SCHEMA_VERSION + 1, 254 - SCHEMA_VERSION])
+    txn = store._env.begin()
+    txn.put(b"schema", newer, db=store._env.dbs.meta)
+    store._env.commit(txn)
+    clock.advance("2s")
+    store.hit(ASKED)  # about once a second it looks
+    with pytest.raises(StoreUnavailable, match=f"layout version {SCHEMA_VERSION + 1}, .*upgrade slidegate"):
+        store.hit(ASKED)
+    store.close()
+    with lmdb.open(str(path), max_dbs=16, readonly=True) as env:
+        meta = env.open_db(b"meta", create=False)
+        with env.begin() as read:
+            assert read.get(b"schema", db=meta) == newer
+
+
+def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = opened(place)
+    shutil.rmtree(place)
+    monkeypatch.setattr(store._env, "_looked_us", 0)
+    store.hit(ASKED)
+    assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]  # type: ignore[union-attr]
+    assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    assert (place / "data.mdb").exists()
+    store.close()
+
+
+def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("somebody may be writing")
+
+    first, _ = opened(place)
+    monkeypatch.setattr(lmdb.verify, "verify", fail)
+    in_another_process(first, lambda own: own.hit(ASKED))
+    assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    first.close()

@@ -5,23 +5,44 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy
+from slidegate import BanPolicy, ConfigurationError, Limiter
 from slidegate.core.addresses import BITS, Address, format_network, parse_address
 from slidegate.core.bans.ban import Ban, BanSubject, ban_key, longest
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.testing import FakeClock
+from slidegate.stores.redis.bans import CHUNK
+from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY_S, workers_at
+
+
+async def turns_of(work: Awaitable[object]) -> int:
+    """Return how many turns an event loop takes while some work is done: in each of them others go on."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    try:
+        await work
+    finally:
+        counting.cancel()
+    return turns
+
 
 BOUND_S = 20
 
@@ -241,3 +262,54 @@ async def test_strikes_go_on_from_a_level_that_no_store_has_made(server: RedisSe
         clock.advance("400d")
         (record,) = [row for row in await store.bans.dump() if "struck" in row]
         assert await store.bans.load([head, record]) == 0
+
+
+@needs_redis
+async def test_bans_that_are_over_are_no_longer_counted_once_somebody_has_looked(server: RedisServer) -> None:
+    clock, heard = FakeClock(10**15), RecordingObserver(without=["banned"])
+    async with workers_at(server, 1, clock=clock) as (one,):
+        one.observe(heard)
+        for number in range(40):
+            await one.bans.ban(f"198.51.100.{number}", 1_000_000, "", "ann")
+            await one.bans.ban(f"198.51.{number}.0/24", 1_000_000, "", "ann")
+        assert one.bans.count() == 80
+        clock.advance("2s")
+        assert await one.bans.find((address("198.51.100.7"),)) is None
+        assert await one.bans.active() == []
+        assert one.bans.count() == 0
+        assert await hit(one, "user:ann", address("198.51.100.7"))
+        assert heard.kinds == [], "nothing was lost"
+
+
+@needs_redis
+async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
+    many = 4_000
+    async with workers_at(server, 2) as (one, other):
+        for first in range(0, many, 500):
+            some = [f"2001:db8:{n:x}::/64" for n in range(first, first + 500)]
+            await asyncio.gather(*(one.bans.ban(key, 3_600_000_000, "", "ann") for key in some))
+        limiter = Limiter(other)
+
+        async def drain(found: AsyncIterator[object]) -> None:
+            assert len([each async for each in found]) >= many
+
+        assert await turns_of(other.bans.active()) >= many // CHUNK
+        for work in (limiter.export_bans(), limiter.bans()):
+            assert await turns_of(drain(work)) >= 2 * many // CHUNK
+        rows = await other.bans.dump()
+        assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+
+
+@needs_redis
+async def test_an_import_of_more_networks_than_can_be_banned_changes_nothing(server: RedisServer) -> None:
+    async with workers_at(server, 1) as (one,), workers_at(server, 1) as (other,):
+        for number in range(3):
+            await one.bans.ban(f"192.0.{number}.0/24", None, "", "ann")
+        rows = await one.bans.dump()
+        some = [{**rows[1], "ban": f"10.{number // 256}.{number % 256}.0/24"} for number in range(998)]
+        assert await other.bans.load(rows) == 3
+        with pytest.raises(ConfigurationError, match="blocklist"):
+            await other.bans.load([*rows, *some])
+        assert other.bans.count() == 3
+        assert await other.bans.load([*rows, *some[1:]]) == 1_000
+        assert other.bans.count() == 1_000

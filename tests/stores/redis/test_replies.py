@@ -233,3 +233,12 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
                 for found in await asyncio.gather(*asked):
                     assert not isinstance(found, asyncio.CancelledError)
             await other.close()
+
+
+async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
+    async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
+        store = RedisStore(url)
+        found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]
+        assert all("does not fit" in str(each) for each in found), "each was read to its end"
+        await store.close()

@@ -12,6 +12,7 @@ from slidegate import Limiter
 from slidegate.core import Reason
 from slidegate.core.errors import StoreUnavailable
 from slidegate.stores.redis import RedisStore
+from slidegate.testing import RecordingObserver
 
 from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
 
@@ -112,3 +113,15 @@ async def test_a_service_that_sentinels_do_not_know_is_named_in_the_error(sentin
     with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
         await store.reset("user:1")
     await store.close()
+
+
+async def test_a_message_names_the_service(sentinels: list[Sentinel]) -> None:
+    url = url_of(sentinels)
+    heard = RecordingObserver(without=["refused"])
+    for sentinel in sentinels:
+        sentinel.kill()
+    async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:
+        assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
+    message = heard.events[0].message
+    assert "service 'mymaster'" in message
+    assert "6379" not in message

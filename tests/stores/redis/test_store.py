@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from redis.asyncio import Redis
 
 from slidegate import BanPolicy
 from slidegate.core import StoreUnavailable
@@ -593,3 +594,36 @@ async def test_a_banned_key_refuses_a_question_of_several_keys(cluster: RedisClu
         assert (await settle(store.hit(both))).reason is Reason.BANNED
         assert (await settle(store.peek(both))).reason is Reason.BANNED
         assert (await hit(store, "everyone", "100/hour", 0)).remaining == 99
+
+
+@needs_redis
+async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisServer) -> None:
+    async with store_at(server, readable=True) as store:
+        server.command("SET", f"{store._prefix}:7:w:{{ann}}", "theirs")
+        server.command("HSET", f"{store._prefix}:7:w:{{bob}}", "x", "theirs")
+        answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob", "ann")), return_exceptions=True)
+        assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False, True]
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            await hit(store, "ann")
+
+
+@needs_redis
+async def test_a_window_that_is_damaged_fails_its_own_key_alone(server: RedisServer) -> None:
+    async with store_at(server, readable=True) as store:
+        await hit(store, "ann")
+        rewrite = "local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack('<BI8', 3, 7))"
+        server.command("EVAL", rewrite, "1", f"{store._prefix}:7:w:{{ann}}")
+        answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob")), return_exceptions=True)
+        assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False]
+
+
+@needs_redis
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_the_client_of_a_user_says_where_to_connect_and_stays_open(server: RedisServer, protocol: int) -> None:
+    async with Redis.from_url(server.url, decode_responses=True, protocol=protocol) as client:
+        store = RedisStore(client, prefix=fresh_prefix(), timeout=PLENTY_S)
+        assert (await hit(store, "ann")).remaining == 4
+        await store.bans.ban("user:eve", None, "", "ann")
+        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
+        await store.close()
+        assert await client.ping()
