@@ -42,7 +42,6 @@ from slidegate.stores import MemoryStats
 
 def tell(event: Event) -> None:
     assert_type(event.kind, str)
-    assert_type(event.message, str)
 
 
 async def tenant(request: HTTPConnection) -> str | None:
@@ -75,9 +74,7 @@ app.add_middleware(
     limiter=limiter,
     client=client_ip(ipv6_prefix=64),
     rules=[
-        Rule("/health", exempt=True),
         Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", methods=["POST"]),
-        Rule("/export", "10/hour", cost=lambda request: 5),
         Rule("/import", "10/hour", cost=units, key=tenant),
         Rule("/feed", ["10/second", Limit(100, "1m")], connection="websocket", final=True),
         Rule("*", "2000/second", key=everyone, name="service"),
@@ -90,14 +87,10 @@ app.add_middleware(
     enabled=True,
 )
 RateLimitMiddleware(app, limits=Limit(1, 1), default_limits=["60/minute", Limit(5, "1s")], headers=None)
-RateLimitMiddleware(app, default_limits=60)  # type: ignore[arg-type]
 assert_type(RateLimit.exempt(len)([]), int)
-RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
-RateLimitMiddleware(print, limits="5/minute")  # type: ignore[arg-type]
 Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]
 Rule("*", 5)  # type: ignore[arg-type]
-Rule("*", "5/minute", cost="5")  # type: ignore[arg-type]
 Rule("*", "5/minute", methods=["GET"], key=3)  # type: ignore[arg-type]
 
 # -- without HTTP --------------------------------------------------------------------------------------------------
@@ -117,7 +110,6 @@ async def without_http() -> None:
         assert_type(await opened.refund(decision), bool)
         assert_type(await opened.reset("user:42"), bool)
         assert_type(opened.hit("user:42", "5/minute"), Decision)  # type: ignore[assert-type, unused-coroutine]
-        await opened.hit(42, "5/minute")  # type: ignore[arg-type]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
 
 
@@ -132,13 +124,10 @@ guessing = BanPolicy(
     shadow=True,
 )
 RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
-BanPolicy(after=20, shadow="trial")  # type: ignore[arg-type]
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
-RateLimitMiddleware(app, bans="20/10m")  # type: ignore[arg-type]
 
 
 async def login(request: Request) -> Response:
-    assert_type(await strike(request), Ban | None)
     assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
     await strike(request, "much")  # type: ignore[arg-type]
     return PlainTextResponse("try again")
@@ -147,25 +136,19 @@ async def login(request: Request) -> Response:
 async def bans_by_hand() -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual", by="ana")
     assert_type(ban, Ban)
-    assert_type(ban.since, datetime)
     assert_type(ban.until, datetime | None)
-    await limiter.ban("user:42", timedelta(days=1))
     assert_type(await limiter.unban("203.0.113.7"), bool)
     assert_type(await limiter.banned("203.0.113.7"), Ban | None)
     assert_type([ban async for ban in limiter.bans()], list[Ban])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
-    assert_type([line async for line in limiter.export_bans()], list[str])
     assert_type(await limiter.import_bans(["{}"]), int)
-    assert_type((await limiter.hit("user:42", "5/minute")).ban, Ban | None)
 
 
 # -- threads, functions --------------------------------------------------------------------------------------------
 
 assert_type(limiter.sync, SyncLimiter)
 assert_type(limiter.sync.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
-assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
-assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)
 assert_type(limiter.sync.bans(), list[Ban])
 
 
@@ -180,7 +163,6 @@ async def weather(city: str) -> float:
 
 
 assert_type(render("ann", 1, 2, dark=True), bytes)
-render("ann", light=True)  # type: ignore[call-arg]
 limiter.limited("5/second")  # type: ignore[call-arg]
 
 
@@ -200,18 +182,13 @@ stats = Statistics(limiter).stats("5m")
 assert_type(stats, Stats)
 assert_type(stats.routes, dict[str, Traffic])
 assert_type(stats.rules["api"], Traffic)
-assert_type(stats.total.passed, int)
-assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
-RateLimitMiddleware(app, limits="100/minute")
 Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 
 limit = Limit(100, "1m", resolution=10, name="burst")
-assert_type(limit.name, str | None)
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
-Limit("100", "1m")  # type: ignore[arg-type]
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)
@@ -233,7 +210,6 @@ limiter.observe(tell, kinds=["banned"], thread=True)
 
 window = CounterWindow(slices=10, slice_us=100_000)
 window.add(0, 2)
-assert_type(window.total(0), int)
 assert_type(window.slices(), list[tuple[int, int]])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 
