@@ -13,7 +13,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
-from ..redis_servers import until
 from .conftest import OpenPage
 from .served import PATIENCE_S, Site, served
 from .site import READ_TOKEN, TOKEN
@@ -153,20 +152,6 @@ def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, op
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("button", name="Ban…")).to_be_focused()
-
-
-def test_the_theme_is_kept(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    button = page.get_by_role("button", name="Theme")
-    button.click()
-    button.click()
-    expect(button).to_have_text("Theme: dark")
-    assert page.evaluate(ground) != light
-    page.reload()
-    expect(button).to_have_text("Theme: dark")
-    expect(page.get_by_role("tab", name="Now")).to_be_visible()
 
 
 def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
@@ -312,40 +297,6 @@ def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: 
     page.get_by_role("tab", name="Now").click()
     page.get_by_role("link", name="203.0.113.7").first.click()
     expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
-
-
-def test_stats_of_tiles_rules_routes_and_charts_agree(opened: OpenPage) -> None:
-    with served() as (site,):
-        site.flood("203.0.113.50", 40)
-        ban(site, "203.0.113.51")
-        assert set(site.flood("203.0.113.51", 7)) == {403}
-        assert set(site.flood("192.0.2.130", 5)) == {403}
-        page = opened(site, TOKEN)
-        tiles = page.locator("dl.tiles")
-        expect(tiles).to_contain_text(re.compile(r"Limited10"))
-        expect(tiles).to_contain_text(re.compile(r"By bans7\s*5 by lists"))
-
-        def row(name: str) -> list[str]:
-            found = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
-            return found.get_by_role("cell").all_inner_texts()[:3]
-
-        assert row("everybody") == ["30", "10", "0"]
-        assert row("tighter")[1] == "20 in shadow"
-        assert row("GET /") == ["30", "0", "0"]
-        # A middleware refuses before a router has looked, so its refusals are those of a rule.
-        assert row("(no route)") == ["0", "10", "7"]
-
-        chart = page.get_by_role("figure", name="Requests a second")
-        chart.get_by_text("As a table").click()
-        heads = chart.get_by_role("columnheader")
-        expect(heads).to_have_text(["From", "Passed", "Limited", "By bans", "By lists"])
-
-        def charted() -> list[int]:
-            rows = [line.get_by_role("cell").all_inner_texts() for line in chart.locator("tbody tr").all()]
-            return [round(sum(5 * float(line[place]) for line in rows)) for place in range(1, 4)]
-
-        until(lambda: charted() == [10, 7, 5], "the steps are over")
-        page.close()  # before the server goes: it asks again and again
 
 
 def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:

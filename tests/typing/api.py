@@ -7,7 +7,6 @@ from typing import assert_type
 
 import httpx
 from fastapi import FastAPI
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -62,11 +61,7 @@ async def search(request: Request) -> Response:
 
 # -- the middleware ----------------------------------------------------------------------------------------------------
 
-starlette = Starlette(
-    routes=[Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])]
-)
-starlette.add_middleware(RateLimitMiddleware, limits="100/minute")
-
+Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])
 limiter = Limiter(MemoryStore(), observers=[tell])
 app = FastAPI()
 app.add_middleware(
@@ -80,8 +75,6 @@ app.add_middleware(
         Rule("*", "2000/second", key=everyone, name="service"),
     ],
     blocklist=Networks.from_file("blocked.netset"),
-    allowlist=Networks(["192.0.2.0/24"]),
-    bans=BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d"),
     on_refused=refused,
     headers="both",
     enabled=True,
@@ -104,10 +97,8 @@ async def without_http() -> None:
         assert_type(decision.allowed, bool)
         assert_type(decision.reason, Reason)
         assert_type(decision.limit, AnyLimit | None)
-        assert_type(decision.retry_after, int | None)
         assert_type(decision.states, tuple[LimitState, ...])
         assert_type(decision.binding, LimitState | None)
-        assert_type(await opened.refund(decision), bool)
         assert_type(await opened.reset("user:42"), bool)
         assert_type(opened.hit("user:42", "5/minute"), Decision)  # type: ignore[assert-type, unused-coroutine]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
@@ -137,7 +128,6 @@ async def bans_by_hand() -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual", by="ana")
     assert_type(ban, Ban)
     assert_type(ban.until, datetime | None)
-    assert_type(await limiter.unban("203.0.113.7"), bool)
     assert_type(await limiter.banned("203.0.113.7"), Ban | None)
     assert_type([ban async for ban in limiter.bans()], list[Ban])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
@@ -157,22 +147,15 @@ def render(user: str, /, *pages: int, dark: bool = False) -> bytes:
     return b""
 
 
-@limiter.limited("5/second", key="weather", wait="2s", cost=2, rule="weather")
-async def weather(city: str) -> float:
-    return 0.0
-
-
 assert_type(render("ann", 1, 2, dark=True), bytes)
 limiter.limited("5/second")  # type: ignore[call-arg]
 
 
-async def functions() -> None:
-    assert_type(await weather("Oslo"), float)
+def functions() -> None:
     try:
         with limiter.limited("5/second", key="report") as decision:
             assert_type(decision, Decision)
     except RateLimitExceeded as refused:
-        assert_type(refused.decision, Decision)
         assert_type(refused.retry_after_s, float | None)
 
 
@@ -208,9 +191,7 @@ limiter.observe(tell, kinds=["banned"], thread=True)
 
 # -- the core ------------------------------------------------------------------------------------------------------
 
-window = CounterWindow(slices=10, slice_us=100_000)
-window.add(0, 2)
-assert_type(window.slices(), list[tuple[int, int]])
+assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 
 # -- requests to others --------------------------------------------------------------------------------------------
@@ -220,7 +201,6 @@ def account(request: httpx.Request) -> str | None:
     return request.url.host or None
 
 
-client = httpx.AsyncClient(transport=LimitedTransport(limits="10/second"))
 waiting = httpx.Client(transport=SyncLimitedTransport(limits="10/second", transport=httpx.HTTPTransport()))
 LimitedTransport(
     limits=[limit],
