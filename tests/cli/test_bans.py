@@ -245,20 +245,14 @@ def test_an_import_reads_stdin_and_a_file_that_is_not_there_is_named(
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("words", [("bans", "import", "-"), ("bans", "list", "--format", "json")])
-def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))
-    process = start(*words, "--store", url, stdin=subprocess.PIPE)
+    process = start("bans", "list", "--format", "json", "--store", url)
     with hanging_ends(process):
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        if words[1] == "import":
-            process.stdin.write((HEAD + "".join(map(row, range(3_000)))).encode())
-            process.stdin.flush()  # that is more than a pipe holds, so it reads now, and waits for the rest
-        else:
-            assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
+        assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 1

@@ -15,7 +15,6 @@ import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.admin import AdminRoutes
-from slidegate.stats import Statistics
 from slidegate.stats.statistics import recording_of
 
 from ..asgi import hello, statuses
@@ -113,24 +112,6 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     text = capsys.readouterr().out
     assert text.startswith("no worker has statistics: write slidegate.stats.Statistics(limiter) in the application")
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
-
-
-def test_top_adds_up_what_each_shadow_rule_would_have_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    limits = {"strict": "5/hour", "lax": "9/hour", "never": "100/hour"}
-    shadows = [Rule("/items", limit, name=name, shadow=True) for name, limit in limits.items()]
-    for requests in (12, 4):
-
-        async def serve(limiter: Limiter, requests: int = requests) -> None:
-            Statistics(limiter)
-            middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[*shadows, Rule("*", "50/hour", name="all")])
-            assert await statuses(middleware, requests, "/items") == [200] * requests
-
-        fill(url, serve)
-    assert run("top", "--store", url, "--window", "1h", "--format", "json") == 0
-    rules = shown(capsys)["rules"]
-    # Of 16 requests the windows of the store let 5 and 9 pass.
-    assert [rules[name]["shadow_refused"] for name in limits if name in rules] == [11, 7]
-    assert rules["all"]["passed"] == 16
 
 
 def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:

@@ -189,18 +189,3 @@ def test_afterwards_limits_hold_and_nothing_was_counted(client: TestClient) -> N
     assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
     with limiter.limited("1/minute", key="ann"), pytest.raises(RateLimitExceeded):
         limiter.limited("1/minute", key="ann").__enter__()
-
-
-def test_a_gate_made_in_a_test_with_the_clock_goes_on_in_the_next(slidegate_clock: FakeClock) -> None:
-    global late
-    inner = Starlette(routes=[Route("/", home)])
-    late = TestClient(RateLimitMiddleware(inner, limits="2/minute"))
-    assert statuses(late, "/", 3) == [200, 200, 429]
-    slidegate_clock.advance("30d")
-
-
-late: TestClient
-
-
-def test_such_a_gate_counts_by_the_time_of_the_system_again() -> None:
-    assert statuses(late, "/", 3) == [200, 200, 429]
