@@ -80,6 +80,7 @@ async def test_unknown_paths_and_methods_say_so_in_problem_details() -> None:
             "key: it is missing; expected an address, a network or a key as stores hold it, "
             'for example "203.0.113.7" or "user:42"',
         ),
+        ("events", {"kind": "baned"}, "kind: expected one of ban"),
     ],
 )  # fmt: skip
 async def test_a_parameter_that_cannot_be_used_is_named_with_what_was_expected(

@@ -151,6 +151,35 @@ async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_t
     assert names((await operator.get("clients"))["clients"], "banned")[0]
 
 
+async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
+    admin: AdminClient, operator: Operator
+) -> None:
+    hub = admin.limiter.engine.observers
+    for second in range(3):
+        assert hub.wants_refusals()
+        await admin.visit(times=MAX_REFUSALS_PER_SECOND + 130)
+        assert not hub.wants_refusals()
+        refusals = (await operator.get("refusals", limit=500))["refusals"]
+        assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
+        admin.clock.advance("1s")
+        await operator.get("refusals")  # whoever looks has further ones taken
+    await admin.limiter.ban("203.0.113.9", "1h")
+    await admin.visit()
+    assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
+    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
+
+
+async def test_a_flood_of_strangers_does_not_hide_the_busiest(admin: AdminClient, operator: Operator) -> None:
+    for turn in range(25):
+        for number in range(200):
+            await admin.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
+        for _ in range(100):
+            await admin.limiter.hit("busy", "9/minute; 50/hour", rule="all")
+        busiest = (await operator.get("clients"))["clients"][0]
+    assert (busiest["key"], busiest["nearest"]["rule"]) == ("busy", "all")
+    assert busiest["requests"] > 2_300
+
+
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
     chance, board = random.Random(1), Board()
     admin = AdminClient(Staff(board))

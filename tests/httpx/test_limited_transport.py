@@ -277,6 +277,15 @@ async def test_an_answer_in_whose_place_another_came_is_closed(statuses: tuple[i
     assert server.closed == 2
 
 
+async def test_an_answer_is_closed_when_its_task_is_cancelled_before_the_next_one() -> None:
+    server = Streaming(429, 200)
+    scene = Scene(transport=server)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):
+            await scene.client.get(URL)
+    assert server.closed == 1
+
+
 @pytest.mark.parametrize("error", [httpx.ConnectError("no way"), ValueError("a bug")])
 async def test_an_error_of_the_way_comes_as_it_is_and_counts_as_a_request(error: Exception) -> None:
     def fail(request: httpx.Request) -> httpx.Response:

@@ -99,6 +99,11 @@ CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
         "1715515200.250 192.0.2.7 GET /a?b=1 200",
         RECORD._replace(time_us=NOON_US + 250_000),
     ),
+    "path and arguments": (
+        "$remote_addr [$time_local] $request_method $uri$is_args$args $status",
+        f"192.0.2.7 [{TIME}] GET /a?b=1 200",
+        RECORD,
+    ),
     "arguments of their own": (
         '$remote_addr [$time_local] $request_method "$uri" "$args" $status',
         f'192.0.2.7 [{TIME}] GET "/a" "b=1" 200',

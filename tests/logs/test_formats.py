@@ -85,6 +85,7 @@ BAD: dict[str, tuple[bytes, Skip]] = {
     "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
     "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
     "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
+    "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
     "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
     "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
     "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
