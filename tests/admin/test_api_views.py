@@ -114,21 +114,6 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert "line 1" in after["bad"]["message"]
 
 
-async def test_events_are_shown_newest_first_each_under_a_name_of_its_own(
-    admin: AdminClient, operator: Operator
-) -> None:
-    await admin.limiter.ban("user:1", "1h", reason="<b>")
-    await admin.limiter.unban("user:1")
-    await admin.limiter.ban("user:2", "1h")
-    events = (await operator.get("events"))["events"]
-    assert names(events, "kind") == ["banned", "unbanned", "banned"]
-    assert events[2]["details"]["reason"] == "<b>"
-    assert len(set(names(events, "seq"))) == 3
-    assert (await operator.get("events", kind="banned", limit=1))["events"] == events[:1]
-    await admin.limiter.unban("user:2")
-    assert (await operator.get("events"))["events"][1:] == events
-
-
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to(
     admin: AdminClient, operator: Operator
 ) -> None:
@@ -149,6 +134,31 @@ async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_t
         assert (await operator.get("clients", sort=sort, limit=2))["clients"] == whole[:2]
     await admin.limiter.ban("198.51.100.1", "1h")
     assert names((await operator.get("clients"))["clients"], "banned")[0]
+
+
+async def test_clients_leave_when_their_window_has_passed(admin: AdminClient, operator: Operator) -> None:
+    await operator.get("clients")
+    await admin.visit()
+    await operator.get("clients")
+    admin.clock.advance("5m")
+    assert names((await operator.get("clients"))["clients"], "key") == ["203.0.113.9"]
+    admin.clock.advance("1m")
+    assert (await operator.get("clients"))["clients"] == []
+
+
+async def test_events_are_shown_newest_first_each_under_a_name_of_its_own(
+    admin: AdminClient, operator: Operator
+) -> None:
+    await admin.limiter.ban("user:1", "1h", reason="<b>")
+    await admin.limiter.unban("user:1")
+    await admin.limiter.ban("user:2", "1h")
+    events = (await operator.get("events"))["events"]
+    assert names(events, "kind") == ["banned", "unbanned", "banned"]
+    assert events[2]["details"]["reason"] == "<b>"
+    assert len(set(names(events, "seq"))) == 3
+    assert (await operator.get("events", kind="banned", limit=1))["events"] == events[:1]
+    await admin.limiter.unban("user:2")
+    assert (await operator.get("events"))["events"][1:] == events
 
 
 async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
