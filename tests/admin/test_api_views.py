@@ -279,6 +279,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
             events = await operator.get("events", kind="banned")
             assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
             (rule,) = (await operator.get("shadow"))["rules"]
+            assert (rule["passed"], rule["would_refuse"], rule["share"]) == (40, 36, 0.9)
             assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
             config = await operator.get("config")
             assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")
