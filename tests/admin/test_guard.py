@@ -7,16 +7,14 @@ from itertools import product
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, SlidegateError, client_ip
+from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, SlidegateError, client_ip
 from slidegate.admin import AdminRoutes, messages
 from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import Answer, call, page, scope_of, send_scope, statuses
+from ..asgi import Answer, call, scope_of, send_scope
 from ..remote_stores import SickStore
 from .dashboard_client import CHANGE, HOST, LOOK, NEW_BAN, READ_TOKEN, TOKEN, Browser, Site, basic, said, with_token
 
@@ -47,7 +45,7 @@ def check_fields(answer: Answer) -> None:
 async def test_a_stranger_is_asked_for_a_token_and_told_nothing_else(method: str, site: Site) -> None:
     for path in (CHANGE, "/", "/static/app.js", "/api/nothing"):
         answer = await Browser(site.app, token=None).send(method, path, NEW_BAN, access_control_request_method="POST")
-        assert answer.status == 401
+        assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
         assert not [name for name in answer.headers if name.startswith("access-control")]
         check_fields(answer)
     assert not await site.changed()
@@ -175,7 +173,6 @@ async def test_every_request_with_two_conditions_chosen_freely_changes_what_it_m
         ([f"{HOST}:8000"], f"{HOST}:8001", 421),
         ([HOST], "evil.example", 421),
         ([HOST], "127.0.0.1", 421),
-        ([HOST, "127.0.0.1"], "127.0.0.1:8000", 200),
         (["[::1]"], "[::1]:8000", 200),
         ((), "evil.example", 200),
     ],
@@ -195,25 +192,6 @@ async def test_a_tool_with_hosts_is_asked_under_no_other_name_and_that_is_asked_
 
 
 # -- clients -------------------------------------------------------------------------------------------------------
-
-HERE = {"host": HOST}
-
-
-def mounted(site: Site, **options: Any) -> tuple[Starlette, ASGIApp]:
-    """Return an application with the tool in it, and the middleware around it."""
-    routes = [Mount("/admin/limits", site.app), Route("/{rest:path}", page, methods=["GET", "POST"])]
-    app = Starlette(routes=routes)
-    options = {"limits": "3/minute", "limiter": site.limiter, "ignore_checks": ["SG102", "SG103"], **options}
-    return app, RateLimitMiddleware(app, **options)
-
-
-async def test_a_tool_is_counted_like_everything_else_unless_a_rule_exempts_it() -> None:
-    _, middleware = mounted(Site())
-    assert await statuses(middleware, 5, "/admin/limits/", headers=HERE) == [401] * 3 + [429] * 2
-    rules = [Rule("/admin/limits/{rest:path}", exempt=True), Rule("*", "3/minute")]
-    _, middleware = mounted(Site(), limits=None, rules=rules)
-    assert await statuses(middleware, 20, "/admin/limits/", headers=HERE) == [401] * 20
-    assert await statuses(middleware, 5, "/page") == [200] * 3 + [429] * 2
 
 
 async def test_a_client_is_found_and_kept_out_as_the_middleware_on_the_limiter_finds_it(clock: FakeClock) -> None:
@@ -254,17 +232,6 @@ async def test_a_client_is_found_and_kept_out_as_the_middleware_on_the_limiter_f
 
 async def page_alone(scope: Any, receive: Any, send: Any) -> None:
     """Stand where an application would."""
-
-
-async def test_an_option_finds_clients_in_another_way_and_the_lists_hold_all_the_same(clock: FakeClock) -> None:
-    site = Site(clock, client=client_ip(trusted=["10.0.0.0/8"]))
-    await site.limiter.ban("203.0.113.200", "1h")
-    proxied = Browser(site.app, peer="10.0.0.1")
-    assert await proxied.look(x_forwarded_for="203.0.113.200") == 403
-    assert await proxied.look(x_forwarded_for="203.0.113.201") == 200
-    listing = RateLimitMiddleware(page_alone, limiter=site.limiter, blocklist=Networks(["203.0.113.201"]))
-    assert await proxied.look(x_forwarded_for="203.0.113.201") == 403
-    del listing
 
 
 @pytest.mark.parametrize("prefix", [24, 30, 32])
@@ -321,9 +288,7 @@ async def test_a_body_has_at_most_64_kib_and_no_more_of_it_is_taken(size: int, s
     ("body", "status"),
     [
         (b"{", 400),
-        (b"{}{}", 400),
         (b'{"target": NaN}', 400),
-        (b"-Infinity", 400),
         (b"\xff", 400),
         (b"\xef\xbb\xbf{}", 400),
         (b"1" * 5_000, 400),
@@ -403,10 +368,3 @@ async def test_the_password_of_a_store_that_is_away_is_shown_nowhere(
     for text in shown:
         assert secret not in text
         assert TOKEN not in text
-
-
-async def test_a_tool_beside_the_middleware_is_no_finding_of_its() -> None:
-    inner = RateLimitMiddleware(Starlette(), limits="3/minute", limiter=Limiter(MemoryStore()))
-    app = Starlette(routes=[Mount("/admin", Site().app), Mount("/site", inner)])
-    await statuses(app, 1, "/site/x")
-    assert [finding.code for finding in inner.findings] == []

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
@@ -45,20 +43,8 @@ def test_a_small_run_shows_the_rows(names: list[str]) -> None:
     assert "`python3 dev.py bench real" in ended.stdout
 
 
-def test_a_row_that_is_none_is_named_with_those_that_are() -> None:
-    ended = run("--only", "defualt")
-    assert ended.returncode == 1
-    assert "'defualt' is no row; expected one of: " in ended.stderr
-
-
 def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
     assert {name for row in real.ROWS for name in row.candidates} == {*KNOWN, *worker.HITS}
-
-
-def test_a_process_that_measures_another_slidegate_than_asked_for_is_an_error(tmp_path: Path) -> None:
-    options = Namespace(requests=1, paths=10)
-    with real.Worker(tmp_path, ["hit"], options) as other, pytest.raises(SystemExit, match="was measured"):
-        other.begin()
 
 
 def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
@@ -80,10 +66,6 @@ def test_each_limiter_counts_and_does_what_it_is_measured_for(name: str) -> None
     on_counting_loop(worker.check(name, KNOWN[name]))
 
 
-def without_fields(allowed: apps.Allowed) -> object:
-    return apps.ours(allowed, headers=None)
-
-
 def without_list(allowed: apps.Allowed) -> object:
     return apps.ours(allowed)
 
@@ -93,8 +75,6 @@ def without_list(allowed: apps.Allowed) -> object:
     [
         (apps.App(apps.bare), "requests of one client"),
         (apps.App(apps.fastapi_limiter), "another client after them"),
-        (apps.App(apps.asgi_ratelimit, ours=True), "fields of the three that are admitted"),
-        (apps.App(without_fields, ours=True), "fields of the three that are admitted"),  # type: ignore[arg-type]
         (apps.App(without_list, bans=True), "the last of many requests"),  # type: ignore[arg-type]
         (apps.App(without_list, blocks=True), "a blocked network"),  # type: ignore[arg-type]
     ],
@@ -102,21 +82,3 @@ def without_list(allowed: apps.Allowed) -> object:
 def test_a_limiter_that_does_not_is_an_error(app: apps.App, what: str) -> None:
     with pytest.raises(SystemExit, match=f"subject: {what}: expected "):
         on_counting_loop(worker.check("subject", app))
-
-
-def test_every_candidate_gets_the_same_requests_and_new_paths_are_new() -> None:
-    known = range(10_000)
-    assert traffic.requests_of(3, 20, known) == traffic.requests_of(3, 20, known) != traffic.requests_of(4, 20, known)
-    paths = {request.path for request in traffic.everyone_everywhere(0, 10_000)}
-    assert len(paths) == 10_000
-    assert {request.path for request in traffic.requests_of(3, 200, known)} < paths
-    new = {request.path for request in traffic.requests_of(3, 200, range(20_000, 20_200))}
-    assert len(new) == 200
-    assert not new & paths
-
-
-@pytest.mark.parametrize("first", [0, worker.FIRST_NEW])
-def test_a_refusing_limiter_has_seen_each_client_at_each_route(first: int) -> None:
-    seen = traffic.everyone_everywhere(first, worker.EVERYONE)
-    pairs = {(re.sub("[0-9]+", "{id}", request.path), request.client) for request in seen}
-    assert pairs == {(template, client) for template in apps.TEMPLATES for client in apps.CLIENTS}

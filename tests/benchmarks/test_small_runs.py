@@ -10,23 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.table import Table
-
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"networks": ["--count", "50", "--rounds", "1"], "startup": ["--rounds", "1"]}
 LONGER = {"lmdb": ["--rounds", "1", "--hits", "640"], "memory": ["--keys", "20000"]}
-
-
-def test_a_table_shows_numbers_in_their_format_and_whole_ones_whole() -> None:
-    table = Table("Speed", {"what": "", "us": ".2f", "to": ""}, [["ours", 1.5, "bare"], ["bare", 1_000, None]])
-    assert table.markdown().splitlines() == [
-        "### Speed",
-        "",
-        "| what | us | to |",
-        "| --- | ---: | --- |",
-        "| ours | 1.50 | bare |",
-        "| bare | 1,000 |  |",
-    ]
 
 
 @pytest.mark.parametrize(

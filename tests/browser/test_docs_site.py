@@ -129,15 +129,3 @@ def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(address: st
             page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
             page.get_by_title(re.compile(f"Switch to .*{offered}")).click()
         assert wrong == []
-
-
-def test_the_search_finds_the_page_about_a_header_field(address: str, chromium: Browser) -> None:
-    with watched(chromium, address, WIDTHS["desk"]) as (page, wrong):
-        page.goto(address)
-        page.get_by_role("button", name="Search").first.click()
-        page.get_by_role("combobox", name="Search").fill("Retry-After")
-        answers = page.locator("[role=option][href*='/guides/answers/']").first
-        expect(answers).to_be_visible()
-        answers.click()
-        expect(page.get_by_role("heading", name="Answers", exact=False).first).to_be_visible()
-        assert wrong == []

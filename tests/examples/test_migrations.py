@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.testing import FakeClock
-
 pytest.importorskip("slowapi")
 
-from examples.migrations.asking import Answer, loop
+from examples.migrations.asking import loop
 from examples.migrations.attacks import flood, worst
 from examples.migrations.facts import QUESTIONS, SYSTEMS
 from examples.migrations.pages import FOLDER, filled
@@ -76,26 +74,6 @@ def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
         assert system.ask().status in (403, 429)
         clock.advance("121s")
         assert system.ask().passed
-
-
-class Bucket:
-    """A token bucket of 100 that fills in a minute: its worst case is known."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock, self.tokens, self.last_us = clock, 100.0, clock.now_us
-
-    def ask(self, path: str = "/", client: str = "", headers: dict[str, str] | None = None) -> Answer:
-        now_us = self.clock.now_us
-        self.tokens = min(100.0, self.tokens + (now_us - self.last_us) * 100 / 60_000_000)
-        self.last_us = now_us
-        if self.tokens < 1:
-            return Answer(429, 7)
-        self.tokens -= 1
-        return Answer(200)
-
-
-def test_the_attack_finds_the_worst_case_of_a_token_bucket() -> None:
-    assert worst(Bucket) == [199, 101]
 
 
 def test_the_attack_finds_twice_the_limit_of_a_fixed_window() -> None:

@@ -21,7 +21,7 @@ import yaml
 
 from examples.several_hosts import __main__ as command
 from examples.several_hosts import app as site
-from examples.several_hosts import deployment, front, processes
+from examples.several_hosts import deployment, processes
 from tests.redis_servers import HOST, free_port, needs_redis
 
 pytestmark = pytest.mark.all
@@ -103,22 +103,6 @@ def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site(patient: 
     assert [line for line in rest if re.fullmatch(r"  host_[ab]: banned: .*198\.51\.100\.9.*", line)]
 
 
-@needs_redis
-def test_no_process_is_left_behind_when_the_example_is_killed() -> None:
-    with started() as example:
-        (url,) = re.findall(r"Serving at (\S+) until", printed(example, "  Operators"))
-        assert httpx.get(url, trust_env=False, timeout=PATIENCE_S).status_code == 200
-
-    def gone() -> bool:
-        try:
-            httpx.get(url, trust_env=False, timeout=PATIENCE_S)
-        except httpx.TransportError:
-            return True
-        return False
-
-    processes.wait_until(gone, "the front is gone")
-
-
 def test_a_missing_redis_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,44 +145,6 @@ async def test_whoever_says_that_they_are_somebody_else_is_not_believed(peer: st
     app = site.make_app({**SETTINGS, "REDIS_URL": "memory://"})
     statuses = [(await asked(app, peer, forwarded.format(number))).status_code for number in range(site.AMOUNT + 1)]
     assert statuses[-1] == 429
-
-
-async def test_the_front_adds_whom_it_sees_and_passes_everything_else_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[httpx.Request] = []
-
-    class Hosts(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if request.url.host == "gone.test":
-                raise httpx.ConnectError("nobody listens")
-            await request.aread()
-            seen.append(request)
-            cookies = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
-            return httpx.Response(418, headers=cookies, stream=httpx.ByteStream(b"short and stout"))
-
-    real = httpx.AsyncClient
-    monkeypatch.setattr(front.httpx, "AsyncClient", lambda **_: real(transport=Hosts()))
-    app = front.make_app({"UPSTREAMS": "http://gone.test,http://here.test"})
-    async with app.router.lifespan_context(app) as state:
-        transport = httpx.ASGITransport(app=with_state(app, state), client=("203.0.113.7", 1))
-        async with real(transport=transport, base_url="http://site.test") as client:
-            fields = {"X-Forwarded-For": "198.51.100.1", "Connection": "close", "X-Kind": "tea"}
-            answer = await client.post("/pots/1?full=yes&x=%20", headers=fields, content=b"leaves")
-            bare = await client.get("/")
-    assert (answer.status_code, answer.content) == (418, b"short and stout")
-    assert answer.headers.get_list("Set-Cookie") == ["a=1", "b=2"]
-    assert seen[0].url == "http://here.test/pots/1?full=yes&x=%20"
-    assert (seen[0].method, seen[0].headers["X-Kind"], seen[0].headers["Host"]) == ("POST", "tea", "site.test")
-    assert seen[0].content == b"leaves"
-    assert seen[0].headers.get_list("X-Forwarded-For") == ["198.51.100.1, 203.0.113.7"]
-    assert bare.status_code == 418
-    assert "transfer-encoding" not in seen[1].headers
-
-
-def with_state(app: Any, state: dict[str, Any]) -> Any:
-    async def called(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        await app({**scope, "state": dict(state)}, receive, send)
-
-    return called
 
 
 def test_the_hosts_trust_the_front_and_nobody_else() -> None:

@@ -50,14 +50,6 @@ def test_httpx2_sends_through_it() -> None:
     assert clock.now_us == 10**12 + 1_000_000
 
 
-def test_a_client_of_httpx2_that_does_not_await_sends_through_it_too() -> None:
-    answers = [httpx2.Response(429, headers={"Retry-After": "0"}), httpx2.Response(200, content=b"here")]
-    inner: Any = httpx2.MockTransport(lambda request: answers.pop(0))
-    transport: Any = SyncLimitedTransport(limits="9/minute", transport=inner)
-    with httpx2.Client(transport=transport) as client:
-        assert client.post(URL, json={"a": 1}).content == b"here"
-
-
 @pytest.mark.parametrize("library", [httpx, httpx2])
 async def test_the_default_transport_is_one_of_the_client_s_library(library: Any) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

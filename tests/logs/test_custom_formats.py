@@ -148,12 +148,9 @@ def test_no_change_of_a_line_makes_a_custom_format_raise_and_none_cut_short_give
     [
         ("", "is no format string"),
         ('%h %l %u %t "%r" %>s', "is no format string of nginx"),
-        ("$remote_addr", "lacks the time"),
         ('[$time_local] "$request" $status', "lacks the client"),
-        ("$remote_addr [$time_local] $request_method $status", "lacks the request"),
         ('$remote_addr [$time_local] "$request"', "lacks the status"),
         ('$remote_addr$time_local "$request" $status', "where $remote_addr ends and $time_local begins"),
-        ("$remote_addr " * 1_000, "is no format string"),
         (7, "is no format string"),
     ],
 )
@@ -186,11 +183,10 @@ def test_fields_are_found_by_their_names() -> None:
     ("line", "reason"),
     [
         ({**LINE, "t": None}, Skip.TIME),
-        ({**LINE, "c": "192.0.2.7"}, Skip.CLIENT),
         ({**LINE, "c": {"ip": 7}}, Skip.CLIENT),
         ({**LINE, "s": "ok"}, Skip.STATUS),
         ({**LINE, "r": None}, Skip.FORMAT),
-        *((value, Skip.JSON) for value in ([1], 7, "x", None)),
+        ([1], Skip.JSON),
     ],
 )
 def test_a_line_without_its_fields_says_why(line: object, reason: Skip) -> None:
@@ -204,17 +200,13 @@ def test_a_line_without_its_fields_says_why(line: object, reason: Skip) -> None:
         ({**FIELDS, "user_agnet": "a"}, "did you mean 'user_agent'?"),
         ({**FIELDS, "header:": "a"}, "no part of a record is called 'header:'"),
         ({**FIELDS, "host": "a..b"}, "'a..b' is no name of a field"),
-        ({**FIELDS, "host": 7}, "7 is no name of a field"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         AccessLogs([SAMPLES / "own.jsonl"], fields=fields)
-
-
-def test_a_format_and_fields_together_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
-        AccessLogs([SAMPLES / "own.jsonl"], format="$remote_addr", fields=FIELDS)
+        AccessLogs([SAMPLES / "own.jsonl"], format="$remote_addr", fields=fields)
 
 
 def test_a_record_gives_header_fields_by_their_names() -> None:

@@ -79,16 +79,6 @@ def test_files_are_merged_by_time_and_each_in_its_own_order(tmp_path: Path) -> N
     assert (broken.file, broken.number, broken.text) == (str(tmp_path / "a.log"), 3, "odd")
 
 
-def test_what_comes_too_late_is_counted_and_handed_on_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "late.log").write_text("".join(line(second) for second in range(100, 200)) + line(0, "/late"))
-    logs = AccessLogs([tmp_path / "late.log"], hold=10)
-    assert 80 <= paths(logs).index("/late") <= 90
-    assert (logs.counts.late, logs.counts.records) == (1, 101)
-    logs = AccessLogs([tmp_path / "late.log"])
-    assert paths(logs)[0] == "/late"
-    assert logs.counts.late == 0
-
-
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 SOME_LINES = st.lists(
@@ -212,11 +202,9 @@ def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, 
         list(AccessLogs([tmp_path / "some.log"]))
 
 
-def test_a_file_that_is_not_there_or_a_directory_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.log"):
         AccessLogs([tmp_path / "none.log"])
-    with pytest.raises(IsADirectoryError):
-        list(AccessLogs([tmp_path]))
 
 
 @pytest.mark.parametrize(

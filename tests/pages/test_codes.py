@@ -21,7 +21,6 @@ from .anchors import ROOT, leads_somewhere
 FINDINGS = ROOT / "docs" / "reference" / "findings.md"
 ERRORS = ROOT / "docs" / "reference" / "errors.md"
 RULES = ROOT / "docs" / "guides" / "rules.md"
-SOURCE = ROOT / "src" / "slidegate"
 PAGE = re.compile(r"docs/[\w/]+\.md(?:#[\w-]+)?")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from ..first_steps.walk import steps
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 HEADING = "## Four workers, one limit, no Redis"
@@ -33,12 +31,6 @@ async def test_the_application_that_it_shows_refuses_with_the_fields_that_it_sho
     sent = {f"{name}: {value}" for name, value in answers[-1].headers.items()}
     shown = [line for line in head.splitlines()[1:] if line != "..."]
     assert shown == [line for line in shown if line.replace("58", "60") in sent]
-
-
-def test_each_of_its_steps_has_an_output_or_is_a_file_or_a_server() -> None:
-    found = list(steps(QUICK_START))
-    assert [step.file for step in found if step.file] == ["main.py"]
-    assert all(step.file or step.serves or step.shown for step in found)
 
 
 def test_every_example_with_a_page_of_its_own_stands_in_the_list_with_its_command() -> None:

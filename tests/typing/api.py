@@ -7,7 +7,6 @@ from typing import assert_type
 
 import httpx
 from fastapi import FastAPI
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -42,7 +41,6 @@ from slidegate.stores import MemoryStats
 
 def tell(event: Event) -> None:
     assert_type(event.kind, str)
-    assert_type(event.message, str)
 
 
 async def tenant(request: HTTPConnection) -> str | None:
@@ -63,11 +61,7 @@ async def search(request: Request) -> Response:
 
 # -- the middleware ----------------------------------------------------------------------------------------------------
 
-starlette = Starlette(
-    routes=[Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])]
-)
-starlette.add_middleware(RateLimitMiddleware, limits="100/minute")
-
+Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])
 limiter = Limiter(MemoryStore(), observers=[tell])
 app = FastAPI()
 app.add_middleware(
@@ -75,29 +69,21 @@ app.add_middleware(
     limiter=limiter,
     client=client_ip(ipv6_prefix=64),
     rules=[
-        Rule("/health", exempt=True),
         Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", methods=["POST"]),
-        Rule("/export", "10/hour", cost=lambda request: 5),
         Rule("/import", "10/hour", cost=units, key=tenant),
         Rule("/feed", ["10/second", Limit(100, "1m")], connection="websocket", final=True),
         Rule("*", "2000/second", key=everyone, name="service"),
     ],
     blocklist=Networks.from_file("blocked.netset"),
-    allowlist=Networks(["192.0.2.0/24"]),
-    bans=BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d"),
     on_refused=refused,
     headers="both",
     enabled=True,
 )
 RateLimitMiddleware(app, limits=Limit(1, 1), default_limits=["60/minute", Limit(5, "1s")], headers=None)
-RateLimitMiddleware(app, default_limits=60)  # type: ignore[arg-type]
 assert_type(RateLimit.exempt(len)([]), int)
-RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
-RateLimitMiddleware(print, limits="5/minute")  # type: ignore[arg-type]
 Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]
 Rule("*", 5)  # type: ignore[arg-type]
-Rule("*", "5/minute", cost="5")  # type: ignore[arg-type]
 Rule("*", "5/minute", methods=["GET"], key=3)  # type: ignore[arg-type]
 
 # -- without HTTP --------------------------------------------------------------------------------------------------
@@ -111,13 +97,10 @@ async def without_http() -> None:
         assert_type(decision.allowed, bool)
         assert_type(decision.reason, Reason)
         assert_type(decision.limit, AnyLimit | None)
-        assert_type(decision.retry_after, int | None)
         assert_type(decision.states, tuple[LimitState, ...])
         assert_type(decision.binding, LimitState | None)
-        assert_type(await opened.refund(decision), bool)
         assert_type(await opened.reset("user:42"), bool)
         assert_type(opened.hit("user:42", "5/minute"), Decision)  # type: ignore[assert-type, unused-coroutine]
-        await opened.hit(42, "5/minute")  # type: ignore[arg-type]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
 
 
@@ -132,13 +115,10 @@ guessing = BanPolicy(
     shadow=True,
 )
 RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
-BanPolicy(after=20, shadow="trial")  # type: ignore[arg-type]
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
-RateLimitMiddleware(app, bans="20/10m")  # type: ignore[arg-type]
 
 
 async def login(request: Request) -> Response:
-    assert_type(await strike(request), Ban | None)
     assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
     await strike(request, "much")  # type: ignore[arg-type]
     return PlainTextResponse("try again")
@@ -147,25 +127,18 @@ async def login(request: Request) -> Response:
 async def bans_by_hand() -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual", by="ana")
     assert_type(ban, Ban)
-    assert_type(ban.since, datetime)
     assert_type(ban.until, datetime | None)
-    await limiter.ban("user:42", timedelta(days=1))
-    assert_type(await limiter.unban("203.0.113.7"), bool)
     assert_type(await limiter.banned("203.0.113.7"), Ban | None)
     assert_type([ban async for ban in limiter.bans()], list[Ban])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
-    assert_type([line async for line in limiter.export_bans()], list[str])
     assert_type(await limiter.import_bans(["{}"]), int)
-    assert_type((await limiter.hit("user:42", "5/minute")).ban, Ban | None)
 
 
 # -- threads, functions --------------------------------------------------------------------------------------------
 
 assert_type(limiter.sync, SyncLimiter)
 assert_type(limiter.sync.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
-assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
-assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)
 assert_type(limiter.sync.bans(), list[Ban])
 
 
@@ -174,23 +147,15 @@ def render(user: str, /, *pages: int, dark: bool = False) -> bytes:
     return b""
 
 
-@limiter.limited("5/second", key="weather", wait="2s", cost=2, rule="weather")
-async def weather(city: str) -> float:
-    return 0.0
-
-
 assert_type(render("ann", 1, 2, dark=True), bytes)
-render("ann", light=True)  # type: ignore[call-arg]
 limiter.limited("5/second")  # type: ignore[call-arg]
 
 
-async def functions() -> None:
-    assert_type(await weather("Oslo"), float)
+def functions() -> None:
     try:
         with limiter.limited("5/second", key="report") as decision:
             assert_type(decision, Decision)
     except RateLimitExceeded as refused:
-        assert_type(refused.decision, Decision)
         assert_type(refused.retry_after_s, float | None)
 
 
@@ -200,18 +165,13 @@ stats = Statistics(limiter).stats("5m")
 assert_type(stats, Stats)
 assert_type(stats.routes, dict[str, Traffic])
 assert_type(stats.rules["api"], Traffic)
-assert_type(stats.total.passed, int)
-assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
-RateLimitMiddleware(app, limits="100/minute")
 Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 
 limit = Limit(100, "1m", resolution=10, name="burst")
-assert_type(limit.name, str | None)
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
-Limit("100", "1m")  # type: ignore[arg-type]
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)
@@ -231,10 +191,7 @@ limiter.observe(tell, kinds=["banned"], thread=True)
 
 # -- the core ------------------------------------------------------------------------------------------------------
 
-window = CounterWindow(slices=10, slice_us=100_000)
-window.add(0, 2)
-assert_type(window.total(0), int)
-assert_type(window.slices(), list[tuple[int, int]])
+assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 
 # -- requests to others --------------------------------------------------------------------------------------------
@@ -244,7 +201,6 @@ def account(request: httpx.Request) -> str | None:
     return request.url.host or None
 
 
-client = httpx.AsyncClient(transport=LimitedTransport(limits="10/second"))
 waiting = httpx.Client(transport=SyncLimitedTransport(limits="10/second", transport=httpx.HTTPTransport()))
 LimitedTransport(
     limits=[limit],
