@@ -518,3 +518,70 @@ async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
     assert waiting.result().status == 200
     assert app.limiter.engine.queues.waiting == 0
     assert waits.heard == [(True, 0.5)]
+
+
+@pytest.mark.parametrize("at", ["middleware", "endpoint"])
+async def test_a_refusal_that_counts_is_charged_at_the_moment_at_which_it_is_given(
+    virtual: VirtualTime, at: str
+) -> None:
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    options: dict[str, Any] = {"wait": "1s", "count_denied": True, "name": "slow"}
+    limit = RateLimit("2/10s", **options)
+    endpoint = Starlette(routes=[Route("/", limit(page))])
+    app = RateLimitMiddleware(
+        endpoint if at == "endpoint" else hello,
+        limiter=limiter,
+        rules=[] if at == "endpoint" else [Rule("*", "2/10s", **options)],
+    )
+    assert await statuses(app, 2) == [200, 200]
+    virtual.clock.advance("5s")
+    assert await statuses(app, 1) == [429]
+    assert (await limiter.peek(PEER, "2/10s", 2, rule="slow")).retry_after_us == 10_000_000
+    assert (await limiter.peek(PEER, "2/10s", 1, rule="slow")).retry_after_us == 5_000_000
+
+
+async def test_nothing_is_charged_before_its_turn(virtual: VirtualTime) -> None:
+    app = middleware(hello, virtual, "1/10s", wait="1h")
+    limiter = app.limiter
+    assert await statuses(app, 1) == [200]
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    waiting = [asyncio.create_task(app(scope_of(), receive, send_nothing)) for _ in range(3)]
+    await some_turns()
+    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
+    gone.set()
+    await asyncio.gather(*waiting)
+    assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
+    assert await statuses(app, 1) == [200]
+    assert virtual.passed_s == 10.0
+
+
+async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: VirtualTime) -> None:
+    app = middleware(hello, virtual, "1/s", wait="1500ms")
+    crowd = Crowd(app, virtual)
+    await crowd.come(2)
+    await asyncio.sleep(0.999999)
+    virtual.clock.advance(us=1)
+    checks = (await app.limiter.peek(PEER, "1/s", rule="slow")).checks
+    assert app.limiter.store.hit(checks)  # of another worker
+    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 429)]
+    assert virtual.passed_s <= 1.5
+
+
+async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: VirtualTime) -> None:
+    app = middleware(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
+    crowd = Crowd(app, virtual)
+    await crowd.come(2)
+    virtual.clock.advance("1s")
+    await crowd.come()
+    await asyncio.sleep(0.9)
+    virtual.clock.advance("100ms")
+    checks = (await app.limiter.peek(PEER, "2/2s", rule="slow")).checks
+    for _ in range(2):
+        assert app.limiter.store.hit(checks)  # of another worker
+    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
+    assert (await app.limiter.peek(PEER, "4/2s", 0, rule="slow")).remaining == 1
