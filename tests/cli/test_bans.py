@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from slidegate import BanPolicy, Limiter
+from slidegate import BanPolicy, Limiter, header
 
 from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
 
@@ -44,6 +44,19 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert run("bans", "remove", "203.0.113.7", "--store", url) == 1
     assert "203.0.113.0/24 is banned" in capsys.readouterr().err
+
+
+def test_the_value_of_a_header_bans_whoever_sends_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("bans", "add", "header:X-API-Key", "--value", "k123", "--for", "permanent")
+    assert run(*words, "--store", url, "--format", "json") == 0
+    (ban,) = lines(capsys)
+    assert ban["until_at"] is None
+    assert "k123" not in ban["target"]
+
+    async def banned(limiter: Limiter) -> bool:
+        return await limiter.banned(header("X-API-Key").of("k123")) is not None
+
+    assert fill(url, banned)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,9 @@ def test_each_rule_of_a_file_is_explained_and_its_store_is_not_touched(
 store = "lmdb://{store}"
 default_limits = "7/minute"
 [[rules]]
+path = "/health"
+exempt = true
+[[rules]]
 path = "/login"
 limits = ["5/minute", {{ quota = "100/day", zone = "UTC" }}]
 name = "login"

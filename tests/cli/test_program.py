@@ -81,6 +81,7 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
         (("explain", "5/minit"), 2, "did you mean 'min'?"),
         (("simulate", SAMPLE), 2, "one of them"),
         (("simulate", SAMPLE, "--limit", "5/s", "--rules", "x.toml"), 2, "one of them"),
+        (("simulate", SAMPLE, "--rules", "x.toml", "--ban-after", "20/10m"), 2, "go with --limit"),
         (("simulate", SAMPLE, "--limit", "5/s", "--key", "agent"), 2, "--key: expected ip or header:NAME"),
         (("simulate", SAMPLE, "--limit", "5/s", "--since", "yesterday"), 2, "'yesterday' does not match"),
         (("simulate", SAMPLE, "--limit", "5/s", "--log-fields", "[1]"), 2, "as a JSON object, such as"),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.simulation.clients import Clients
 from slidegate.simulation.replay import Replay, scope_of
@@ -131,6 +131,19 @@ def test_every_key_of_a_configuration_file_can_be_replayed() -> None:
     outcomes = Counter(replay.play(one).outcome for one in AccessLogs([SAMPLE]))
     assert outcomes.total() == 5_787
     assert outcomes["refused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "options", "words"),
+    [
+        (None, {}, "one of them"),
+        ("1/s", {"rules": "slidegate.toml"}, "one of them"),
+        (None, {"rules": "slidegate.toml", "bans": BanPolicy()}, "write them into the file of rules"),
+    ],
+)
+def test_limits_come_from_one_place(limits: str | None, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Replay(limits, **options)
 
 
 def test_memory_grows_with_clients_and_not_with_lines() -> None:

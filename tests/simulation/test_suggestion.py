@@ -108,7 +108,7 @@ def test_routes_are_guessed_from_paths() -> None:
     guesser = RouteGuesser()
     assert guesser.of("/users/123?tab=1") == "/users/{id}"
     assert guesser.of("/orders/7b0e6c1e-93bb-4d5e-a1c4-0123456789ab/items/9") == "/orders/{id}/items/{id}"
-    assert guesser.of("/no/such", 404) == OTHER
+    assert guesser.of("/no/such", 404) == guesser.of("*") == guesser.of("/a" * 99) == OTHER
     names = {guesser.of(f"/articles/{chr(97 + number % 26)}{chr(97 + number // 26)}") for number in range(60)}
     assert "/articles/{name}" in names
     assert len(names) == 25
