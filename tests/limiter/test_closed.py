@@ -99,3 +99,12 @@ async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> 
     failures = Rule("*", "5/minute", count_if=lambda status: status != 200)
     app = RateLimitMiddleware(closes, rules=[failures, *held], limiter=limiter)
     assert await statuses(app, 1) == [200]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_without_an_event_loop_it_raises_too(kind: str, tmp_path: Path) -> None:
+    limiter = Limiter(MemoryStore() if kind == "memory" else LmdbStore(tmp_path / "lmdb", map_size=1 << 20)).sync
+    limiter.hit("user:ann", "5/minute")
+    limiter.close()
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        limiter.hit("user:ann", "5/minute")

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+import trio
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
 from slidegate.core import Reason, StoreTimeout, StoreUnavailable
@@ -238,3 +239,20 @@ def test_a_server_that_is_gone_hangs_no_thread() -> None:
         with pytest.raises(StoreUnavailable):
             limiter.ban("user:1", "1h")
         assert heard.events[0].kind == "store_failed"
+
+
+def test_on_the_loop_of_trio_it_says_so_too() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="event loop"):
+            Limiter().sync.hit("user:1", "5/minute")
+
+    trio.run(main)
+
+
+async def test_a_decision_of_a_loop_can_be_refunded_by_a_thread(tmp_path: Path) -> None:
+    limiter = Limiter(LmdbStore(tmp_path), deadline="60s")
+    decision = await limiter.hit("user:1", "2/hour")
+    assert await asyncio.to_thread(limiter.sync.refund, decision)
+    assert not await asyncio.to_thread(limiter.sync.refund, decision)
+    assert (await limiter.peek("user:1", "2/hour")).remaining == 1
+    await limiter.close()

@@ -24,7 +24,7 @@ def make() -> Starlette:
     limiter = Limiter()
     metrics = PrometheusMetrics(limiter)
     app = Starlette(routes=[Route("/item", item), Mount("/metrics", metrics.app)])
-    rules = [Rule("/metrics/{rest:path}", exempt=True), Rule("/item", "100000/day", concurrency=9, name="items")]
+    rules = [Rule("/metrics/{rest:path}", exempt=True), Rule("/item", "100000/day", name="items")]
     app.add_middleware(RateLimitMiddleware, limiter=limiter, rules=rules)
     return app
 

@@ -179,3 +179,25 @@ async def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies
     await strike(store, new, *(f"attacker:{number}" for number in range(10)), weight=2)
     assert "strikes_dropped" not in heard.kinds
     assert await strike(store, new, "attacker:0") == [True]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+async def test_the_strikes_of_a_key_count_once_for_each_policy_and_its_ban_once(opened: Opened) -> None:
+    heard = RecordingObserver(without=["banned"])
+    store = opened(max_bans=4, clock=FakeClock(10**15))
+    store.observe(heard)
+    policies = [BanPolicy("2/minute", "10m", name=name) for name in ("one", "two")]
+    for policy in policies:
+        await strike(store, policy, "user:ann", "user:bob")
+    assert heard.kinds == []
+    await strike(store, policies[0], "user:eve")
+    assert heard.kinds == ["strikes_dropped"]
+    assert len([row for row in await settle(store.bans.dump()) if "struck" in row]) == 4
+    assert await settle(store.bans.unban("user:bob", "ann"))
+    await strike(store, policies[1], "user:dan")
+    assert heard.kinds == ["strikes_dropped"], "who is forgiven leaves room"
+    assert [*await strike(store, policies[0], "user:eve"), *await strike(store, policies[1], "user:eve")] == [
+        True,
+        False,
+    ]
+    assert await strike(store, AT_ONCE, *(f"user:{number}" for number in range(4))) == [True] * 3 + [False]

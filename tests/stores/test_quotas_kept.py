@@ -111,3 +111,26 @@ def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off() -> None:
             assert (decision.remaining, decision.reset_after_us) == (left, 12 * HOUR_US)
         with pytest.raises(StoreUnavailable, match="behind the server's by more than a period"):
             asyncio.run(ask(server, noon_us - 60 * HOUR_US))
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(kind: str, tmp_path: Path) -> None:
+    clock = FakeClock(MIDNIGHT_US)
+    stores: dict[str, Any] = {"memory": MemoryStore, "lmdb": partial(LmdbStore, tmp_path)}
+    store = stores[kind](clock=clock, max_keys=1)
+    bucket = ASKED[0][0]
+
+    async def ask() -> None:
+        await settle(store.hit(ASKED))
+        bob = ((bucket, "bob", 1),)
+        charged = [await settle(store.hit(bob)) for _ in range(6)]
+        assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
+        assert (charged[5].allowed, charged[5].retry_after_us) == (False, 24 * HOUR_US)
+        assert await settle(store.refund(charged[0].take_back())) is True
+        assert (await settle(store.hit(bob))).remaining == 0
+        clock.advance(us=24 * HOUR_US)
+        assert await settle(store.refund(charged[1].take_back())) is False
+        assert (await settle(store.hit(bob))).remaining == 4
+
+    asyncio.run(ask())
+    store.close()

@@ -273,3 +273,18 @@ def test_keys_of_one_question_that_meet_keep_their_bounds_whatever_is_handed_bac
     for place in (2, 1):  # more than a slice can count is not counted, and not handed back
         store.refund(together.take_back(place))
         assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
+
+
+def test_the_wait_is_exact_beside_a_stranger_where_another_limit_says_it(small: Small) -> None:
+    clock = FakeClock(10**12)
+    store, short, long = small(clock, 2), bucket("4/10s", "short"), bucket("1/12s", "long")
+    assert hit(store, (short, "ann", 4))
+    assert hit(store, (long, "ann", 1))
+    clock.advance("5s")
+    assert hit(store, (short, "stranger", 4))  # in the cell that ann would be counted in
+    both = (short, "ann", 1), (long, "ann", 1)
+    assert hit(store, *both).retry_after_us == 7 * SECOND_US
+    clock.advance(us=7 * SECOND_US - 1)
+    assert not hit(store, *both)
+    clock.advance(us=1)
+    assert hit(store, *both), "the window that was empty was let go of when the other limit refused"

@@ -107,3 +107,20 @@ def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pyt
     told = json.loads(capsys.readouterr().out)
     assert told == {"imported": len(rows) - 1 - len(ends), "over": 0}
     assert listed(second, capsys) == listed(first, capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("list",), ("export",), ("add", "192.0.2.1", "--for", "1h"), ("import", str(DATA / "bans.jsonl"), "--create")],
+)
+def test_the_command_leaves_a_file_of_layout_2_alone_and_names_the_way_out(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
+    (tmp_path / "lock.mdb").touch()  # as beside every file that a worker has opened
+    assert main(["bans", words[0], *words[1:], "--store", f"lmdb://{tmp_path}"]) != 0
+    told = capsys.readouterr().err
+    assert "was written with layout version 2" in told
+    assert "`slidegate bans export` of the version that wrote it" in told
+    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
+    assert not list(tmp_path.glob("*corrupt*")), "it is in order, so it is not set aside"

@@ -225,3 +225,10 @@ def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
     times.count_all(BOUNDS_US[1:101])
     alone.count_all(BOUNDS_US[rank : rank + 1])
     assert times.quantile(share) == alone.quantile(1)
+
+
+def test_the_shortest_time_of_several_counts_is_that_of_all() -> None:
+    times = ResponseTimes()
+    for times_us in ([5, 9], [7], [3, 8]):
+        times.count_all(times_us)
+    assert (times.min_us, times.count, times.sum_us) == (3, 5, 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,40 @@ async def test_an_operator_who_asks_the_admin_api_waits_as_long(
     operator = admin.operator(app=alone)
     answer = await done_after_requests(limiter, lambda: operator.ask(method, path, **asked))
     assert answer.is_success, answer.text
+
+
+async def test_each_step_of_an_import_has_the_time_of_a_command(limiter: Limiter) -> None:
+    importing = asyncio.ensure_future(IMPORT["import_bans"](limiter))
+    while not limiter.store.bans.count() > 1:  # type: ignore[operator]
+        assert not importing.done()
+        await limiter.hit("user:ann", "5/hour")
+        await asyncio.sleep(0)
+
+    async def rest() -> Any:
+        return await importing
+
+    assert await done_after_requests(limiter, rest) == 150
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_in_a_thread_a_command_waits_for_longer_than_a_request_may_take_too(tmp_path: Path, name: str) -> None:
+    store, answers = LmdbStore(tmp_path / "lmdb", clock=FakeClock(NOW_US), **SMALL), list[Any]()
+
+    def work() -> None:
+        limiter.hit("user:ann", "5/hour")
+        asked.set()
+        assert held.wait(60)
+        answers.append(COMMANDS[name](limiter))
+
+    asked, held = threading.Event(), threading.Event()
+    with Limiter(store, deadline="20ms", on_error="deny").sync as limiter:
+        limiter.ban("user:bob", "1h")
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert asked.wait(60)
+        with gate_held(store):
+            held.set()
+            for _ in range(3):
+                assert limiter.hit("user:ann", "5/hour").reason is Reason.UNAVAILABLE
+        thread.join()
+    assert answers[0]

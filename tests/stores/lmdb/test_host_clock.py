@@ -98,3 +98,7 @@ def test_after_a_reboot_time_goes_on_by_what_has_passed() -> None:
 def test_without_a_boot_id_a_boot_clock_that_went_back_is_a_reboot() -> None:
     record = written(None, bytes(16), 4_900, 100, 5_000)
     assert offset_us(record, bytes(16), 7, 6_500) + 7 == 6_500
+
+
+def test_a_new_environment_starts_at_unix_time() -> None:
+    assert offset_us(None, FIRST, 100, 5_000) + 100 == 5_000

@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -734,3 +736,30 @@ def test_keys_that_begin_alike_are_not_reset_together(store: LmdbStore) -> None:
         False,
         False,
     ]
+
+
+async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path) -> None:
+    first, second = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
+    for number in range(500):
+        await settle(first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann"))
+    await Limiter(first).ban("192.0.2.0/24", "1h")
+    limiter = Limiter(second, on_error="deny")
+    answers = [await limiter.hit(key, "5/hour") for key in ("192.0.2.7", "user:17", "user:free")]
+    assert [answer.reason for answer in answers] == [Reason.BANNED, Reason.BANNED, Reason.OK]
+    assert len([ban async for ban in limiter.bans()]) == 501
+    assert len([line async for line in limiter.export_bans()]) == 502
+    second.close()
+    first.close()
+
+
+def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["lmdb"] = None
+from slidegate import Limiter
+Limiter.from_url("lmdb://{tmp_path}")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert 'ConfigurationError: store address: LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"' in (
+        ended.stderr
+    )
