@@ -59,7 +59,6 @@ class Engine:
         per_process: Whether every process counts for itself.
         prepare: Returns checks in a form that the store answers faster, see `Store.prepare`.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
-        answer: The same for a question without HTTP, of whose outcome nobody else tells the observers.
         observers: The observers.
         emit: Passes an event that happened above the store to the observers.
         now_us: Returns Unix time in microseconds as it was when the limiter was made, carried on by the monotonic
@@ -106,7 +105,6 @@ class Engine:
         self._ids: dict[str, int] = {}
         self._closed = False
         self.rebuild()
-        observers.on_change(self.rebuild)
         _every.add(self)
 
     @property
@@ -221,25 +219,10 @@ class Engine:
                 forget()
 
     def rebuild(self) -> None:
-        """Put together the functions that decide: where limits do not count, they let everything pass."""
+        """Choose the function that decides: where limits do not count, it lets everything pass."""
         self.decide: Decide = self._backend.hit if self.counting else _let_pass
         if self.counting and self._closed:
             self.decide = self._answer_nobody
-        self.answer: Decide = self._answer_observed if self.observers.requests else self.decide
-
-    def _answer_observed(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
-    ) -> Decision | Awaitable[Decision]:
-        answer = self.decide(checks, subjects)
-        if not isinstance(answer, Decision):
-            return self._answer_later(answer)
-        self.tell_outcome(answer)
-        return answer
-
-    async def _answer_later(self, answer: Awaitable[Decision]) -> Decision:
-        decision = await answer
-        self.tell_outcome(decision)
-        return decision
 
     def tell_outcome(self, decision: Decision) -> None:
         """Tell the observers of requests what became of a question without HTTP, if there are any."""

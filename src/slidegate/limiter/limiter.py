@@ -158,8 +158,10 @@ class Limiter:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
         checks, subjects = self._question(key, limits, rule, cost)
-        answer = self.engine.answer(checks, subjects)
-        return answer if isinstance(answer, Decision) else await answer
+        answer = self.engine.decide(checks, subjects)
+        decision = answer if isinstance(answer, Decision) else await answer
+        self.engine.tell_outcome(decision)
+        return decision
 
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
@@ -174,8 +176,10 @@ class Limiter:
         Raises:
             ConfigurationError: A check is none, or its cost is not a whole number, 0 or more.
         """
-        answer = self.engine.answer(_checked(checks), subjects)
-        return answer if isinstance(answer, Decision) else await answer
+        answer = self.engine.decide(_checked(checks), subjects)
+        decision = answer if isinstance(answer, Decision) else await answer
+        self.engine.tell_outcome(decision)
+        return decision
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""

@@ -61,6 +61,8 @@ LOGGED_WHERE_MADE: Final = frozenset(
 _INFORMATION: Final = frozenset({"refused", "shadow_refused", "pause_ignored", "pause_unshared"})
 """Kinds that are logged with the level INFO; all others are warnings."""
 _MAX_VALUE: Final = 256
+SHUT_OUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
+"""Why requests are refused where it is not by a limit."""
 
 T = TypeVar("T")
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
@@ -272,15 +274,10 @@ class ObserverHub:
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._subscriptions: tuple[Subscription, ...] = ()
-        self._changed: Callable[[], object] | None = None
         self._refused = False
         self._log = EventLog()
         self._requests: list[tuple[Callable[..., None], Callable[[Outcome], object]]] = []
         self.requests = False
-
-    def on_change(self, call: Callable[[], object]) -> None:
-        """Have a function called whenever observers come or go."""
-        self._changed = call
 
     def subscribe(
         self, observer: AnyObserver, kinds: Iterable[str] | None = None, *, thread: bool = False
@@ -338,8 +335,6 @@ class ObserverHub:
             if one.request is not None
         ]
         self.requests = bool(self._requests)
-        if self._changed is not None:
-            self._changed()
 
     def _report_dropped(self, slow: Subscription, dropped: int) -> None:
         """Report that a queue was full: in its own thread, past the queue."""
@@ -368,7 +363,7 @@ class EventLog:
 
     def event(self, event: Event) -> None:
         """Write a line about an event, or count that it was left out."""
-        level = logging.INFO if event.kind in _INFORMATION else logging.WARNING
+        level = _level(event.kind)
         if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
             return
         rule = event.details.get("rule") or event.details.get("by")
@@ -383,9 +378,12 @@ class EventLog:
         """Write how many events were left out since the last line about each kind and rule."""
         for subject, left_out in self._throttle.rest():
             kind, _, rule = str(subject).partition(" under ")
-            level = logging.INFO if kind in _INFORMATION else logging.WARNING
             message = f"{left_out} more{f' under {rule}' if rule else ''} since the last such line"
-            logger.log(level, "%s: %s", kind, message, extra={"kind": kind, "details": {}})
+            logger.log(_level(kind), "%s: %s", kind, message, extra={"kind": kind, "details": {}})
+
+
+def _level(kind: str) -> int:
+    return logging.INFO if kind in _INFORMATION else logging.WARNING
 
 
 def _shown(value: object) -> object:

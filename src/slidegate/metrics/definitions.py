@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 from .. import core
-from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.store import Event
 from ..limiter import Limiter
-from ..limiter.observers import KINDS, Observer, Outcome
+from ..limiter.observers import KINDS, SHUT_OUT, Observer, Outcome
 from ..stores.memory.store import MemoryStore
 from ..web.lists import files_of
 from ..web.middleware import RateLimitMiddleware
@@ -282,10 +281,7 @@ def _became(outcome: Outcome) -> str:
         return "passed"
     if outcome.ended != "refused":
         return ""
-    match outcome.reason:
-        case Reason.BANNED | Reason.BLOCKED | Reason.UNAVAILABLE:
-            return str(outcome.reason)
-    return "refused"
+    return str(outcome.reason) if outcome.reason in SHUT_OUT else "refused"
 
 
 def _store_name(limiter: Limiter) -> str:

@@ -44,7 +44,7 @@ from ..limiter.aio import let_others_run, on_loop, within
 from ..stores.forks import begin_anew_in_child
 from .recorder import Recorder
 from .report import Parts, RecentStats, Span, Worker
-from .series import KEPT, SeriesName
+from .series import KEPT, Series, SeriesName
 
 INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
@@ -193,7 +193,8 @@ class Publisher:
         try:
             store_us = await within(self._store.time(), DEADLINE_S)
             moved = self._shift_all(store_us)
-            for series in self._recorder.listed():
+            listed = self._recorder.listed()
+            for series in listed:
                 self._pending |= series.take_changed(every=moved)
                 await let_others_run()
             pending, misplaced = set(self._pending), len(self._misplaced)
@@ -202,7 +203,8 @@ class Publisher:
                 row_number = number + self._shifts[step_us]
                 kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
                 if kept_us > 0 and row_number >= 0:
-                    rows.append(StatsRow(ROLLUPS[step_us], row_number, await self._row(step_us, number), kept_us))
+                    row = await _packed(listed, step_us, number)
+                    rows.append(StatsRow(ROLLUPS[step_us], row_number, row, kept_us))
             for first in range(0, len(rows), ROWS_AT_ONCE):
                 await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
             self._pending -= pending
@@ -239,15 +241,6 @@ class Publisher:
             value = b"" if gone else self._section(name, read)
             if value is not None:
                 yield StatsRow(f"s-{name}", 0, value, kept_us)
-
-    async def _row(self, step_us: int, number: int) -> bytes:
-        """Return the row of a slice. Others run between two series."""
-        packing = Packing()
-        for series in self._recorder.listed():
-            for some in series.read(step_us, number, 1).values():
-                packing.add(series.name, some)
-            await let_others_run()
-        return packing.done()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
@@ -358,24 +351,19 @@ class AllWorkers:
         return others
 
 
-class Packing:
-    """Makes the row of a slice: a byte for the version, and compressed lines of JSON, one for each series.
+async def _packed(listed: Sequence[Series], step_us: int, number: int) -> bytes:
+    """Return the row of a slice: a byte for the version, and compressed lines of JSON, one for each series.
 
-    A row of another version is passed by: workers of two versions share a store while they are replaced.
+    Others run between two series. A row of another version is passed by: workers of two versions share a store while
+    they are replaced.
     """
-
-    def __init__(self) -> None:
-        self._compressor = zlib.compressobj(1)
-        self._packed = bytearray((VERSION,))
-
-    def add(self, name: SeriesName, some: Slice) -> None:
-        """Add what a series holds."""
-        line = json.dumps((*name, some.events, _flat(some.rt)), separators=(",", ":"))
-        self._packed += self._compressor.compress(line.encode() + b"\n")
-
-    def done(self) -> bytes:
-        """Return the row."""
-        return bytes(self._packed + self._compressor.flush())
+    compressor, packed = zlib.compressobj(1), bytearray((VERSION,))
+    for series in listed:
+        for some in series.read(step_us, number, 1).values():
+            line = json.dumps((*series.name, some.events, _flat(some.rt)), separators=(",", ":"))
+            packed += compressor.compress(line.encode() + b"\n")
+        await let_others_run()
+    return bytes(packed + compressor.flush())
 
 
 def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Slice]]:

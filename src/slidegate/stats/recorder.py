@@ -15,7 +15,7 @@ from ..core.decision import Reason
 from ..core.store import Event
 from ..core.windows.metric_window import OVERFLOW
 from ..core.windows.slices import Slice
-from ..limiter.observers import Ended, Observer, Outcome
+from ..limiter.observers import SHUT_OUT, Ended, Observer, Outcome
 from ..stores.forks import begin_anew_in_child
 from .series import SLICE_US, Series, SeriesName
 
@@ -26,7 +26,6 @@ OTHER: Final = "(other)"
 """The rule and the route of requests that came when all series were taken."""
 NO_ROUTE_AT_ALL: Final = ""
 """The route of a series that counts something about a rule beside its requests: the refusals of its shadow."""
-_SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
 
 _Kind: TypeAlias = tuple[bool, Reason, Ended, int, bool]
 """Whether requests were allowed, why, how they ended, the status, and whether they waited."""
@@ -39,7 +38,7 @@ def _events_of(allowed: bool, reason: Reason, ended: Ended, status_class: int, w
     if allowed:
         counted = ["pass", "occupied_pass" if waited else "", str(ended), answered]
     elif ended == "refused":
-        counted = ["block", str(reason) if reason in _SHUT else "", answered]
+        counted = ["block", str(reason) if reason in SHUT_OUT else "", answered]
     else:  # its client left while it waited for room
         counted = [str(ended), answered]
     return tuple(filter(None, counted))
@@ -84,13 +83,14 @@ class Recorder(Observer):
     def _count(self) -> None:
         """Count what is noted."""
         self._count_at = MAX_NOTED
-        was_full = self._is_full
         with self._counting:
+            was_full = self._is_full
             noted = self._noted[:]
             # Another thread may append between these two lines: behind what is taken out.
             del self._noted[: len(noted)]
             self._add([outcome for outcome in noted if outcome.route is not None])
-        if self._is_full and not was_full:
+            is_news = self._is_full and not was_full
+        if is_news:
             message = f"{MAX_SERIES} series of rules and routes are recorded; further ones count as {OTHER}"
             self._emit(Event("series_full", message, {"max_series": MAX_SERIES}))
         if noted:

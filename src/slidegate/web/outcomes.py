@@ -63,7 +63,7 @@ class Outcomes:
 
     def _passed(self, exchange: Exchange, ended: Ended, status: int) -> Outcome:
         """Return the outcome of a request that was let through, or whose client left while it waited for that."""
-        decisions = [decision for _, decision in exchange.entries]
+        decisions = exchange.decisions
         waiting = exchange.waiting
         if waiting is not None:
             decisions.append(waiting)

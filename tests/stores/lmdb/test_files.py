@@ -330,31 +330,6 @@ def heads_replaced(data: Path) -> None:
             file.write(random.Random(2).randbytes(160))
 
 
-@pytest.mark.parametrize("damage", [zeroed, heads_damaged, heads_replaced, all_but_the_heads_damaged])
-@pytest.mark.parametrize("ask", ["hit", "peek", "stats", "count", "bans"])
-def test_who_runs_while_the_file_is_damaged_in_place_sets_it_aside_and_goes_on(
-    place: Path, damage: Callable[[Path], None], ask: str
-) -> None:
-    """Every error in between is the store's own."""
-    store, heard = opened(place)
-    asked = ((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),)
-    asks: dict[str, Callable[[], Any]] = {
-        "hit": lambda: store.hit(asked),
-        "peek": lambda: store.peek(asked),
-        "stats": lambda: store.stats(),
-        "count": lambda: store.bans.count(),
-        "bans": lambda: store.bans.active(),
-    }
-    damage(place / "data.mdb")
-    for act in (asks[ask], asks["hit"], asks["hit"]):
-        with suppress(StoreUnavailable):
-            act()
-    assert 46 <= asks["hit"]().remaining <= 48
-    assert "store_set_aside" in heard.kinds
-    assert len(store.bans.active()) == 2
-    store.close()
-
-
 def test_a_process_with_the_same_number_in_another_container_is_an_error_that_says_so(place: Path) -> None:
     mine = os.getpid()
 
