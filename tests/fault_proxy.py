@@ -20,7 +20,6 @@ import socket
 import ssl
 import struct
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Final, Self
 
 HOST: Final = "127.0.0.1"
@@ -95,9 +94,7 @@ class FaultProxy:
         await self.accept()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self.thaw()
         await self.refuse()
 

@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, MemoryStore
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 
 from ..redis_servers import needs_redis
-from .redis.stores import store_of
+from .conftest import Opened
 
 SECOND_US = 1_000_000
 BOUND_S = 30
 AT_ONCE = BanPolicy("1/minute", "10m")
 REDIS = pytest.param("redis", marks=needs_redis)
 ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", REDIS])
-
-Opened = Callable[..., Any]
-"""Opens a store, given its options; those of one kind share their data, where processes do."""
-
-
-@pytest.fixture
-async def opened(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
-    made: list[Any] = []
-
-    def opened(place: str = "store", **options: Any) -> Any:
-        if kind == "memory":
-            store: Any = MemoryStore(**options)
-        elif kind == "lmdb":
-            store = LmdbStore(tmp_path / place, **options)
-        else:
-            options.pop("wall_clock", None)  # it is the server's, as the other one
-            store = store_of(request.getfixturevalue("server"), prefix=f"{tmp_path.name}-{place}", **options)
-        made.append(store)
-        return store
-
-    yield opened
-    for store in made:
-        await settle(store.close())
 
 
 async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> list[bool]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,14 @@ from slidegate.stores.forks import begin_anew_in_child, hold_over_fork
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 PATIENCE_S = 30.0
+
+
+def forked(answers: Callable[[], int]) -> int:
+    """Fork a child, and return the number that it answers with."""
+    child = os.fork()
+    if not child:
+        os._exit(answers())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +47,8 @@ def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.Mo
     holder.start()
     assert taken.wait(PATIENCE_S)
     started_s = time.monotonic()
-    child = os.fork()
-    if not child:
-        os._exit(0 if all(each.acquire(blocking=False) for each in (first, lock, another)) else 1)
+    assert forked(lambda: sum(each.acquire(blocking=False) for each in (first, lock, another))) == 3
     holder.join()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
     assert all(each.acquire(blocking=False) for each in (first, lock, another)), "the parent has let them go"
     assert time.monotonic() - started_s < PATIENCE_S, "nobody waited in vain"
 
@@ -117,11 +122,7 @@ def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_l
 
     kept, gone = Owner(), Owner()
     del gone
-    child = os.fork()
-    if not child:
-        os._exit(kept.begun)
-    _, status = os.waitpid(child, 0)
-    assert (os.waitstatus_to_exitcode(status), kept.begun) == (1, 0)
+    assert (forked(lambda: kept.begun), kept.begun) == (1, 0)
 
 
 def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +131,6 @@ def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(m
     for each in (lock, other):
         hold_over_fork(each)
     with lock:
-        child = os.fork()
-        if not child:
-            os._exit(0 if lock.locked() and not other.locked() else 1)
-        _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        assert forked(lambda: 10 * lock.locked() + other.locked()) == 10
     assert not lock.locked()
     assert not other.locked()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import gc
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from slidegate.testing.contract.programs import YEAR_2100_US
 from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
+from .lmdb.test_store import gate_held
 from .redis.stores import fresh_prefix, store_of
 
 THREE = LimitSet("export", [Concurrency(3)])
@@ -82,14 +82,16 @@ REDIS = (
 )
 
 
-def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path | RedisServer | RedisCluster:
-    found: Path | RedisServer | RedisCluster = tmp_path / "lmdb" if kind == "lmdb" else request.getfixturevalue(kind)
-    return found
-
-
 @pytest.fixture(params=["lmdb", *REDIS])
 async def crew(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workers]:
-    made = Workers(place_of(request.param, request, tmp_path))
+    made = Workers(tmp_path / "lmdb" if request.param == "lmdb" else request.getfixturevalue(request.param))
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=REDIS)
+async def at_server(request: pytest.FixtureRequest) -> AsyncIterator[Workers]:
+    made = Workers(request.getfixturevalue(request.param))
     yield made
     await made.close()
 
@@ -100,13 +102,6 @@ def in_file(tmp_path: Path) -> Iterator[Workers]:
     yield made
     for store in made.stores:
         store.close()
-
-
-@pytest.fixture(params=REDIS)
-async def at_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workers]:
-    made = Workers(place_of(request.param, request, tmp_path))
-    yield made
-    await made.close()
 
 
 async def take(store: Any, key: str = "ann", *others: tuple[LimitSet, str, int], bucket: LimitSet = TWO) -> Decision:
@@ -121,13 +116,15 @@ async def renew(store: Any) -> None:
         await renewing
 
 
+async def leave(store: Any, *held: Decision) -> list[bool]:
+    """Hand permits back; return which of them the store took."""
+    return [await settle(store.refund(each.take_back())) for each in held]
+
+
 async def turns() -> None:
     """Let other tasks of the event loop go on."""
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-# -- in a file and at servers ----------------------------------------------------------------------------------------
 
 
 async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -> None:
@@ -139,24 +136,14 @@ async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -
     assert (await settle(third.peek(((TWO, "ann", 1),)))).reason is Reason.LIMITED
     bob = await take(third, "bob")
     assert bob.remaining == 1
-    assert [await settle(first.refund(held[0].take_back())) for _ in range(2)] == [True, False]
+    assert await leave(first, held[0], held[0]) == [True, False]
     held[0] = await take(third)
     assert held[0].allowed
     assert not await take(first)
     assert [store.permits_held() for store in crew.stores] == [0, 1, 2]
 
 
-async def test_permits_of_a_worker_that_is_gone_come_back_after_the_lease(crew: Workers) -> None:
-    gone, here = crew.hire(), crew.hire()
-    held = [await take(gone), await take(gone)]
-    crew.clock.advance(us=LEASE_US - 1)
-    assert not await take(here)
-    crew.clock.advance(us=1)
-    assert (await take(here)).allowed
-    assert len(held) == 2
-
-
-async def test_renewed_places_stay_taken(crew: Workers) -> None:
+async def test_renewed_places_stay_taken_and_those_of_a_worker_that_is_gone_come_back(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     held = [await take(holds), await take(holds)]
     for _ in range(5):
@@ -164,8 +151,14 @@ async def test_renewed_places_stay_taken(crew: Workers) -> None:
         await renew(holds)
         assert not await take(other)
     assert await settle(holds.refund(held.pop().take_back())) is True
-    assert (await take(other)).allowed
+    mine = await take(other)
+    assert mine.allowed
     assert crew.seen[0].events == []
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(other)
+    assert not await take(other)
+    crew.clock.advance(us=1)
+    assert (await take(other)).allowed, "the first is gone, it renews no more"
 
 
 async def test_permits_of_a_worker_that_was_stopped_for_too_long_are_lost(crew: Workers) -> None:
@@ -180,13 +173,10 @@ async def test_permits_of_a_worker_that_was_stopped_for_too_long_are_lost(crew: 
     again = await take(stopped)
     assert again.allowed, "nobody puts back what is lost"
     assert not await take(other)
-    assert [await settle(stopped.refund(decision.take_back())) for decision in old] == [False, False]
+    assert await leave(stopped, *old) == [False, False]
     assert not await take(other)
     crew.clock.advance(us=LEASE_US - 1)
-    assert [await settle(store.refund(mine.take_back())) for store, mine in ((stopped, again), (other, taken))] == [
-        True,
-        True,
-    ]
+    assert [*await leave(stopped, again), *await leave(other, taken)] == [True, True]
     assert crew.events(1) == []
 
 
@@ -221,11 +211,14 @@ async def test_a_permit_whose_hand_back_failed_is_renewed_no_more_and_not_report
     crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
     crew.clock.advance(us=1)
-    assert [bool(await take(other)) for _ in range(2)] == [True, False]
+    taken = [await take(other) for _ in range(2)]
+    assert [bool(decision) for decision in taken] == [True, False]
+    assert await leave(holds, ended) == [False]
+    assert not await take(other)
     crew.clock.advance(us=LEASE_US)
     await renew(holds)
     assert crew.events(0) == [{"lost": 1}]
-    assert await settle(holds.refund(kept.take_back())) is False
+    assert await leave(holds, kept) == [False]
 
 
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
@@ -235,7 +228,7 @@ async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     assert not await take(other)
     await renew(holds)
     assert not await take(other)
-    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
+    assert await leave(holds, *held) == [True, True]
 
 
 async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
@@ -252,10 +245,7 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
     held = [await take(holds), await take(holds)]
     await asyncio.sleep(1.5)
     assert not await take(other)
-    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
-
-
-# -- in a file -------------------------------------------------------------------------------------------------------
+    assert await leave(holds, *held) == [True, True]
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
@@ -309,22 +299,13 @@ class Wall(FakeClock):
         return super().__call__()
 
 
-@contextmanager
-def gate_held(place: Path) -> Iterator[None]:
-    """Write for ever, as another process does: what is asked meanwhile is done in one transaction afterwards."""
-    gate = os.open(place / "data.mdb", os.O_RDWR)
-    fcntl.flock(gate, fcntl.LOCK_EX)
-    yield
-    os.close(gate)
-
-
-async def together(place: Path, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+async def together(store: LmdbStore, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     """Ask for several things in one transaction, and return the answers, or the errors."""
 
     async def ask(job: Callable[[], Any]) -> Any:
         return await settle(job())
 
-    with gate_held(place):
+    with gate_held(store):
         answers = [asyncio.ensure_future(ask(job)) for job in jobs]
         await turns()
     return await asyncio.gather(*answers, return_exceptions=True)
@@ -334,8 +315,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     in_file: Workers, rng: random.Random
 ) -> None:
     """The others are done again, each by itself, from what was there before: leases and permits among it."""
-    place, wall = in_file.place, Wall(YEAR_2100_US)
-    assert isinstance(place, Path)
+    wall = Wall(YEAR_2100_US)
     store, held = in_file.hire(wall_clock=wall), list[Decision]()
     day = LimitSet("day", (Quota("1000/day"),))
 
@@ -352,7 +332,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
         asked = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6))
         wall.fails = True
-        answers = await together(place, asked)
+        answers = await together(store, asked)
         wall.fails = False
         assert {type(answer) for job, answer in zip(asked, answers, strict=True) if job is fail} <= {ArithmeticError}
         held += [answer for answer in answers if isinstance(answer, Decision) and answer.allowed]
@@ -361,9 +341,6 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     while held:
         assert store.refund(held.pop().take_back()) is True
     assert [bool(await take(store)) for _ in range(3)] == [True, True, False]
-
-
-# -- at servers ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
@@ -396,7 +373,7 @@ async def test_permits_are_lost_with_the_data_of_a_server_that_is_killed() -> No
         assert (crew.events(0), holds.permits_held()) == ([{"lost": 2}], 0)
         await reconnected(other)
         assert await take(other)
-        assert [await settle(holds.refund(decision.take_back())) for decision in held] == [False, False]
+        assert await leave(holds, *held) == [False, False]
         await crew.close()
 
 
@@ -419,30 +396,6 @@ async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     await settle(store.refund(held.take_back()))
     assert server.command("EXISTS", name) == 0
     await crew.close()
-
-
-async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    kept = await take(holds)
-    assert await Limiter(Deaf(inner=holds)).refund(kept) is False
-    assert holds.permits_held() == 0
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    crew.clock.advance(us=1)
-    taken = [await take(other), await take(other)]
-    assert all(taken)
-    assert await settle(holds.refund(kept.take_back())) is False
-    assert not await take(other)
-
-
-async def test_permits_of_requests_that_have_ended_are_not_told_as_lost(crew: Workers) -> None:
-    holds = crew.hire()
-    kept, ended = await take(holds), await take(holds)
-    assert await Limiter(Deaf(inner=holds)).refund(ended) is False
-    crew.clock.advance(us=LEASE_US)
-    await renew(holds)
-    assert crew.events(0) == [{"lost": 1}]
-    assert await settle(holds.refund(kept.take_back())) is False
 
 
 def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
@@ -495,11 +448,10 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
             store.refund(back) if attempt == "hand back" else take_now(store)
     gc.collect()
     assert store.permits_held() == 1
-    is_lost = attempt == "take after the lease"
     second, third = take_now(store), take_now(store)
-    assert (second.allowed, third.allowed) == (True, is_lost)
-    assert [store.refund(back), store.refund(second.take_back())] == [not is_lost, True]
-    assert in_file.events(0) == ([{"lost": 1}] if is_lost else [])
+    assert (second.allowed, third.allowed) == (True, False)
+    assert [store.refund(back), store.refund(second.take_back())] == [True, True]
+    assert in_file.events(0) == []
 
 
 @needs_redis
@@ -518,7 +470,7 @@ async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
     await renew(holds)
     crew.clock.advance(us=LEASE_US - 1)
     assert not await take(other)
-    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, True]
+    assert await leave(holds, *held) == [True, True]
     cluster.move_slot(slot, owner)
     await crew.close()
 
@@ -533,7 +485,7 @@ async def test_all_permits_of_a_worker_are_renewed_by_one_command(server: RedisS
     assert sum(server.calls().get(name, 0) for name in ("eval", "evalsha")) == 1
     crew.clock.advance(us=LEASE_US - 1)
     assert holds.permits_held() == len(held) == 100
-    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True] * 100
+    assert await leave(holds, *held) == [True] * 100
     await crew.close()
 
 
@@ -555,7 +507,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     owner.command("DEL", name)
     await renew(holds)
     assert at_server.events(0) == [{"lost": 1}]
-    assert [await settle(holds.refund(decision.take_back())) for decision in held] == [True, False, True]
+    assert await leave(holds, *held) == [True, False, True]
 
 
 async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:

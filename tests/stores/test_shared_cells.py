@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
-from slidegate.core import Check, Decision, Limit, LimitSet, parse_limits
+from slidegate.core import Check, Decision, Limit, LimitSet
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
+from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.programs import Choices
+
+from .conftest import Opened
 
 
 def let_first_go(store: MemoryStore | LmdbStore, clock: FakeClock) -> None:
@@ -54,30 +57,17 @@ MINUTE_US = 60 * SECOND_US
 
 HOLD_US = 10 * SECOND_US
 
+pytestmark = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 Small = Callable[[FakeClock, int], MemoryStore | LmdbStore]
 """Makes a store of so many windows."""
 
 
-def bucket(limits: str, rule: str = "rule") -> LimitSet:
-    return LimitSet(rule, parse_limits(limits))
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
+@pytest.fixture
+def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Small:
     """Make stores in which all keys without windows of their own meet in one cell."""
     cells(monkeypatch, 1)
-    made: list[MemoryStore | LmdbStore] = []
-
-    def make(clock: FakeClock, max_keys: int) -> MemoryStore | LmdbStore:
-        if request.param == "memory":
-            made.append(MemoryStore(max_keys=max_keys, clock=clock))
-        else:
-            made.append(LmdbStore(tmp_path / str(len(made)), max_keys=max_keys, clock=clock, map_size=2**20))
-        return made[-1]
-
-    yield make
-    for store in made:
-        store.close()
+    numbers = itertools.count()
+    return lambda clock, max_keys: opened(str(next(numbers)), clock=clock, max_keys=max_keys)
 
 
 def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -131,9 +121,6 @@ def test_the_wait_is_exact_beside_a_stranger_in_the_cell(small: Small, limits: s
     clock.advance(us=1)
     assert store.peek(((asked, "ann", 1),)).allowed
     assert hit(store, (asked, "ann", 1)), "its window was let go of before it was looked up"
-
-
-# -- on the way from a cell to a window ------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate import Limiter, MemoryStore
+from slidegate import Limiter
 from slidegate.core import Decision, LimitSet, StoreUnavailable, parse_limits
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..hurry import at_once, hurried
 from ..remote_stores import SickStore
+from .conftest import Opened
 
 SECOND_US = 1_000_000
 START_US = 10**12
@@ -48,31 +46,18 @@ class StoppingClock(FakeClock):
         return now_us
 
 
-@pytest.fixture(params=["memory", "lmdb"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes a store."""
-    made: list[Any] = []
-
-    def make_one(**options: Any) -> Any:
-        if request.param == "memory":
-            made.append(MemoryStore(**options))
-        else:
-            made.append(LmdbStore(tmp_path / "lmdb", map_size=1 << 20, **options))
-        return made[-1]
-
-    yield make_one
-    for store in made:
-        store.close()
+HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 
 
+@HERE
 @pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
 @pytest.mark.parametrize("what", ["hit", "charge"])
 def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
-    make: Callable[..., Any], what: str, limits: str
+    opened: Opened, what: str, limits: str
 ) -> None:
     """Its old time moves units that others have spent since back to it, so that they leave too early."""
     clock = StoppingClock()
-    store, asked = make(clock=clock), LimitSet("rule", parse_limits(limits))
+    store, asked = opened(clock=clock), LimitSet("rule", parse_limits(limits))
     amount = asked.limits[0].amount
     one = ((asked, "ann", 1),)
     stopped = threading.Thread(target=lambda: getattr(store, what)(one))
@@ -95,8 +80,9 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
     assert amount - 1 + later <= amount, "the window that began when the others hit"
 
 
-def test_threads_together_admit_no_more_than_the_amount_in_any_window(make: Callable[..., Any]) -> None:
-    store, asked = make(), LimitSet("rule", parse_limits("5/20ms"))
+@HERE
+def test_threads_together_admit_no_more_than_the_amount_in_any_window(opened: Opened) -> None:
+    store, asked = opened(), LimitSet("rule", parse_limits("5/20ms"))
     with hurried(collecting=False):
         decisions = at_once(lambda _: [store.hit(((asked, "ann", 1),)) for _ in range(300)])
     moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)

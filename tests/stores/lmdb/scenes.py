@@ -80,15 +80,9 @@ def together(count: int, act: Callable[[int], int]) -> list[int]:
     return [int(written) for written, _ in outcomes]
 
 
-def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
-    asked = bucket(amount)
-    questions = [((asked, f"user:{number}", 1),) for number in range(keys)]
-    return sum(store.hit(questions[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
-
-
-def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:
-    """Several processes hit the same keys."""
-    return together(processes, lambda _: hit_often(LmdbStore(path), amount, times, keys))
+def hit_often(store: LmdbStore, amount: int, times: int) -> int:
+    question = ((bucket(amount), "user:0", 1),)
+    return sum(store.hit(question).allowed for _ in range(times))  # type: ignore[union-attr]
 
 
 def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
@@ -335,7 +329,7 @@ def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
     return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
 
 
-SCENES = {scene.__name__: scene for scene in (crowd, starts, killing, banning, readers, speaking, growing, faults)}
+SCENES = {scene.__name__: scene for scene in (starts, killing, banning, readers, speaking, growing, faults)}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from slidegate import Limiter, StoreError
 from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-from ...admin.admin_client import NOW_US, AdminClient
 from ...virtual_time import VirtualTime
 from .remote import SMALL
 from .test_store import gate_held
 
+NOW_US = 10**15
 EXPORT = [
     {"slidegate": "bans", "version": 3, "written_us": NOW_US},
     *(
@@ -80,23 +78,6 @@ async def test_a_command_is_given_up_after_half_a_minute(limiter: Limiter, name:
         assert time.passed_s == pytest.approx(30, abs=0.1)
         await requests_are_given_up(limiter)
         assert time.passed_s == pytest.approx(30, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "asked"),
-    [
-        ("POST", "bans", {"json": {"target": "203.0.113.7", "duration": "1h"}}),
-        ("DELETE", "bans", {"target": "user:bob"}),
-    ],
-)
-async def test_an_operator_who_asks_the_admin_api_waits_as_long(
-    limiter: Limiter, method: str, path: str, asked: dict[str, Any]
-) -> None:
-    admin = AdminClient(limiter)
-    alone = Starlette(routes=[Mount("/admin", admin.routes)])  # a middleware refuses operators meanwhile, as everybody
-    operator = admin.operator(app=alone)
-    answer = await done_after_requests(limiter, lambda: operator.ask(method, path, **asked))
-    assert answer.is_success, answer.text
 
 
 async def test_each_step_of_an_import_has_the_time_of_a_command(limiter: Limiter) -> None:

@@ -21,20 +21,33 @@ FIRST, SECOND = bytes(15) + b"\1", bytes(15) + b"\2"
 HOUR_US = 3_600_000_000
 
 
-def test_a_step_of_the_system_clock_changes_nothing_while_the_machine_runs() -> None:
-    record = written(None, FIRST, 4_900, 100, 5_000)
-    for unix_us in (0, 10**15):
-        assert offset_us(record, FIRST, 200, unix_us) == 4_900
+NOWHERE = bytes(16)
+"""The id of a boot where the machine does not say it."""
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.booleans(), st.integers(0, 10**9), st.integers(-(10**12), 10**12)
-        ),  # does it reboot, what passes, where the system clock is set
-        max_size=30,
-    )
+@pytest.mark.parametrize(
+    ("before", "boot", "machine_us", "unix_us", "now_us"),
+    [
+        pytest.param(None, FIRST, 100, 5_000, 5_000, id="a new environment starts at Unix time"),
+        pytest.param(FIRST, FIRST, 200, 0, 5_100, id="a step of the system clock back changes nothing"),
+        pytest.param(FIRST, FIRST, 200, 10**15, 5_100, id="a step of the system clock forward changes nothing"),
+        pytest.param(FIRST, SECOND, 7, 6_500, 6_500, id="after a reboot time goes on by what has passed"),
+        pytest.param(FIRST, SECOND, 7, 3, 5_000, id="the system clock was set back over a reboot"),
+        pytest.param(NOWHERE, NOWHERE, 7, 6_500, 6_500, id="a boot clock that went back is a reboot"),
+    ],
 )
+def test_time_goes_on_by_the_clock_of_the_machine_and_over_a_reboot_by_that_of_the_system(
+    before: bytes | None, boot: bytes, machine_us: int, unix_us: int, now_us: int
+) -> None:
+    record = None if before is None else written(None, before, 4_900, 100, 5_000)
+    assert offset_us(record, boot, machine_us, unix_us) + machine_us == now_us
+
+
+# Does it reboot, what passes, where is the system clock set?
+TURNS = st.tuples(st.booleans(), st.integers(0, 10**9), st.integers(-(10**12), 10**12))
+
+
+@given(st.lists(TURNS, max_size=30))
 def test_time_never_runs_back(life: list[tuple[bool, int, int]]) -> None:
     boot, machine_us, unix_us, record, last_us = 1, 0, 10**15, None, 0
     for reboots, passes_us, step_us in life:
@@ -87,18 +100,3 @@ def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pyt
     after.observe(heard)
     assert heard.kinds == []
     after.close()
-
-
-def test_after_a_reboot_time_goes_on_by_what_has_passed() -> None:
-    record = written(None, FIRST, 4_900, 100, 5_000)
-    assert offset_us(record, SECOND, 7, 6_500) + 7 == 6_500
-    assert offset_us(record, SECOND, 7, 3) + 7 == 5_000  # the system clock was set back meanwhile
-
-
-def test_without_a_boot_id_a_boot_clock_that_went_back_is_a_reboot() -> None:
-    record = written(None, bytes(16), 4_900, 100, 5_000)
-    assert offset_us(record, bytes(16), 7, 6_500) + 7 == 6_500
-
-
-def test_a_new_environment_starts_at_unix_time() -> None:
-    assert offset_us(None, FIRST, 100, 5_000) + 100 == 5_000

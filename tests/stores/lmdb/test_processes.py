@@ -60,21 +60,6 @@ def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     assert seen["keys"] == processes * (rounds * 200 + 300)
 
 
-@pytest.mark.parametrize(
-    ("processes", "times", "amount", "keys"),
-    [
-        (4, 5_000, 1_000, 1),
-        pytest.param(8, 1_000, 500, 1, marks=pytest.mark.all),
-        pytest.param(4, 50_000, 10_000, 1, marks=pytest.mark.deep),
-        pytest.param(8, 10_000, 5, 1_000, marks=pytest.mark.deep),
-    ],
-)
-def test_processes_together_admit_exactly_the_amount_of_each_key(
-    tmp_path: Path, processes: int, times: int, amount: int, keys: int
-) -> None:
-    assert sum(play("crowd", tmp_path / "lmdb", processes, times, amount, keys)) == amount * keys
-
-
 @pytest.mark.all
 def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
     strace = shutil.which("strace")

@@ -81,9 +81,6 @@ class Scene:
         return [ban.key for ban in self.bans.active()]
 
 
-# -- clocks ----------------------------------------------------------------------------------------------------------
-
-
 def test_an_import_finds_the_room_of_bans_that_have_ended() -> None:
     before, scene = Scene(), Scene(max_bans=1)
     before.strike("ann", BanPolicy("1/minute", "1h"))
@@ -92,20 +89,6 @@ def test_an_import_finds_the_room_of_bans_that_have_ended() -> None:
     scene.advance("30m")
     assert scene.bans.load(rows) == 1
     assert scene.active() == ["ann"]
-
-
-def test_steps_of_the_wall_clock_prolong_no_ban() -> None:
-    scene = Scene()
-    scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
-    scene.wall.advance(us=-DAY_US)
-    assert scene.hit("ann").retry_after_us == 600 * SECOND_US
-    scene.clock.advance("599s")
-    assert scene.hit("ann").retry_after_us == SECOND_US
-    scene.clock.advance("1s")
-    assert scene.hit("ann")
-
-
-# -- how much --------------------------------------------------------------------------------------------------------
 
 
 def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None:
@@ -167,9 +150,6 @@ def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     assert scene.strike("user:10", PLAIN) == 1
 
 
-# -- threads and tasks -----------------------------------------------------------------------------------------------
-
-
 def test_bans_come_and_go_while_threads_ask() -> None:
     scene = Scene()
 
@@ -187,9 +167,6 @@ def test_bans_come_and_go_while_threads_ask() -> None:
     with hurried(collecting=False):
         at_once(work)
     assert (scene.heard.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
 
 
 def test_bans_and_unbans_are_told_with_who_and_why() -> None:
@@ -212,23 +189,6 @@ def test_bans_and_unbans_are_told_with_who_and_why() -> None:
     ]
 
 
-def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
-    key = "user:bob\nERROR root: payroll deleted\x1b[31m"
-    scene = Scene(max_bans=1)
-    scene.strike(key)
-    scene.bans.ban(key, None, "by hand", "ann")
-    scene.strike(key + "2")  # bans_full
-    scene.bans.unban(key, "bob")
-    scene.strike(key, BanPolicy("1/minute", "10m", name="shy", shadow=True))
-    kinds = {"banned", "bans_full", "unbanned", "shadow_banned"}
-    events = [event for event in scene.heard.events if event.kind in kinds]
-    assert {event.kind for event in events} == kinds
-    for event in events:
-        assert event.message.isprintable()
-        assert "bob\\nERROR root: payroll deleted\\x1b[31m" in event.message
-        assert event.details["key"] in (key, key + "2")
-
-
 @pytest.mark.parametrize("kind", ["bans_full", "strikes_dropped"])
 def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     scene = Scene(5)
@@ -241,9 +201,6 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     assert told[0].details["max_bans"] == 5
     assert "raise max_bans" in told[0].message
     assert ("no room is left among 5 bans" in told[0].message) is (kind == "bans_full")
-
-
-# -- the garbage collector -------------------------------------------------------------------------------------------
 
 
 def test_an_import_keeps_the_later_strikes() -> None:
@@ -260,10 +217,16 @@ def test_an_import_keeps_the_later_strikes() -> None:
     assert other.strike("ann", PLAIN) == 1
 
 
-def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> None:
+def test_steps_of_the_wall_clock_prolong_no_ban_and_neither_does_an_import_after_one() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
     rows = scene.rows()
+    scene.wall.advance(us=-DAY_US)
+    assert scene.hit("ann").retry_after_us == 600 * SECOND_US
+    scene.clock.advance("599s")
+    assert scene.hit("ann").retry_after_us == SECOND_US
+    scene.clock.advance("1s")
+    assert scene.hit("ann")
     for step_us, left in ((-DAY_US, 600 * SECOND_US), (DAY_US, None)):
         after = Scene(now_us=0)
         after.wall.set(NEW_YEAR_US + step_us)
@@ -272,17 +235,13 @@ def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> N
 
 
 def test_an_import_that_has_no_room_changes_nothing() -> None:
-    scene = Scene()
+    scene, small = Scene(), Scene(10)
     for number in range(11):
         scene.strike(f"user:{number}")
-    small = Scene(10)
-    with pytest.raises(ConfigurationError, match="bans: no room for 11 more bans; raise max_bans=10"):
-        small.bans.load(scene.rows())
-    assert small.active() == []
-    rows = [row for row in scene.rows() if "ban" not in row]
-    with pytest.raises(ConfigurationError, match="bans: no room for 11 more strike records; raise max_bans=10"):
-        small.bans.load(rows)
-    assert len(small.rows()) == 1
+    for rows, what in ((scene.rows(), "bans"), ([row for row in scene.rows() if "ban" not in row], "strike records")):
+        with pytest.raises(ConfigurationError, match=f"bans: no room for 11 more {what}; raise max_bans=10"):
+            small.bans.load(rows)
+        assert len(small.rows()) == 1
 
 
 def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from slidegate.core import Check, LimitSet, Reason, parse_duration_us, parse_limits
+from slidegate.core import LimitSet, Reason, parse_duration_us
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
+from slidegate.testing.contract.harness import bucket
 
 SECOND_US = 1_000_000
-
-
-def bucket(limits: str, rule: str = "rule") -> LimitSet:
-    return LimitSet(rule, parse_limits(limits))
 
 
 def test_a_known_refusal_ends_when_the_window_changes() -> None:
@@ -111,15 +108,11 @@ def test_a_cost_of_the_whole_amount_waits_beside_a_stranger() -> None:
 
 def mates(store: MemoryStore, asked: LimitSet) -> tuple[str, str]:
     """Return two keys that meet in the cell in which "stranger" is counted."""
-    found = [key for key in (f"client-{number}" for number in range(100_000)) if not free(store, (asked, key, 5))]
-    return found[0], found[1]
-
-
-def free(store: MemoryStore, check: Check) -> bool:
-    return store.peek((check,)).allowed
+    keys = (f"client-{number}" for number in range(100_000))
+    found = (key for key in keys if not store.peek(((asked, key, 5),)).allowed)
+    return next(found), next(found)
 
 
 def test_seconds_are_rounded() -> None:
     """A float that means whole microseconds is mostly a little more or less."""
-    for span_us in range(1, 3_000):
-        assert parse_duration_us(span_us / 1_000_000, "window") == span_us
+    assert all(parse_duration_us(span_us / 1_000_000, "window") == span_us for span_us in range(1, 3_000))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from slidegate.core.addresses import Address, parse_address
 from slidegate.stores.redis import RedisStore
 
 from ...redis_servers import RedisCluster, RedisServer
@@ -48,3 +50,16 @@ async def workers_at(server: RedisServer | RedisCluster, many: int, **options: A
     finally:
         for store in stores:
             await store.close()
+
+
+def address(text: str) -> Address:
+    found = parse_address(text)
+    assert found is not None
+    return found
+
+
+async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
+    """Come back when something holds that a store or a server does in its own time."""
+    async with asyncio.timeout(PLENTY_S):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Final
 
 import pytest
 from redis.crc import key_slot
@@ -21,6 +22,7 @@ from slidegate.testing import RecordingObserver
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
+from .stores import eventually
 
 pytestmark = [needs_redis, pytest.mark.all]
 
@@ -46,15 +48,10 @@ class Scene:
         self.cluster, self.proxies = cluster, proxies
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
 
-    def key_on(self, server: RedisServer, number: int = 0) -> str:
+    def key_on(self, server: RedisServer) -> str:
         """Return a client whose windows are on a server; stores have to be readable."""
-        rows = server.command("CLUSTER", "SLOTS")
-        mine = [
-            (low, high) for low, high, (_, _, node, *_), *_ in rows if node.decode() == self.cluster.node_id(server)
-        ]
-        slots = {key: key_slot(key.encode()) for key in (f"user:{number}" for number in range(1_000))}
-        found = (key for key, slot in slots.items() if any(low <= slot <= high for low, high in mine))
-        return next(key for at, key in enumerate(found) if at == number)
+        keys = (f"user:{number}" for number in range(1_000))
+        return next(key for key in keys if self.cluster.owner(key_slot(key.encode())) is server)
 
     @property
     def keeper(self) -> RedisServer:
@@ -77,18 +74,18 @@ async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
         yield Scene(nodes, proxies)
 
 
+def limiter_at(scene: Scene, deadline: str, heard: RecordingObserver) -> Limiter:
+    """Return a limiter that denies what the store does not decide."""
+    store = RedisStore(scene.url, readable=True)
+    return Limiter(store, secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard])
+
+
 class Limiters:
     """Limiters as workers have them, at work from the moment when they are made."""
 
-    def __init__(self, url: str, count: int, keys: list[str], *, deadline: str = "50ms") -> None:
-        self.heard = [RecordingObserver(without=["refused"]) for _ in range(count)]
-        self.all = [
-            Limiter(
-                RedisStore(url, readable=True), secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard]
-            )
-            for heard in self.heard
-        ]
-        self.keys = keys
+    def __init__(self, scene: Scene, count: int) -> None:
+        self.all = [limiter_at(scene, "50ms", RecordingObserver()) for _ in range(count)]
+        self.keys = [scene.key_on(server) for server in scene.cluster.servers]
         self._busy = [asyncio.create_task(self._work(limiter)) for limiter in self.all]
 
     async def _work(self, limiter: Limiter) -> None:
@@ -147,9 +144,8 @@ async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
 async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
     rounds: int, most_ticks: int, scene: Scene, rng: random.Random
 ) -> None:
-    keys = [scene.key_on(server) for server in scene.cluster.servers]
     for number in range(rounds):
-        limiters = Limiters(scene.url, 6, keys)
+        limiters = Limiters(scene, 6)
         try:
             await rage(scene, rng, 12)
             late = await limiters.back(most_ticks)
@@ -158,27 +154,24 @@ async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
         assert -1 not in late, f"round {number}: {late}"
 
 
-# -- one node, one slot, one key -------------------------------------------------------------------------------------
-
-
 class Site:
-    """A limiter that denies what the store does not decide, and one client on each node."""
+    """A limiter, and one client on each node."""
 
-    def __init__(self, scene: Scene, **options: Any) -> None:
+    def __init__(self, scene: Scene, deadline: str = "200ms") -> None:
         self.heard = RecordingObserver(without=["refused"])
-        self.store = RedisStore(scene.url, readable=True)
-        self.limiter = Limiter(
-            self.store, secret=b"s" * 32, on_error="deny", observers=[self.heard], **{"deadline": "200ms", **options}
-        )
+        self.limiter = limiter_at(scene, deadline, self.heard)
         self.keys = {server: scene.key_on(server) for server in scene.cluster.servers}
 
     async def ready(self) -> None:
         """Come back when the store answers for every node: a busy machine connects slowly."""
-        async with asyncio.timeout(BOUND_S):
-            while True:
-                if set((await self.served()).values()) == {1}:
-                    return
-                await asyncio.sleep(TICK_S)
+
+        async def all_are_served() -> bool:
+            return set((await self.served()).values()) == {1}
+
+        await eventually(all_are_served)
+
+    async def refuses(self, key: str) -> bool:
+        return (await self.limiter.hit(key, PLENTY, cost=0)).reason is Reason.BANNED
 
     async def served(self, count: int = 1) -> dict[RedisServer, int]:
         """Return how many of so many requests at the same time for each node were decided by the store."""
@@ -192,27 +185,20 @@ class Site:
 
 
 @asynccontextmanager
-async def dead(proxy: FaultProxy) -> AsyncIterator[None]:
-    """Nobody listens."""
-    await proxy.refuse()
+async def troubled(proxy: FaultProxy, trouble: str = "dead") -> AsyncIterator[None]:
+    """Nobody listens, or ("hung") connections are taken, and nothing comes back."""
+    if trouble == "dead":
+        await proxy.refuse()
+    else:
+        proxy.freeze()
     try:
         yield
     finally:
-        await proxy.accept()
-
-
-@asynccontextmanager
-async def hung(proxy: FaultProxy) -> AsyncIterator[None]:
-    """Connections are taken, and nothing comes back."""
-    proxy.freeze()
-    try:
-        yield
-    finally:
-        proxy.drop()
-        proxy.thaw()
-
-
-TROUBLES: Final[dict[str, Callable[[FaultProxy], AbstractAsyncContextManager[None]]]] = {"dead": dead, "hung": hung}
+        if trouble == "dead":
+            await proxy.accept()
+        else:
+            proxy.drop()
+            proxy.thaw()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +216,7 @@ async def test_one_node_of_three_takes_nobody_else_off_the_store(trouble: str, k
     site = Site(scene, deadline="500ms")
     async with site.limiter:
         await site.ready()
-        async with TROUBLES[trouble](scene.proxy_of(sick)):
+        async with troubled(scene.proxy_of(sick), trouble):
             # More than a second, after which the list of bans is old.
             for _ in range(25):
                 found = await site.served(4)
@@ -252,16 +238,11 @@ async def test_a_ban_that_is_known_holds_while_the_node_with_the_bans_is_gone(sc
     async with site.limiter:
         await site.ready()
         await site.limiter.ban(key, "1h")
-        async with asyncio.timeout(BOUND_S):
-            while (await site.limiter.hit(key, PLENTY)).reason is not Reason.BANNED:
-                pass
-        async with dead(scene.proxy_of(scene.keeper)):
+        await eventually(partial(site.refuses, key))
+        async with troubled(scene.proxy_of(scene.keeper)):
             for _ in range(30):
                 assert (await site.limiter.hit(key, LIMIT)).reason is Reason.BANNED
                 await asyncio.sleep(0.05)
-
-
-# -- the slot of the bans is on its way ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("some_have_gone", [False, True])
@@ -289,8 +270,6 @@ async def test_while_the_slot_of_the_bans_moves_limits_go_on_and_commands_wait(
             assert {found.key async for found in site.limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
         assert set((await site.served(3)).values()) == {3}
         scene.cluster.move_slot(slot, source)
-        async with asyncio.timeout(BOUND_S):
-            while (await site.limiter.hit("198.51.100.7", PLENTY, cost=0)).reason is not Reason.BANNED:
-                pass
+        await eventually(partial(site.refuses, "198.51.100.7"))
         await site.limiter.unban("198.51.100.7")
         assert (await site.limiter.hit("198.51.100.7", LIMIT)).allowed

@@ -101,7 +101,7 @@ async def test_a_foreign_value_at_a_key_of_ours_stops_nobody_else(running: str, 
     servers = [place] if isinstance(place, RedisServer) else place.masters
     numbers = itertools.count()
     prefix, asked = fresh_prefix(), Counter[str]()
-    async with store_at(place, prefix=prefix, readable=True) as store:
+    async with store_at(place, prefix=prefix, readable=True, permit_lease="10m") as store:
         await fill(store)
         names = [(server, name) for server in servers for name in server.command("KEYS", f"{prefix}:*")]
         for server, name in names:

@@ -23,19 +23,10 @@ from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
-
-
-async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[asyncio.Future[Decision]]:
-    """Send a request for each of `MANY` keys, which are two calls; both answers have come."""
-    futures = [ask(store, key) for key in keys]
-    await held.come(2)
-    return futures
-
+from .stores import PLENTY_S
 
 pytestmark = needs_redis
 
-BOUND_S = 20
-"""How long only a hang takes."""
 MANY = 2 * MAX_IN_CALL
 WIDE = bucket("100/hour")
 FIVE = bucket("5/hour")
@@ -53,7 +44,7 @@ async def proxy(server: RedisServer) -> AsyncIterator[FaultProxy]:
 async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
     """A store with a connection, whose next requests wait for the end of their turn."""
     store = RedisStore(
-        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=BOUND_S
+        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=PLENTY_S
     )
     await settle(store.hit(((WIDE, "warm", 1),)))
     await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
@@ -74,13 +65,19 @@ class Held:
 
     async def come(self, count: int) -> None:
         """Wait until so many calls have been answered and not released."""
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(PLENTY_S):
             while len(self._come) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def release(self, count: int) -> None:
         for _ in range(count):
             self._come.popleft()()
+
+    async def answer(self, asked: asyncio.Future[Any]) -> Any:
+        """Return the answer to a question, the next that comes."""
+        await self.come(1)
+        self.release(1)
+        return await asked
 
 
 @pytest.fixture
@@ -99,7 +96,7 @@ async def turn() -> None:
 
 
 async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(PLENTY_S):
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
@@ -134,7 +131,7 @@ class InOrder:
                 await turn()
                 self._held.release(self._rng.randint(0, len(self._held)))
                 await turn()
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(PLENTY_S):
             while not all(ours.done() for ours in (*(ours for ours, _ in self._pairs), *self._resets)):
                 self._held.release(len(self._held))
                 await asyncio.sleep(0)
@@ -186,7 +183,7 @@ async def test_answers_are_those_of_one_request_after_the_other(
     number: int, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     clock = FakeClock(YEAR_2100_US)
-    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=BOUND_S)
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=PLENTY_S)
     await settle(store.hit(((WIDE, "warm", 1),)))
     await InOrder(store, clock, Held(monkeypatch), rng).play(250)
     await store.close()
@@ -204,7 +201,8 @@ async def test_a_request_that_cannot_be_sent_takes_none_of_its_call_with_it(stor
 
 
 async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStore, held: Held) -> None:
-    futures = await in_two_calls(store, held, [f"user:{number}" for number in range(MANY)])
+    futures = [ask(store, f"user:{number}") for number in range(MANY)]
+    await held.come(2)
     held.release(1)
     await turn()
     assert [future.done() for future in futures] == [number < MANY // 2 for number in range(MANY)]
@@ -219,37 +217,28 @@ async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStor
 async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
     store: RedisStore, held: Held, forgets: str
 ) -> None:
-    full = ask(store, "ann", FIVE, 5)
-    await held.come(1)
-    held.release(1)
-    charged = await full
+    charged = await held.answer(ask(store, "ann", FIVE, 5))
     refused = ask(store, "ann", FIVE)
     await held.come(1)
-    back = asyncio.ensure_future(
-        settle(store.refund(charged.take_back()) if forgets == "refund" else store.reset("ann"))
-    )
+    ways = {"refund": lambda: store.refund(charged.take_back()), "reset": lambda: store.reset("ann")}
+    back = asyncio.ensure_future(settle(ways[forgets]()))
     await held.come(2)
-    held.release(1)
-    assert (await refused).reason is Reason.LIMITED
+    assert (await held.answer(refused)).reason is Reason.LIMITED
     after = ask(store, "ann", FIVE)  # must not be answered by the refusal from before
     await held.come(2)
-    held.release(2)
-    assert await back
-    assert (await after).allowed
+    assert await held.answer(back)
+    assert (await held.answer(after)).allowed
 
 
 async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(store: RedisStore, held: Held) -> None:
     futures = [ask(store, "ann", FIVE, 5), ask(store, "bob")]
-    await held.come(1)
-    held.release(1)
-    await futures[0]
+    await held.answer(futures[0])
     refused = ask(store, "ann", FIVE)
     await held.come(1)
     back = asyncio.ensure_future(settle(store.refund((await futures[1]).take_back())))
     await held.come(2)
-    held.release(2)
-    assert (await refused).reason is Reason.LIMITED
-    assert await back
+    assert (await held.answer(refused)).reason is Reason.LIMITED
+    assert await held.answer(back)
     again = ask(store, "ann", FIVE)
     await turn()
     assert again.done(), "nobody was asked"
@@ -261,12 +250,8 @@ async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisS
     refused = ask(store, "eve")
     await held.come(1)
     assert await store.bans.unban("eve", "ann")
-    held.release(1)
-    assert (await refused).reason is Reason.BANNED
-    after = ask(store, "eve")
-    await held.come(1)
-    held.release(1)
-    assert (await after).allowed
+    assert (await held.answer(refused)).reason is Reason.BANNED
+    assert (await held.answer(ask(store, "eve"))).allowed
 
 
 async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
@@ -290,17 +275,13 @@ async def test_where_the_connection_ends_between_two_answers_the_first_counts_an
 
 async def test_where_the_first_call_is_given_up_the_second_gets_its_own_answers(store: RedisStore, held: Held) -> None:
     keys = [f"user:{number}" for number in range(MANY)]
-    futures = await in_two_calls(store, held, keys)
+    futures = [ask(store, key) for key in keys]
+    await held.come(2)
     for future in futures[: MANY // 2]:
         future.cancel()
     await turn()
     held.release(2)
     answers = await all_of(futures[MANY // 2 :])
     assert [answer.checks[0][1] for answer in answers] == keys[MANY // 2 :]
-    again = [ask(store, key, cost=0) for key in keys]
-    await turn()
-    while not all(future.done() for future in again):
-        await held.come(1)
-        held.release(1)
-        await turn()
-    assert {(await future).readings[0][0] for future in again} == {1}  # what was given up was charged all the same
+    spent = {(await held.answer(ask(store, key, cost=0))).readings[0][0] for key in keys}
+    assert spent == {1}, "what was given up was charged all the same"

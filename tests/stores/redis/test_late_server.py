@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import (
-    Limiter,
-    RateLimitMiddleware,
-    Rule,
-    header,
-)
+from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
@@ -104,11 +99,6 @@ class Worker:
                 batcher._connection._timeout_s = BOUND_S
 
 
-async def close(*workers: Worker) -> None:
-    for worker in workers:
-        await worker.limiter.close()
-
-
 @pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/mymaster/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize(
@@ -121,7 +111,7 @@ async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
     assert worker.heard.kinds == []
     assert await worker.statuses(4) == expected
     assert worker.heard.kinds == ["store_failed"]
-    await close(worker)
+    await worker.limiter.close()
 
 
 def test_to_make_a_limiter_asks_nobody() -> None:
@@ -139,7 +129,7 @@ async def test_commands_say_that_the_store_is_not_there() -> None:
     for command in (worker.limiter.ban("ann", "1h"), worker.limiter.import_bans([]), worker.limiter.reset(LONG)):
         with pytest.raises(StoreError):
             await command
-    await close(worker)
+    await worker.limiter.close()
 
 
 @needs_redis
@@ -155,7 +145,8 @@ async def test_a_server_that_is_started_late_is_found() -> None:
             await worker.recovered()
             assert await worker.statuses(1) == [429]
         assert server.command("HLEN", "slidegate:7:{bans}") >= 1
-        await close(*workers)
+        for worker in workers:
+            await worker.limiter.close()
     finally:
         server.close()
 
@@ -188,4 +179,5 @@ async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
         for client, headers in enumerate(clients):
             passed[who, client] += (await worker.statuses(4, headers)).count(200)
     assert max(passed.values()) <= 3
-    await close(*workers)
+    for worker in workers:
+        await worker.limiter.close()

@@ -107,14 +107,9 @@ def nearly(rng: random.Random) -> Any:
     return parts
 
 
-@pytest.fixture
-def complaints() -> list[dict[str, Any]]:
-    """Return what the loop complains about; empty if nothing went wrong that nobody dealt with."""
-    return []
-
-
 @pytest.fixture(autouse=True)
-async def _listen(complaints: list[dict[str, Any]]) -> AsyncIterator[None]:
+async def _nothing_goes_wrong_that_nobody_deals_with() -> AsyncIterator[None]:
+    complaints = list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     yield
     assert complaints == []
@@ -141,12 +136,13 @@ def charged() -> Decision:
 
 def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
-    policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 1)]
+    policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 60_000_000)]
     dumped = list(to_rows(Bans([Ban("user:9", "", "ann", 0, 1, None, 1)], []), 1, 1))
     held = ((LimitSet("held", [Concurrency(2)]), "user:1", 1),)
     return {
         "hit": lambda: store.hit(CHECKS),
         "hit of permits": lambda: store.hit(held),
+        "hit of two keys": lambda: store.hit(((BUCKET, "user:7", 1), (BUCKET, "user:8", 1))),
         "peek": lambda: store.peek(CHECKS),
         "charge": lambda: store.charge(CHECKS),
         "refund": lambda: store.refund(charged().take_back()),
@@ -155,14 +151,15 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "reset_all": store.reset_all,
         "inspect": lambda: store.inspect("user:2", [BUCKET]),
         "time": store.shared_stats.time,
-        "read": lambda: store.shared_stats.read("5s", 0, 0),
         "write": lambda: store.shared_stats.write(b"worker00", rows),
-        "ban": lambda: bans.ban("user:3", 1_000_000, "", ""),
-        "unban": lambda: bans.unban("user:3", ""),
+        "read": lambda: store.shared_stats.read("5s", 0, 0),
+        "ban": lambda: bans.ban("user:3", 60_000_000, "", ""),
         "strike": lambda: bans.strike(policy, "user:4", 1, ""),
+        "strike_later": lambda: bans.strike_later(policy, "user:6", 1, ""),
         "find": lambda: bans.find(("user:5", (4, 7))),
         "active": bans.active,
         "dump": bans.dump,
+        "unban": lambda: bans.unban("user:3", ""),
         "load": lambda: bans.load(dumped),
     }
 
@@ -189,28 +186,25 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
         await store.close()
 
 
-async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+LONG: Final = {
+    b"$1000000000\r\n" + bytes(200_000): "does not end",
+    b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000): "does not end",
+    packed([b"x" * 90_000]): "does not fit",
+}
+
+
+@pytest.mark.parametrize(("says", "told"), LONG.items(), ids=["text", "list", "ends"])
+async def test_long_answers_are_read_and_those_without_end_are_not_kept(
+    says: bytes, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
-    endless = [b"$1000000000\r\n" + bytes(200_000), b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000)]
-    for said in endless:
-        async with server_that_says(lambda command, said=said: said) as url:
-            store = RedisStore(url)
-            found = await outcome(lambda store=store: store.hit(CHECKS))
+    async with server_that_says(lambda command: says) as url:
+        store = RedisStore(url)
+        for _ in range(20 if told == "does not fit" else 1):
+            found = await outcome(lambda: store.reset("user:2"))
             assert isinstance(found, StoreUnavailable)
-            assert "does not end" in str(found)
-            await store.close()  # before the server: it connects again by itself
-
-
-def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
-    return [
-        lambda: store.hit(CHECKS),
-        lambda: store.hit(((BUCKET, "user:7", 1), (BUCKET, "user:8", 1))),
-        lambda: store.reset("user:1"),
-        lambda: store.bans.ban("user:9", 10_000_000, "", ""),
-        lambda: store.bans.strike(BanPolicy("2/1h", "10m"), "user:9", 1, ""),
-        lambda: store.bans.find(("user:9",)),
-        lambda: store.bans.active(),
-    ]
+            assert told in str(found)
+        await store.close()  # before the server: it connects again by itself
 
 
 @needs_redis
@@ -226,19 +220,10 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
             if rng.random() < 0.7:
                 await store.hit(CHECKS)
             await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "")  # news for the store
-            asked = [asyncio.create_task(outcome(rng.choice(questions_to(store)))) for _ in range(20)]
+            asked = [asyncio.create_task(outcome(rng.choice([*methods_of(store).values()]))) for _ in range(20)]
             await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
             await store.close()
             async with asyncio.timeout(BOUND_S):
                 for found in await asyncio.gather(*asked):
                     assert not isinstance(found, asyncio.CancelledError)
             await other.close()
-
-
-async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
-    async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
-        store = RedisStore(url)
-        found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]
-        assert all("does not fit" in str(each) for each in found), "each was read to its end"
-        await store.close()

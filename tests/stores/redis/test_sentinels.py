@@ -43,12 +43,12 @@ def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
 
 def acquainted(sentinels: list[Sentinel]) -> None:
     """Come back when all know of each other and of the replica."""
-    for sentinel in sentinels:
-        until(lambda sentinel=sentinel: sentinel.command("SENTINEL", "REPLICAS", "mymaster"), "it knows the replica")
-        until(
-            lambda sentinel=sentinel: len(sentinel.command("SENTINEL", "SENTINELS", "mymaster")) == 2,
-            "and the others",
-        )
+
+    def knows(sentinel: Sentinel) -> bool:
+        others = sentinel.command("SENTINEL", "SENTINELS", "mymaster")
+        return bool(sentinel.command("SENTINEL", "REPLICAS", "mymaster")) and len(others) == 2
+
+    until(lambda: all(map(knows, sentinels)), "each knows the replica and the others")
 
 
 def url_of(sentinels: list[Sentinel]) -> str:
@@ -108,16 +108,12 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
                 assert (await limiter.hit("user:1", LIMIT)).allowed
 
 
-async def test_a_service_that_sentinels_do_not_know_is_named_in_the_error(sentinels: list[Sentinel]) -> None:
-    store = RedisStore(url_of(sentinels).replace("/mymaster", "/gaet"))
+async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
+    url, heard = url_of(sentinels), RecordingObserver(without=["refused"])
+    store = RedisStore(url.replace("/mymaster", "/gaet"))
     with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
         await store.reset("user:1")
     await store.close()
-
-
-async def test_a_message_names_the_service(sentinels: list[Sentinel]) -> None:
-    url = url_of(sentinels)
-    heard = RecordingObserver(without=["refused"])
     for sentinel in sentinels:
         sentinel.kill()
     async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:
