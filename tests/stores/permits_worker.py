@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slidegate import Limiter
-from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Decision, LimitSet
-from slidegate.core.store import Event
+from slidegate.core import Concurrency, Decision, Event, LimitSet
 from slidegate.testing.contract.player import settle
 
 ROOT: Final = Path(__file__).resolve().parents[2]

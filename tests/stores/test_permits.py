@@ -15,11 +15,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, Quota, StoreError
-from slidegate.core import StoreUnavailable
-from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Decision, LimitSet, Reason
-from slidegate.core.limits import parse_limits
-from slidegate.core.reservation import Reservation
+from slidegate.core import Concurrency, Decision, LimitSet, Reason, Reservation, StoreUnavailable, parse_limits
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import Decision, Quota
-from slidegate.core import LimitSet, StoreUnavailable, parse_limits
+from slidegate.core import Decision, LimitSet, Quota, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket

@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slidegate import Decision, Limiter, MemoryStore, Quota
-from slidegate.core import LimitSet, parse_limits
-from slidegate.core.store import Store
+from slidegate.core import LimitSet, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
@@ -23,6 +22,7 @@ from slidegate.testing.contract.inspect_contract import as_peek_says
 from slidegate.testing.contract.player import settle
 
 from ..fault_proxy import FaultProxy
+from ..hurry import at_once
 from ..redis_servers import RedisServer, needs_redis
 from .conftest import Opened
 from .redis.stores import fresh_prefix, store_at
@@ -34,36 +34,34 @@ LONG_S = 60.0
 def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
     """Whatever a reset meets half done, the windows after it hold what was spent after it."""
     store, rules = MemoryStore(), [bucket("50/hour", "timed"), bucket("500/hour", "counted")]
-    amounts, keys, resets = [50, 500], ["ann", "bob"], 0
-    admitted = [[0, 0] for _ in range(4)]
-    failed: list[BaseException] = []
+    amounts, keys, at_work = [50, 500], ["ann", "bob"], set(range(4))
 
-    def hammer(number: int) -> None:
+    def hammer(number: int) -> list[int]:
+        admitted = [0, 0]
         try:
             for turn in range(4_000):
                 rule = turn % 2
-                admitted[number][rule] += bool(store.hit(((rules[rule], keys[turn // 2 % 2], 1),)))
+                admitted[rule] += bool(store.hit(((rules[rule], keys[turn // 2 % 2], 1),)))
                 if not turn % 50:
                     store.inspect("ann", rules)
-        except BaseException as error:
-            failed.append(error)
+        finally:
+            at_work.discard(number)
+        return admitted
 
-    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        store.reset_all()
-        resets += 1
-        time.sleep(0.0001)  # else a reset comes after every hit
-    for thread in threads:
-        thread.join(LONG_S)
-    assert failed == []
+    def reset_until_they_are_done(resets: int = 0) -> list[int]:
+        while at_work:
+            store.reset_all()
+            resets += 1
+            time.sleep(0.0001)  # else a reset comes after every hit
+        return [resets]
+
+    *admitted, (resets,) = at_once(lambda number: hammer(number) if number < 4 else reset_until_they_are_done(), 5)
     for rule, amount in enumerate(amounts):
         assert sum(by[rule] for by in admitted) <= amount * len(keys) * (resets + 1)
     store.reset_all()
     assert store.stats().keys == 0
-    for rule, amount in zip(rules, amounts, strict=True):
-        assert sum(bool(store.hit(((rule, "ann", 1),))) for _ in range(amount + 10)) == amount
+    for asked, amount in zip(rules, amounts, strict=True):
+        assert sum(bool(store.hit(((asked, "ann", 1),))) for _ in range(amount + 10)) == amount
 
 
 @pytest.mark.parametrize("what", ["everything", "a key"])

@@ -14,10 +14,10 @@ import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
+from slidegate import MemoryStore
 from slidegate.core import Check, Decision, Limit, LimitSet
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.programs import Choices

@@ -10,8 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from slidegate.core import BanStore, Decision, LimitSet, Store
-from slidegate.core.reservation import Reservation
+from slidegate.core import BanStore, Decision, LimitSet, Reservation, Store
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from slidegate.core import ConfigurationError, LimitSet, parse_limits
-from slidegate.core.errors import StoreError, StoreTimeout
+from slidegate import StoreError
+from slidegate.core import ConfigurationError, LimitSet, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 

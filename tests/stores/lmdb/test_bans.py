@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.core import LimitSet, Reason, parse_limits
+from slidegate.core import BanSubject, LimitSet, Reason, StoreTimeout, parse_limits
 from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
-from slidegate.core.bans.ban import OWN_PREFIX, BanSubject
-from slidegate.core.errors import StoreTimeout
+from slidegate.core.bans.ban import OWN_PREFIX
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

@@ -24,10 +24,8 @@ from typing import Any
 import lmdb.verify
 import pytest
 
-from slidegate import Limiter
-from slidegate.core import ConfigurationError, LimitSet, parse_limits
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
+from slidegate import BanPolicy, Limiter, StoreError
+from slidegate.core import ConfigurationError, LimitSet, StoreTimeout, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system

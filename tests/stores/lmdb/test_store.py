@@ -26,10 +26,17 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import ConfigurationError, Decision, LimitSet, Quota, Reason, parse_limits
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.errors import StoreTimeout, StoreUnavailable
-from slidegate.limiter import Limiter
+from slidegate import BanPolicy, Limiter
+from slidegate.core import (
+    ConfigurationError,
+    Decision,
+    LimitSet,
+    Quota,
+    Reason,
+    StoreTimeout,
+    StoreUnavailable,
+    parse_limits,
+)
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.checking import DATA
@@ -109,6 +116,15 @@ def gate_held(store: LmdbStore) -> Iterator[int]:
     fcntl.flock(gate, fcntl.LOCK_EX)
     yield gate
     os.close(gate)
+
+
+@contextmanager
+def gate_held_for_a_moment(store: LmdbStore) -> Iterator[None]:
+    with gate_held(store) as gate:
+        timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
+        timer.start()
+        yield
+        timer.join()
 
 
 def fork() -> int:
@@ -456,11 +472,8 @@ async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_cha
 
 def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "user:ann", 1),)
-    with gate_held(store) as gate:
-        timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
-        timer.start()
-        assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
-        timer.join()
+    with gate_held_for_a_moment(store):
+        assert store.hit(asked).remaining == 4
     store.keep_deadline(0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
         store.hit(asked)
@@ -602,7 +615,8 @@ async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> No
 def test_a_map_that_another_process_has_made_larger_is_taken_over(store: LmdbStore) -> None:
     fill(store, [1])
     in_another_process(store, lambda own: fill(own, range(5_000)))
-    assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
+    with gate_held_for_a_moment(store):
+        assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
     assert fill(store, range(5_000)) == [True] * 5_000
     assert store.stats().bytes_held > 1 << 20
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_limits
-from slidegate.core.addresses import canonical_key, format_network, parse_address
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.stores.memory.store import MemoryStore
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_address, parse_limits
+from slidegate.core.addresses import canonical_key, format_network
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried

@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 
+from slidegate import MemoryStore
 from slidegate.core import Decision, LimitSet, Reason, parse_limits
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import Ask, Debt, Program, Refund, Step, programs
 

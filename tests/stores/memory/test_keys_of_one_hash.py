@@ -11,10 +11,9 @@ import types
 from collections import Counter
 from typing import Any
 
-from slidegate.core import LimitSet, parse_limits
-from slidegate.core.addresses import format_network, parse_address
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.stores.memory.store import MemoryStore
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import LimitSet, parse_address, parse_limits
+from slidegate.core.addresses import format_network
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 

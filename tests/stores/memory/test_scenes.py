@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slidegate import MemoryStore
 from slidegate.core import LimitSet, Reason, parse_duration_us
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
 

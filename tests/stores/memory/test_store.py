@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 import slidegate.stores.memory.store
-from slidegate import Quota
+from slidegate import Limiter, MemoryStore, Quota
 from slidegate.core import AnyLimit, Concurrency, Decision, Limit, LimitSet, Reason, parse_limits
-from slidegate.limiter import Limiter
 from slidegate.stores.memory.shard import cell_of
-from slidegate.stores.memory.store import MemoryStats, MemoryStore
+from slidegate.stores.memory.store import MemoryStats
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.harness import bucket

@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 import redis
 
-from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
+from slidegate import StoreError
+from slidegate.core import StoreTimeout, StoreUnavailable
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, until, version_of

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from slidegate.core.addresses import Address, parse_address
+from slidegate.core import parse_address
+from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
 
 from ...redis_servers import RedisCluster, RedisServer

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter
+from slidegate.core import Ban, BanSubject, Decision, Reason
 from slidegate.core.addresses import BITS, Address, format_network
-from slidegate.core.bans.ban import Ban, BanSubject, ban_key, longest
-from slidegate.core.decision import Decision, Reason
+from slidegate.core.bans.ban import ban_key, longest
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from slidegate import BanPolicy, StoreError
-from slidegate.core.decision import Decision, Reason
+from slidegate.core import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 from slidegate.testing.contract.harness import bucket

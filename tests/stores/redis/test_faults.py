@@ -18,13 +18,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule
-from slidegate.core import Reason
-from slidegate.core.decision import Check, LimitSet
-from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.core.limits import parse_limits
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
+from slidegate.core import Check, LimitSet, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import failover
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slidegate import BanPolicy, Quota
-from slidegate.core import StoreUnavailable
-from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import LimitSet, Reason
+from slidegate.core import Concurrency, LimitSet, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import StoreUnavailable
-from slidegate.core.decision import Decision, LimitSet, Reason
-from slidegate.stores.memory.store import MemoryStore
+from slidegate import MemoryStore
+from slidegate.core import Decision, LimitSet, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, ServerBatcher
 from slidegate.testing import FakeClock

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, header
-from slidegate.core.errors import StoreError, StoreUnavailable
+from slidegate import Limiter, RateLimitMiddleware, Rule, StoreError, header
+from slidegate.core import StoreUnavailable
 from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver

@@ -11,16 +11,10 @@ from typing import Any, Final
 import hiredis
 import pytest
 
-from slidegate import BanPolicy, Decision
-from slidegate.core.bans.ban import Ban
+from slidegate import BanPolicy, Decision, StoreError
+from slidegate.core import Ban, Concurrency, LimitSet, Reason, Snapshot, StatsRow, StoreUnavailable, parse_limits
 from slidegate.core.bans.rows import Bans, to_rows
-from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import LimitSet, Reason
-from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.core.limits import parse_limits
 from slidegate.core.reservation import Permit, reserved
-from slidegate.core.store import StatsRow
-from slidegate.core.views import Snapshot
 from slidegate.stores.redis import RedisStore, link
 
 from ...fault_proxy import FaultProxy, stop_listening

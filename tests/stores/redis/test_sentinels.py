@@ -9,8 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from slidegate import Limiter
-from slidegate.core import Reason
-from slidegate.core.errors import StoreUnavailable
+from slidegate.core import Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware
-from slidegate.core.store import Event
+from slidegate.core import Event
 from slidegate.limiter import failover
 from slidegate.stores.redis import RedisStore
 
