@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from redis.crc import key_slot
 
@@ -33,31 +33,24 @@ async def resets(proxies: Sequence[FaultProxy], every_s: float, late_s: float) -
         await asyncio.sleep(every_s)
 
 
-@asynccontextmanager
-async def a_server_that_stops() -> AsyncIterator[Scene]:
-    with RedisServer() as server:
-        yield Scene(server.url, lambda: stopped(server))
+async def restarted(server: RedisServer) -> None:
+    server.kill()
+    await asyncio.to_thread(server.start)
 
 
-@asynccontextmanager
-async def a_server_that_is_killed() -> AsyncIterator[Scene]:
-    async def restart() -> None:
-        server.kill()
-        await asyncio.to_thread(server.start)
-
-    with RedisServer() as server:
-        yield Scene(server.url, restart, lives=2, keeps_bans=False)
+async def scripts_forgotten(server: RedisServer) -> None:
+    for _ in range(5):
+        server.command("SCRIPT", "FLUSH")
+        await asyncio.sleep(0.1)
 
 
-@asynccontextmanager
-async def scripts_that_are_forgotten() -> AsyncIterator[Scene]:
-    async def forget() -> None:
-        for _ in range(5):
-            server.command("SCRIPT", "FLUSH")
-            await asyncio.sleep(0.1)
+def on_a_server(fault: Callable[[RedisServer], Awaitable[None]], **of_the_scene: Any) -> SceneMaker:
+    @asynccontextmanager
+    async def scene() -> AsyncIterator[Scene]:
+        with RedisServer() as server:
+            yield Scene(server.url, lambda: fault(server), **of_the_scene)
 
-    with RedisServer() as server:
-        yield Scene(server.url, forget)
+    return scene
 
 
 def connections_that_are_reset(late_s: float) -> SceneMaker:
@@ -108,9 +101,9 @@ async def sentinels_that_promote() -> AsyncIterator[Scene]:
 
 
 SCENES: Final[dict[str, SceneMaker]] = {
-    "stopped 1.5 s (SIGSTOP)": a_server_that_stops,
-    "killed and restarted": a_server_that_is_killed,
-    "NOSCRIPT five times": scripts_that_are_forgotten,
+    "stopped 1.5 s (SIGSTOP)": on_a_server(stopped),
+    "killed and restarted": on_a_server(restarted, lives=2, keeps_bans=False),
+    "NOSCRIPT five times": on_a_server(scripts_forgotten),
     "resets each 50 ms": connections_that_are_reset(0.0),
     "resets, answers 12 ms late": connections_that_are_reset(LATE_S),
     "cluster: resets each 12 ms": a_cluster_whose_connections_are_reset,

@@ -78,14 +78,6 @@ async def test_exported_bans_are_imported_with_levels_and_strikes(name: str) -> 
         await remembers_strikes(limiter)
 
 
-@pytest.mark.parametrize("number", [1, 2, 99])
-async def test_an_export_of_another_version_is_refused_by_its_name(number: int) -> None:
-    lines = (DATA / "bans.jsonl").read_text("utf-8").replace('"version": 3', f'"version": {number}').splitlines()
-    async with Limiter() as limiter:
-        with pytest.raises(ConfigurationError, match=r"bans, row 1: .*not an export of bans of version 3"):
-            await limiter.import_bans(lines)
-
-
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along(tmp_path: Path, on_error: Any) -> None:
     (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())

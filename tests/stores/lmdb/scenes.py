@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,10 +31,17 @@ def bucket(amount: int) -> LimitSet:
     return LimitSet("rule", parse_limits(f"{amount}/hour"))
 
 
+def fork() -> int:
+    """Fork although there may be threads, which is what is tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 and later
+        return os.fork()
+
+
 def actor(act: Callable[[int], None]) -> tuple[int, int]:
     """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if not pid:
         code = 1
         try:

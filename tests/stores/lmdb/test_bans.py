@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.core import BanSubject, LimitSet, Reason, StoreTimeout, parse_limits
-from slidegate.core.addresses import Address, format_network, parse_network, prefix_length
-from slidegate.core.bans.ban import OWN_PREFIX
+from slidegate.core import LimitSet, Reason, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -81,47 +78,6 @@ async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_anot
         assert (await Limiter(new, deadline=10).hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
     new.close()
     first.close()
-
-
-def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(
-    store: LmdbStore, clock: FakeClock, rng: random.Random
-) -> None:
-    """Networks of any lengths, banned and lifted and ended, beside keys that are none."""
-    banned: dict[str, int | None] = {}
-    addresses: list[Address] = [(4, rng.getrandbits(32)), (6, rng.getrandbits(128)), (6, rng.getrandbits(64))]
-    for _ in range(400):
-        version, value = rng.choice(addresses)
-        prefix = rng.randint(1, 32 if version == 4 else 128)
-        bits = 32 if version == 4 else 128
-        moved = value ^ (rng.choice((0, 0, 1)) << rng.randrange(bits))
-        key = rng.choice([format_network(version, moved, prefix), f"user:{rng.randrange(4)}"])
-        match rng.choice(("ban", "ban", "lift", "wait")):
-            case "ban":
-                length_us = rng.choice((None, SECOND_US, 5 * SECOND_US))
-                store.bans.ban(key, length_us, "why", "me")
-                banned[key] = None if length_us is None else clock() + length_us
-            case "lift" if banned:
-                key = rng.choice([*banned])
-                assert store.bans.unban(key, "me")
-                del banned[key]
-            case _:
-                clock.advance("700ms")
-                hit(store, "free")
-        banned = {key: end_us for key, end_us in banned.items() if end_us is None or end_us > clock()}
-        for subjects in (*addresses, *(f"user:{number}" for number in range(4))):
-            holds = [key for key in banned if bans(key, subjects)]
-            found = store.bans.find([subjects])
-            assert (found is not None) == bool(holds), (subjects, holds, found)
-            assert found is None or found.key in holds
-        assert {ban.key for ban in store.bans.active()} == set(banned)
-
-
-def bans(key: str, subjects: BanSubject) -> bool:
-    if isinstance(subjects, str) or key.startswith("user:"):
-        return key == subjects
-    version, first, last = parse_network(key)
-    is_one_client = prefix_length(version, first, last) == OWN_PREFIX[version]  # whose ban is found by its key
-    return not is_one_client and version == subjects[0] and first <= subjects[1] <= last
 
 
 async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:

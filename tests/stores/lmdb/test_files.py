@@ -33,7 +33,8 @@ from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
-from .test_store import child, fork, gate_held, in_another_process, python
+from .scenes import actor, outcome
+from .test_store import child, gate_held, in_another_process, python
 
 HOUR_US = 3_600_000_000
 ASKED = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
@@ -369,22 +370,17 @@ def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: p
 
 def as_nobody(act: Callable[[], object]) -> str:
     """Do something as a user who owns nothing, and return the error that it ends with."""
-    reading, writing = os.pipe()
-    pid = fork()
-    if not pid:
+
+    def work(writing: int) -> None:
+        if os.geteuid() == 0:
+            os.setgid(65_534)
+            os.setuid(65_534)
         try:
-            if os.geteuid() == 0:
-                os.setgid(65_534)
-                os.setuid(65_534)
             act()
         except ConfigurationError as error:
             os.write(writing, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading, encoding="utf-8") as pipe:
-        return pipe.read()
+
+    return outcome(*actor(work))[0].decode()
 
 
 @pytest.mark.parametrize("locked", ["data.mdb", "."])

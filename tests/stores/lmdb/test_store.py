@@ -14,7 +14,6 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +47,7 @@ from slidegate.testing.contract.player import settle
 
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
+from .scenes import actor, fork, outcome
 
 MINUTE_US = 60_000_000
 
@@ -127,13 +127,6 @@ def gate_held_for_a_moment(store: LmdbStore) -> Iterator[None]:
         timer.join()
 
 
-def fork() -> int:
-    """Fork although there may be threads, which is what is tested."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 and later
-        return os.fork()
-
-
 @contextmanager
 def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
     """Fork a process that does something, sends itself the signal `ends_by`, and stays where it is until the end."""
@@ -163,15 +156,12 @@ def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -
 
 def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> None:
     """Fork a process that does something with a store of its own, which has to succeed."""
-    pid = fork()
-    if not pid:
-        failed = True
-        try:
-            signal.alarm(60)
-            failed = not act(LmdbStore(store._env.path, **SMALL))
-        finally:
-            os._exit(failed)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def work(_: int) -> None:
+        signal.alarm(60)
+        assert act(LmdbStore(store._env.path, **SMALL))
+
+    assert outcome(*actor(work)) == (b"", 0)
 
 
 def python(code: str, *given: object) -> str:

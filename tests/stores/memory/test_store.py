@@ -224,15 +224,6 @@ def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]
 
 
-def test_a_store_needs_no_thread() -> None:
-    before = threading.active_count()
-    store = MemoryStore()
-    store.hit(((bucket("5/minute"), "ann", 1),))
-    store.close()
-    store.close()
-    assert threading.active_count() == before
-
-
 def test_a_sweep_lets_no_live_window_go() -> None:
     clock = FakeClock()
     store, asked = MemoryStore(clock=clock), bucket("100/minute")

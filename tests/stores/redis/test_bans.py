@@ -8,13 +8,9 @@ import random
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter
-from slidegate.core import Ban, BanSubject, Decision, Reason
-from slidegate.core.addresses import BITS, Address, format_network
-from slidegate.core.bans.ban import ban_key, longest
+from slidegate.core import BanSubject, Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock
@@ -53,67 +49,6 @@ AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
     return await settle(store.hit(((PLENTY, key, 1),), subjects))
-
-
-GROUPS = st.lists(st.sampled_from((0, 0, 0, 1, 0xDB8)), min_size=8, max_size=8)
-ADDRESSES = st.one_of(
-    st.tuples(st.just(4), st.integers(0, 2**32 - 1)),
-    st.tuples(st.just(6), st.integers(2**64, 2**128 - 1)),
-    GROUPS.map(lambda groups: (6, sum(group << 16 * place for place, group in enumerate(groups)) | 1 << 127)),
-)
-
-
-@st.composite
-def networks(draw: st.DrawFn) -> tuple[Address, str]:
-    """Return an address, and a network that it lies in."""
-    version, value = draw(ADDRESSES)
-    return (version, value), format_network(version, value, draw(st.integers(1, 32 if version == 4 else 128)))
-
-
-def refuses(ban: Ban, subject: BanSubject) -> bool:
-    if isinstance(subject, str):
-        return ban.key == subject
-    version, value = subject
-    if (network := ban.network()) is None or network[0] != version:
-        return False
-    return value >> BITS[version] - network[1] == int.from_bytes(network[2], "big")
-
-
-def test_a_request_is_refused_by_the_ban_that_a_list_of_all_bans_finds(server: RedisServer) -> None:
-    async def play(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
-        async with workers_at(server, 2, clock=FakeClock(NOW_US)) as (one, other):
-            for place, (_, network) in enumerate(drawn):
-                if place % 3:
-                    await one.bans.ban(ban_key(network), (place + 1) * 60_000_000, "", "ann")
-                else:
-                    await one.bans.strike(AT_ONCE, ban_key(network), 1, "")
-            for key in keys[::2]:
-                await one.bans.ban(key, None, "", "ann")
-            gone = [ban_key(network) for _, network in drawn[2::4]]
-            for key in gone:
-                await one.bans.unban(key, "ann")
-            listed = await one.bans.active()
-            assert sorted(await other.bans.active()) == sorted(listed)  # other workers know networks within a second
-            subjects: list[BanSubject] = [*(found for found, _ in drawn), *others, *keys]
-            for subject in [*subjects, *(ban_key(network) for _, network in drawn)]:
-                expected = longest(ban for ban in listed if refuses(ban, subject))
-                assert await one.bans.find((subject,)) == expected
-                answer = await hit(other, "user:ann", subject)
-                assert answer.ban == expected
-                assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)
-
-    with asyncio.Runner() as runner:
-
-        @settings(deadline=None, max_examples=60)
-        @given(
-            st.lists(networks(), max_size=6),
-            st.lists(st.sampled_from(("user:eve", "fade:42/7", "x" * 64, "\u00e9", "1.2.3")), max_size=4, unique=True),
-            st.lists(ADDRESSES, max_size=3),
-        )
-        def check(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
-            runner.run(play(drawn, keys, others))
-
-        check()
 
 
 @pytest.mark.parametrize("after", [3, 20])
