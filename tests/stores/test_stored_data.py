@@ -12,14 +12,6 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, heade
 from slidegate.cli import main
 from slidegate.testing import FakeClock
 
-
-def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """Return the keys that the command lists, without digests."""
-    assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return {row["target"].partition("#")[0] for row in rows}
-
-
 DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
 API_KEY = header("X-API-Key").of("leaked-key")
@@ -41,6 +33,13 @@ BANS: dict[str, tuple[str, str, int, int | None]] = {
     "user:42": ("bob", "chargebacks", 0, None),
     "user:mallory": ("scanner", "asked for /.env", 1, 30),
 }
+
+
+def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return the keys that the command lists, without digests."""
+    assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["target"].partition("#")[0] for row in rows}
 
 
 async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None]]:

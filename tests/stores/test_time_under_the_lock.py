@@ -22,6 +22,7 @@ START_US = 10**12
 PATIENCE_S = 60.0
 PAUSE_S = 0.2
 """How long the others may take if nothing keeps them out; with a lock around the clock they cannot be done by then."""
+HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 
 
 class StoppingClock(FakeClock):
@@ -44,9 +45,6 @@ class StoppingClock(FakeClock):
                 self.was_read.set()
                 assert self.goes_on.wait(PATIENCE_S)
         return now_us
-
-
-HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 
 
 @HERE

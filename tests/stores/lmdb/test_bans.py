@@ -90,7 +90,7 @@ async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore
     assert await importing == 400
     assert len([ban async for ban in limiter.bans()]) == 400
     assert len([line async for line in limiter.export_bans()]) == 801
-    assert [answer.allowed for answer in answers].count(True) > 10
+    assert [answer.allowed for answer in answers].count(True) > 5
     assert not await limiter.hit("user:399", "1000000/hour")
 
 

@@ -19,6 +19,15 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
 
+SECOND_US = 1_000_000
+HOUR_US = 3_600 * SECOND_US
+DAY_US = 24 * HOUR_US
+NEW_YEAR_US = 4_102_444_800 * SECOND_US
+
+PLAIN = BanPolicy("3/minute", "10m", factor=2)
+AT_ONCE = BanPolicy("1/minute", "10m")
+BUCKET = LimitSet("rule", parse_limits("5/minute"))
+
 
 def tracked_below(*roots: object) -> Counter[str]:
     """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
@@ -34,16 +43,6 @@ def tracked_below(*roots: object) -> Counter[str]:
             if not isinstance(one, (type, FunctionType, MethodType, BuiltinMethodType, ModuleType)):
                 waiting += gc.get_referents(one)
     return found
-
-
-SECOND_US = 1_000_000
-HOUR_US = 3_600 * SECOND_US
-DAY_US = 24 * HOUR_US
-NEW_YEAR_US = 4_102_444_800 * SECOND_US
-
-PLAIN = BanPolicy("3/minute", "10m", factor=2)
-AT_ONCE = BanPolicy("1/minute", "10m")
-BUCKET = LimitSet("rule", parse_limits("5/minute"))
 
 
 class Scene:

@@ -21,6 +21,12 @@ from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY_S, address, workers_at
 
+pytestmark = needs_redis
+NOW_US = 1_900_000_000_000_000
+PLENTY = bucket("1000000/minute")
+PLAIN = bucket("5/hour")
+AT_ONCE = BanPolicy("1/hour", "1h", name="p")
+
 
 async def turns_of(work: Awaitable[object]) -> int:
     """Return how many turns an event loop takes while some work is done: in each of them others go on."""
@@ -38,13 +44,6 @@ async def turns_of(work: Awaitable[object]) -> int:
     finally:
         counting.cancel()
     return turns
-
-
-pytestmark = needs_redis
-NOW_US = 1_900_000_000_000_000
-PLENTY = bucket("1000000/minute")
-PLAIN = bucket("5/hour")
-AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 
 async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:

@@ -22,6 +22,17 @@ from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, free_port, needs_redis
 from .faults import Place
 
+OTHERS = {"X-API-Key": "k-2"}
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+DEADLINE_S = 0.25
+BOUND_S = 10.0
+"""How long only a hang takes."""
+LONG = "a long key of somebody's own " * 10
+LIMITS = "3/hour"
+HEADERS = {"X-API-Key": "k-1"}
+
 
 class Weather:
     """Redis comes and goes, as it is drawn. At first it is away."""
@@ -45,18 +56,6 @@ class Weather:
         self._proxy.thaw()
         if not self._there:
             await self._proxy.accept()
-
-
-OTHERS = {"X-API-Key": "k-2"}
-
-pytestmark = pytest.mark.usefixtures("impatient")
-
-DEADLINE_S = 0.25
-BOUND_S = 10.0
-"""How long only a hang takes."""
-LONG = "a long key of somebody's own " * 10
-LIMITS = "3/hour"
-HEADERS = {"X-API-Key": "k-1"}
 
 
 @pytest.fixture
