@@ -718,6 +718,20 @@ def test_half_a_record_of_a_ban_with_zeros_behind_it_is_no_ban(place: Path) -> N
     assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
 
 
+def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(place)
+
+    def damaged(*_: object) -> None:
+        raise lmdb.CorruptedError("mdb_get: page 7 is not there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slidegate.stores.lmdb.transaction.Transaction.save", damaged)
+        with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
+            store.hit(ASKED)
+    assert store.hit(ASKED).remaining == 4
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+
+
 def test_who_runs_while_a_newer_slidegate_takes_the_file_over_leaves_it(tmp_path: Path) -> None:
     path, clock = tmp_path / "lmdb", FakeClock()
     store, _ = opened(path, clock=clock)
