@@ -1,8 +1,8 @@
 """Requests a second behind a real server: uvicorn and granian, one worker and four, 32 connections over loopback.
 
-All servers of a table stand at once, and wrk asks one after the other, some seconds each. Every round has new servers:
-one process of a program is some hundredths faster than the next, as its memory happens to lie. What is reached are
-requests a second to those of the peer in the same round, medians over the rounds. Four workers of ours share a
+The servers of all candidates stand at once, and wrk asks one after the other, some seconds each. Every round has new
+servers: one process of a program is some hundredths faster than the next, as its memory happens to lie. What is reached
+are requests a second to those of the peer in the same round, medians over the rounds. Four workers of ours share a
 `LmdbStore`; four of the peer's do not know each other, so they let four times the limit through.
 """
 
@@ -17,6 +17,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -44,7 +45,7 @@ ASKED: Final = {
     "everything, source": "≥0.8",
     "everything, wheel": "≥0.95",
 }
-"""What is asked of one worker."""
+"""What is asked behind one worker."""
 
 
 class Candidate(NamedTuple):
@@ -147,14 +148,12 @@ def measure(candidates: Sequence[Candidate], server: str, workers: int, options:
     return taken
 
 
-def row_of(candidate: Candidate, taken: Mapping[str, list[float]], asked: Mapping[str, str]) -> list[Cell]:
-    """Return the cells of a candidate."""
+def cells_of(candidate: Candidate, taken: Rates) -> list[Cell]:
+    """Return what a candidate reaches behind one server: requests a second, and those to its peer's."""
     own = taken[candidate.name]
-    cells: list[Cell] = [candidate.name, median(own)]
     if not candidate.peer:
-        return [*cells, None, None]
-    reached = median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))
-    return [*cells, reached, asked.get(candidate.name)]
+        return [median(own), None]
+    return [median(own), median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))]
 
 
 def chosen(only: Sequence[str], folders: Mapping[str, Path]) -> list[Candidate]:
@@ -171,12 +170,14 @@ def tables(options: Namespace) -> Iterator[Table]:
     """Let all candidates serve, behind one server after the other."""
     if not shutil.which("wrk"):
         sys.exit("this needs wrk: sudo apt install wrk")
-    columns = {"what": "", "requests/s": ",.0f", "to its peer": ".2f", "asked": ""}
+    columns = {"what": ""}
     with versions.chosen(options) as folders:
         candidates = chosen(options.only or (), folders)
-        for workers in options.workers or WORKERS:
-            for server in options.server or SERVERS:
-                taken = measure(candidates, server, workers, options)
-                title = f"{server}, {'one worker' if workers == 1 else f'{workers} workers, ours on LMDB'}"
-                asked = ASKED if workers == 1 else {}
-                yield Table(title, columns, [row_of(candidate, taken, asked) for candidate in candidates])
+        rows: list[list[Cell]] = [[one.name] for one in candidates]
+        for workers, server in product(options.workers or WORKERS, options.server or SERVERS):
+            name = f"{server}, {workers}"
+            columns |= {name: ",.0f", f"{name} reached": ".2f"}
+            taken = measure(candidates, server, workers, options)
+            for candidate, row in zip(candidates, rows, strict=True):
+                row += cells_of(candidate, taken)
+    yield Table("", {**columns, "asked of 1": ""}, [[*row, ASKED.get(str(row[0]))] for row in rows])

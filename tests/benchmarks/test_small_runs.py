@@ -67,10 +67,8 @@ def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str], tmp_p
     assert re.search(r"^\| -", shown, re.MULTILINE)
     assert f"`python3 dev.py bench {name}" in shown
     if name == "server":
-        assert re.findall(r"^### (.+)", shown, re.MULTILINE) == [
-            "uvicorn, one worker",
-            "granian, one worker",
-            "uvicorn, 4 workers, ours on LMDB",
-            "granian, 4 workers, ours on LMDB",
-        ]
-        assert shown.count("1,234 |") == 4 * 2
+        header, *rows = (
+            line.split(" | ") for line in shown.splitlines() if line.startswith("| ") and "---" not in line
+        )
+        assert header[1::2] == ["uvicorn, 1", "granian, 1", "uvicorn, 4", "granian, 4", "asked of 1 |"]
+        assert [row[1::2][:4] for row in rows] == [["1,234"] * 4] * 2
