@@ -130,7 +130,8 @@ def measure(
 ) -> dict[str, Measured]:
     """Return what each version took. Two versions run at a time, and one waits while the other has a round."""
     found: dict[str, Measured] = {version: [] for version in folders}
-    turns = count()  # A process begins where the one before it has ended, so that all orders have their turn.
+    # A process begins where the one before it has ended, so that all orders have their turn. Round 0 is its warming up.
+    turns = count(2)
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
