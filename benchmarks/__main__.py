@@ -13,7 +13,7 @@ from typing import Final
 
 from .table import closing
 
-NAMES: Final = ("real", "server", "lmdb", "redis", "memory", "networks", "startup")
+NAMES: Final = ("real", "limiter", "server", "lmdb", "redis", "memory", "networks", "startup")
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ two versions of slidegate share.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from ipaddress import IPv4Network
@@ -61,6 +62,9 @@ PLENTY: Final = Allowed(2_000_000_000, "minute")
 ONE: Final = Allowed(1, "hour")
 FEW: Final = Allowed(3, "hour")
 
+STORE: Final = "SLIDEGATE_BENCH_STORE"
+"""The variable with the address of our store, where several workers share one; without it each has its memory."""
+
 Make = Callable[[Allowed], Awaitable[ASGIApp]]
 SECONDS: Final = {"minute": 60, "hour": 3_600}
 
@@ -89,8 +93,24 @@ def starlette(routes: int) -> Starlette:
     return Starlette(routes=[Route(template, endpoint(place)) for place, template in enumerate(templates(routes))])
 
 
-async def bare(allowed: Allowed) -> ASGIApp:
-    return starlette(10)
+async def bare(allowed: Allowed, *, routes: int = 10) -> ASGIApp:
+    return starlette(routes)
+
+
+def five_rules(written: str) -> list[Rule]:
+    """Return five rules with the same limits; a half of the requests meets two of them."""
+    return [
+        Rule("/login", written, methods=["POST"]),
+        Rule("/api/{rest:path}", written, name="api"),
+        Rule("/items/{id}", written),
+        Rule("/export/{id}", written),
+        Rule("*", written),
+    ]
+
+
+def thousand_rules(written: str) -> list[Rule]:
+    """Return a thousand rules, of which a request meets one."""
+    return [Rule(template, written) for template in templates(1_000)]
 
 
 async def ours(
@@ -98,7 +118,8 @@ async def ours(
     *,
     routes: int = 10,
     limits: str = "{0.amount}/{0.unit}",
-    five_rules: bool = False,
+    rules: Callable[[str], list[Rule]] | None = None,
+    by_route: bool = False,
     banned: Iterable[str] = (),
     attach: Callable[[Limiter], object] = lambda limiter: None,
     **options: Any,
@@ -109,23 +130,18 @@ async def ours(
         allowed: What every limit admits of a client.
         routes: The number of routes.
         limits: The limits of a client, as a format of `allowed`.
-        five_rules: Whether five rules with these limits take the place of one; a half of the requests meets two.
+        rules: Makes rules with these limits, which take the place of the limits themselves.
+        by_route: Whether each route has these limits for itself.
         banned: The addresses and networks that are banned.
         attach: Attaches observers to the limiter.
         **options: Those of `RateLimitMiddleware`.
     """
     written = limits.format(allowed)
-    if five_rules:
-        options["rules"] = [
-            Rule("/login", written, methods=["POST"]),
-            Rule("/api/{rest:path}", written, name="api"),
-            Rule("/items/{id}", written),
-            Rule("/export/{id}", written),
-            Rule("*", written),
-        ]
+    if rules:
+        options["rules"] = rules(written)
     else:
-        options["limits"] = written
-    limiter = Limiter()
+        options["default_limits" if by_route else "limits"] = written
+    limiter = Limiter.from_url(os.environ.get(STORE, "memory://"))
     attach(limiter)
     for address in banned:
         await limiter.ban(address, "1h")
@@ -229,7 +245,7 @@ def in_arrangements() -> dict[str, App]:
     proxies = {"client": client_ip(trusted=PROXIES)}
     policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
     blocklist = {"blocklist": Networks(NETWORKS)}
-    everything = {"five_rules": True, **proxies, **policy, **blocklist}
+    everything = {"rules": five_rules, **proxies, **policy, **blocklist}
     return {
         "default": behind_ours(),
         "trusted proxies": behind_ours(**proxies),
@@ -237,11 +253,28 @@ def in_arrangements() -> dict[str, App]:
         "blocklist": behind_ours(**blocklist),
         "everything": behind_ours(**everything),
         "everything, statistics listening": behind_ours(attach=Statistics, **everything),
+        "default_limits": behind_ours(by_route=True),
+        "1,000 rules": behind_ours(rules=thousand_rules),
         "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
         "an address banned": behind_ours(banned=[ELSEWHERE]),
         "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
         "refused by a limit": behind_ours(ONE, 429),
         "refused by a ban": behind_ours(status=403, banned=CLIENTS),
+    }
+
+
+def on_new_paths() -> dict[str, App]:
+    """Return what is asked for paths that were never seen before."""
+    refused = partial(behind_ours, ONE, 429, new_paths=True)
+    many = partial(bare, routes=1_000)
+    return {
+        "bare Starlette, 10 routes": App(bare, limited=False, new_paths=True),
+        "bare Starlette, 1,000 routes": App(many, limited=False, new_paths=True),
+        "10 routes, refused": refused(),
+        "1,000 routes, refused": refused(routes=1_000),
+        "1,000 rules, refused": refused(rules=thousand_rules),
+        "10 routes, refused by default_limits": refused(by_route=True),
+        "1,000 routes, refused by default_limits": refused(by_route=True, routes=1_000),
     }
 
 
@@ -254,12 +287,12 @@ def candidates() -> dict[str, App]:
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
-        "10 routes, refused": behind_ours(ONE, 429, new_paths=True),
-        "1,000 routes, refused": behind_ours(ONE, 429, new_paths=True, routes=1_000),
+        **on_new_paths(),
         "bare FastAPI": App(bare_fastapi, limited=False),
         "dependency": App(our_dependency, ours=True),
         "decorator": App(our_decorator, ours=True),
         "fastapi-limiter": App(fastapi_limiter, by_client=False),
         "dependency, refused": App(our_dependency, ONE, 429, ours=True),
+        "decorator, refused": App(our_decorator, ONE, 429, ours=True),
         "fastapi-limiter, refused": App(fastapi_limiter, ONE, 429, by_client=False),
     }

@@ -39,7 +39,7 @@ CANDIDATES: Final = (
     Candidate(1, 64, asked="≥150,000"),
     Candidate(2, 64),
     Candidate(4, 64),
-    Candidate(1, 64, "safe"),
+    Candidate(1, 64, "safe", asked="≥100,000"),
 )
 
 

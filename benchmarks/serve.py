@@ -1,6 +1,7 @@
-"""One server of `bench server`: it prints where slidegate lies and its port, and ends with its parent.
+"""One server of `bench server`, with all its workers: it ends with its parent.
 
-`python -m benchmarks.serve NAME` serves the candidate of that name.
+`python -m benchmarks.serve SERVER WORKERS PORT` says where slidegate lies and serves the candidate that the environment
+names.
 """
 
 from __future__ import annotations
@@ -8,36 +9,82 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from typing import Final
 
 import uvicorn
+from granian import Granian
+from granian.constants import Interfaces
+from starlette.types import ASGIApp
 
 import slidegate
 
 from .apps import PLENTY, candidates
 
+APP: Final = "SLIDEGATE_BENCH_APP"
+"""The variable with the name of the candidate: workers import their application anew."""
+FACTORY: Final = "benchmarks.serve:app"
+HOST: Final = "127.0.0.1"
+
+
+def app() -> ASGIApp:
+    """Make the application of one worker."""
+    logging.disable()
+    make = candidates()[os.environ[APP]].make
+    with ThreadPoolExecutor(1) as pool:  # a worker may have its event loop already
+        return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
+
+
+def serve_uvicorn(workers: int, port: int) -> None:
+    """Serve until killed; uvicorn takes uvloop and httptools where they are installed."""
+    uvicorn.run(
+        FACTORY,
+        factory=True,
+        host=HOST,
+        port=port,
+        workers=workers,
+        ws="none",
+        access_log=False,
+        log_level="critical",
+        proxy_headers=False,
+    )
+
+
+def serve_granian(workers: int, port: int) -> None:
+    """Serve until killed; granian takes uvloop where it is installed."""
+    server = Granian(
+        FACTORY,
+        factory=True,
+        address=HOST,
+        port=port,
+        workers=workers,
+        interface=Interfaces.ASGI,
+        websockets=False,
+        log_enabled=False,
+    )
+    server.serve()
+
+
+SERVERS: Final = {"uvicorn": serve_uvicorn, "granian": serve_granian}
+
 
 def end_with_the_parent() -> None:
-    """End as soon as nobody holds the other end of the standard input."""
-    sys.stdin.read()
-    os._exit(0)
+    """End, and all workers, as soon as nobody holds the other end of the standard input."""
+    os.read(0, 1)  # not `sys.stdin`: a forked worker closes that, and waits for whoever reads
+    os.killpg(0, signal.SIGKILL)
 
 
-def main(name: str) -> None:
-    """Serve one candidate until killed; uvicorn takes uvloop and httptools where they are installed."""
+def main(server: str, workers: str, port: str) -> None:
+    """Serve one candidate; the process has to lead a process group, in which its workers are."""
     logging.disable()
     Thread(target=end_with_the_parent, daemon=True).start()
-    app = asyncio.run(candidates()[name].make(PLENTY))
-    config = uvicorn.Config(
-        app, loop="auto", http="auto", ws="none", access_log=False, log_level="critical", proxy_headers=False
-    )
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
-        print(Path(slidegate.__file__).parent, listening.getsockname()[1], flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
+    print(Path(slidegate.__file__).parent, flush=True)
+    SERVERS[server](int(workers), int(port))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

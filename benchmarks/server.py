@@ -1,28 +1,38 @@
-"""Requests a second behind a real server: uvicorn with uvloop and httptools, one worker, 32 connections over loopback.
+"""Requests a second behind a real server: uvicorn and granian, one worker and four, 32 connections over loopback.
 
-All servers stand at once, and wrk asks one after the other, some seconds each. Every round has new servers: one process
-of a program is some hundredths faster than the next, as its memory happens to lie. What is reached are requests a
-second to those of the peer in the same round, medians over the rounds.
+The servers of all candidates stand at once, and wrk asks one after the other, some seconds each. Every round has new
+servers: one process of a program is some hundredths faster than the next, as its memory happens to lie. What is reached
+are requests a second to those of the peer in the same round, medians over the rounds. Four workers of ours share a
+`LmdbStore`; four of the peer's do not know each other, so they let four times the limit through.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
+from urllib.request import urlopen
 
 from . import versions
+from .apps import STORE
+from .serve import APP, HOST, SERVERS
 from .table import Cell, Table
 
-PACKAGES = ("uvicorn", "uvloop", "httptools", "starlette", "asgi-ratelimit")
+PACKAGES = ("uvicorn", "granian", "uvloop", "httptools", "starlette", "asgi-ratelimit", "lmdb")
+WORKERS: Final = (1, 4)
 CONNECTIONS: Final = 32
+START_S: Final = 120
 ANSWER_S: Final = 30
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
@@ -35,6 +45,7 @@ ASKED: Final = {
     "everything, source": "≥0.8",
     "everything, wheel": "≥0.95",
 }
+"""What is asked behind one worker."""
 
 
 class Candidate(NamedTuple):
@@ -50,26 +61,50 @@ class Candidate(NamedTuple):
         return f"{self.app}, {self.version}" if self.app in OURS else self.app
 
 
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def wait_for(url: str, name: str) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        SystemExit: It does not in two minutes.
+    """
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        with suppress(OSError), urlopen(url, timeout=ANSWER_S):
+            return
+        time.sleep(0.05)
+    sys.exit(f"the server of {name!r} does not answer")
+
+
 @contextmanager
-def served(candidate: Candidate) -> Iterator[str]:
+def served(candidate: Candidate, server: str, workers: int) -> Iterator[str]:
     """Yield the address of a page of the server of one candidate."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serve", candidate.app],
-        cwd=versions.ROOT,
-        env=versions.environment(candidate.folder),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    port = free_port()
+    with TemporaryDirectory() as store, ExitStack() as stack:
+        variables = {APP: candidate.app, **({STORE: f"lmdb://{store}"} if workers > 1 else {})}
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.serve", server, str(workers), str(port)],
+                cwd=versions.ROOT,
+                env={**versions.environment(candidate.folder), **variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        assert process.stdin is not None
         assert process.stdout is not None
-        try:
-            where, _, port = process.stdout.readline().strip().rpartition(" ")
-            if not port:
-                sys.exit(f"the server of {candidate.name!r} did not start")
-            versions.check(where, candidate.folder)
-            yield f"http://127.0.0.1:{port}/items/7"
-        finally:
-            process.kill()
+        stack.callback(process.stdin.close)  # the server and its workers end with that
+        versions.check(process.stdout.readline().strip(), candidate.folder)
+        url = f"http://{HOST}:{port}/items/7"
+        wait_for(url, candidate.name)
+        yield url
 
 
 def load(url: str, seconds: int) -> float:
@@ -89,41 +124,60 @@ def load(url: str, seconds: int) -> float:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=1, help="of each candidate in each round")
+    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; its peer comes with it")
+    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; all where none is named")
+    parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="repeatable, as --server")
     versions.arguments(parser)
 
 
-def measure(candidates: list[Candidate], rounds: int, seconds: int) -> dict[str, list[float]]:
+Rates = dict[str, list[float]]
+"""Candidate -> requests a second in each round."""
+
+
+def measure(candidates: Sequence[Candidate], server: str, workers: int, options: Namespace) -> Rates:
     """Let candidates serve in turn, each after a second that is thrown away, forwards and backwards by turns."""
-    taken: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    for number in range(rounds):
-        print(f"round {number + 1} of {rounds} ...", file=sys.stderr, flush=True)
+    taken: Rates = {candidate.name: [] for candidate in candidates}
+    for number in range(options.rounds):
+        print(f"{server}, {workers}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
-            urls = {candidate.name: stack.enter_context(served(candidate)) for candidate in candidates}
+            urls = {one.name: stack.enter_context(served(one, server, workers)) for one in candidates}
             for url in urls.values():
                 load(url, 1)
             for name in reversed(urls) if number % 2 else urls:
-                taken[name].append(load(urls[name], seconds))
+                taken[name].append(load(urls[name], options.seconds))
     return taken
 
 
-def row_of(candidate: Candidate, taken: Mapping[str, list[float]]) -> list[Cell]:
-    """Return the cells of a candidate."""
+def cells_of(candidate: Candidate, taken: Rates) -> list[Cell]:
+    """Return what a candidate reaches behind one server: requests a second, and those to its peer's."""
     own = taken[candidate.name]
-    cells: list[Cell] = [candidate.name, median(own)]
     if not candidate.peer:
-        return [*cells, None, None]
-    reached = median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))
-    return [*cells, reached, ASKED.get(candidate.name)]
+        return [median(own), None]
+    return [median(own), median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))]
+
+
+def chosen(only: Sequence[str], folders: Mapping[str, Path]) -> list[Candidate]:
+    """Return the candidates that are named, or all, with their peers: ours in all versions."""
+    peers = {**PEERS, **OURS}
+    needed = {*only, *(peers[app] for app in only)} or {*peers}
+    first = next(iter(folders.items()))
+    found = [Candidate(app, *first, peer) for app, peer in PEERS.items()]
+    found += [Candidate(app, *version, peer) for app, peer in OURS.items() for version in folders.items()]
+    return [candidate for candidate in found if candidate.app in needed]
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Let all candidates serve."""
+    """Let all candidates serve, behind one server after the other."""
     if not shutil.which("wrk"):
         sys.exit("this needs wrk: sudo apt install wrk")
+    columns = {"what": ""}
     with versions.chosen(options) as folders:
-        first = next(iter(folders.items()))
-        candidates = [Candidate(app, *first, peer) for app, peer in PEERS.items()]
-        candidates += [Candidate(app, *version, peer) for app, peer in OURS.items() for version in folders.items()]
-        taken = measure(candidates, options.rounds, options.seconds)
-    columns = {"what": "", "requests/s": ",.0f", "to its peer": ".2f", "asked": ""}
-    yield Table("", columns, [row_of(candidate, taken) for candidate in candidates])
+        candidates = chosen(options.only or (), folders)
+        rows: list[list[Cell]] = [[one.name] for one in candidates]
+        for workers, server in product(options.workers or WORKERS, options.server or SERVERS):
+            name = f"{server}, {workers}"
+            columns |= {name: ",.0f", f"{name} reached": ".2f"}
+            taken = measure(candidates, server, workers, options)
+            for candidate, row in zip(candidates, rows, strict=True):
+                row += cells_of(candidate, taken)
+    yield Table("", {**columns, "asked of 1": ""}, [[*row, ASKED.get(str(row[0]))] for row in rows])

@@ -12,41 +12,30 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
-from limits import parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import MovingWindowRateLimiter
-
 import slidegate
-from slidegate import Limiter
 
 from .apps import BLOCKED, CLIENTS, FEW, TEMPLATES, App, candidates
 from .asgi import Client, ask
+from .hits import HITS, Round
 from .traffic import (
     CountingLoop,
     OtherCode,
     Request,
     everyone_everywhere,
-    now_ns,
     path_of,
     request_scope,
     requests_of,
     timed,
 )
 
-Round = Callable[[int], Awaitable[float]]
-"""Runs the round with this number; returns the microseconds of one operation."""
-
 FIRST_NEW: Final = 1_000_000
 EVERYONE: Final = len(CLIENTS) * len(TEMPLATES)
 """So many requests bring each client to each route."""
 TO_BE_BANNED: Final = 40
-KEYS: Final = [f"user:{number}" for number in range(64)]
-TURNS: Final = 100
 
 
 async def send_to(app: App, made: Any, path: int, client: str) -> Client:
@@ -102,50 +91,6 @@ async def of_requests(app: App, count: int, paths: int, between: OtherCode) -> R
     return run
 
 
-Hits = tuple[Callable[..., Awaitable[object]], Sequence[tuple[object, object]]]
-"""The method that hits, and its arguments for each key."""
-
-
-def our_hits() -> Hits:
-    return Limiter().hit, [(key, "100/hour") for key in KEYS]
-
-
-def hits_of_limits() -> Hits:
-    limit = parse("100/hour")
-    return MovingWindowRateLimiter(MemoryStorage()).hit, [(limit, key) for key in KEYS]
-
-
-async def hit_in_turn(hits: Hits, turns: int, expected: bool) -> float:
-    """Hit each key so many times, and check every answer; return the microseconds of one hit."""
-    hit, arguments = hits
-    began_ns = now_ns()
-    for _ in range(turns):
-        for first, second in arguments:
-            if bool(await hit(first, second)) is not expected:
-                raise RuntimeError("the wrong answer")
-    return (now_ns() - began_ns) / (turns * len(arguments)) / 1_000
-
-
-def of_hits(fresh: Callable[[], Hits], refused: bool) -> Round:
-    """Return the rounds of hits that are admitted, or of those that are refused after them."""
-
-    async def run(turn: int) -> float:
-        hits = fresh()
-        if refused:
-            await hit_in_turn(hits, TURNS, True)
-        return await hit_in_turn(hits, TURNS, not refused)
-
-    return run
-
-
-HITS: Final = {
-    "hit": of_hits(our_hits, False),
-    "hit of limits": of_hits(hits_of_limits, False),
-    "hit, refused": of_hits(our_hits, True),
-    "hit of limits, refused": of_hits(hits_of_limits, True),
-}
-
-
 async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Round]:
     """Make, check and warm the named candidates."""
     known, between = candidates(), OtherCode()
@@ -159,11 +104,20 @@ async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Ro
     return made
 
 
+def order_of(names: Sequence[str], turn: int) -> list[str]:
+    """Return the order in which candidates take their turns in a round: a Williams design.
+
+    In as many rounds as there are candidates, each comes first once and follows every other once; with an odd number of
+    candidates, each does so twice in twice as many rounds.
+    """
+    steps = ((step + 1) // 2 if step % 2 else -(step // 2) for step in range(len(names)))  # 0, 1, -1, 2, -2, ...
+    order = [names[(step + turn // 2) % len(names)] for step in steps]
+    return order[::-1] if turn % 2 else order
+
+
 async def run_all(made: dict[str, Round], turn: int) -> dict[str, float]:
-    """Run every candidate once: in an order drawn anew for every two rounds, and the second time backwards."""
-    names = list(made)
-    Random(turn // 2).shuffle(names)
-    return {name: await made[name](turn) for name in (reversed(names) if turn % 2 else names)}
+    """Run every candidate once."""
+    return {name: await made[name](turn) for name in order_of(list(made), turn)}
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slidegate"
 BUILT = ROOT / ".cache" / "compiled"
+EPOCH = {"SOURCE_DATE_EPOCH": "1580601600"}
+"""The variable with the time that every file of a build bears: 2020-02-02, which is hatchling's own."""
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
@@ -87,13 +89,17 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
     return {path: path.relative_to(made / "lib").as_posix() for path in built}
 
 
-def main() -> int:
-    """Build the compiled wheel of the source as it is."""
-    shutil.rmtree(BUILT, ignore_errors=True)
+def build(into: Path) -> None:
+    """Build the compiled wheel of the source as it is into a directory.
+
+    Raises:
+        CalledProcessError: It could not be built; the build says why.
+    """
     print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
-    build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(BUILT))
-    return subprocess.run(build, cwd=ROOT, env={**os.environ, "SLIDEGATE_COMPILE": "1"}).returncode
+    command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(into))
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **EPOCH, "SLIDEGATE_COMPILE": "1"}, check=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    shutil.rmtree(BUILT, ignore_errors=True)
+    build(BUILT)

@@ -105,8 +105,14 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Both, as `python3 dev.py build` builds and checks them."""
     into = tmp_path_factory.mktemp("dist")
-    build.main(into)
+    build.release(into)
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
+
+
+def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) -> None:
+    texts = iter(("one", "two"))
+    with pytest.raises(SystemExit, match=r"file\.whl is another one when it is built again"):
+        build.twice(lambda place: Path(place, "file.whl").write_text(next(texts)) and None, tmp_path)
 
 
 def unpacked(source: Path, place: Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import slidegate
+from scripts import compile_wheel
 
 
 def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -21,9 +22,10 @@ def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = PYPROJECT["project"]
 REQUIREMENTS = ROOT / "requirements"
-SETS = ("use", "develop", "bench")
+SETS = ("use", "build", "develop", "bench")
 LOCKS = [REQUIREMENTS / f"{name}.txt" for name in (*SETS, "uv")]
 PIN = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; (?P<marker>.+?))?(?: --hash=sha256:[0-9a-f]{64})+"
@@ -82,14 +84,29 @@ def test_every_requirement_of_a_set_is_pinned_with_hashes(path: Path) -> None:
     assert names(asked) <= {name for name, _, _ in pins(path.stem)}
 
 
-def test_there_are_three_sets_and_each_has_what_it_is_for() -> None:
+def test_there_are_four_sets_and_each_has_what_it_is_for() -> None:
     assert sorted(REQUIREMENTS.glob("*.txt")) == sorted(LOCKS)
     for name in SETS:
         assert names(PROJECT["dependencies"]) <= {pin for pin, _, _ in pins(name)}
-    # One environment serves demo and tests. Markers may differ: what one needs on one platform, the other always needs.
-    assert {pin[:2] for pin in pins("use")} <= {pin[:2] for pin in pins("develop")}
+    # One environment serves all three. Markers may differ: what one needs on one platform, the other always needs.
+    assert {pin[:2] for pin in pins("use") | pins("build")} <= {pin[:2] for pin in pins("develop")}
     extras = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "all" for line in lines]
     assert names(extras) <= {pin for pin, _, _ in pins("develop")}
+
+
+def test_a_compiled_wheel_is_made_of_requirements_with_hashes_alone() -> None:
+    config = PYPROJECT["tool"]["cibuildwheel"]
+    asked = [
+        *PYPROJECT["build-system"]["requires"],
+        *PYPROJECT["tool"]["hatch"]["build"]["hooks"]["custom"]["requires"],
+    ]
+    assert names(asked) <= {name for name, _, _ in pins("build")}
+    assert "--no-isolation" in config["build-frontend"]["args"]
+    assert config["dependency-versions"] == {"file": "requirements/build.txt"}
+    assert config["environment"]["SOURCE_DATE_EPOCH"] == compile_wheel.EPOCH["SOURCE_DATE_EPOCH"]
+    for step, name in (("before-build", "build"), ("before-test", "develop")):
+        flags = "--no-deps --no-build --require-hashes"
+        assert config[step] == f"uv pip install {flags} -r {{project}}/requirements/{name}.txt"
 
 
 def test_one_version_everywhere() -> None:

@@ -1,4 +1,5 @@
-"""`bench real` measures what its rows say: limiters that count, answers that are checked, rounds that are compared."""
+"""`bench real` and `bench limiter` measure what their rows say: limiters that count, answers that are checked, rounds
+that are compared."""
 
 from __future__ import annotations
 
@@ -7,13 +8,18 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Coroutine
+from itertools import pairwise, permutations
+from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks import apps, real, traffic, versions, worker
+from benchmarks import apps, hits, limiter, real, rounds, traffic, versions, worker
 
 ROOT = versions.ROOT
 KNOWN = apps.candidates()
+Result = TypeVar("Result")
 SMALL = ["--processes", "1", "--rounds", "1", "--requests", "3", "--paths", "2560"]
 
 
@@ -24,15 +30,15 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def on_counting_loop(work: object) -> object:
+def on_counting_loop(work: Coroutine[Any, Any, Result]) -> Result:
     with asyncio.Runner(loop_factory=traffic.CountingLoop) as runner:
-        return runner.run(work)  # type: ignore[arg-type]
+        return runner.run(work)
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        ["everything", "refused by a limit", "decorator", "hit, refused"],
+        ["everything", "refused by a limit", "decorator"],
         pytest.param([row.name for row in real.ROWS], marks=pytest.mark.deep),
     ],
 )
@@ -44,7 +50,28 @@ def test_a_small_run_shows_the_rows(names: list[str]) -> None:
 
 
 def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
-    assert {name for row in real.ROWS for name in row.candidates} == {*KNOWN, *worker.HITS}
+    assert {name for row in real.ROWS for name in row.candidates} == {*KNOWN}
+    assert {name for row in limiter.ROWS for name in row.candidates} == {*hits.HITS}
+
+
+@pytest.mark.parametrize("name", hits.HITS)
+def test_each_limiter_admits_a_hundred_hits_of_a_key_and_refuses_the_next(name: str) -> None:
+    assert on_counting_loop(hits.HITS[name](0)) > 0
+
+
+def test_a_limiter_with_another_answer_is_an_error() -> None:
+    refuses = hits.Hits(lambda key: False, [(key,) for key in hits.KEYS], awaited=False)
+    with pytest.raises(RuntimeError, match="expected every hit to be admitted"):
+        on_counting_loop(hits.hit_us(refuses, True))
+
+
+@pytest.mark.parametrize("count", [2, 6, 7])
+def test_every_candidate_comes_first_and_follows_every_other_as_often(count: int) -> None:
+    names = [f"candidate {number}" for number in range(count)]
+    times = 1 + count % 2
+    orders = [worker.order_of(names, turn) for turn in range(count * times)]
+    assert Counter(order[0] for order in orders) == dict.fromkeys(names, times)
+    assert Counter(pair for order in orders for pair in pairwise(order)) == dict.fromkeys(permutations(names, 2), times)
 
 
 def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
@@ -57,7 +84,7 @@ def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
         for rounds in zip(ours, bare, peer, strict=True)
     ]
     (row,) = (row for row in real.ROWS if row.name == "default")
-    cells = real.row_of(row, {"source": measured, "wheel": measured})
+    cells = rounds.row_of(row, {"source": measured, "wheel": measured})
     assert cells == ["default", 10.0, 1.5, 10.0, 1.5, "≤1.2; ≤0.65"]
 
 

@@ -1,4 +1,4 @@
-"""Each benchmark that needs no server runs small, and shows a table and how it was measured."""
+"""Each benchmark runs small, and shows a table and how it was measured."""
 
 from __future__ import annotations
 
@@ -10,20 +10,65 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import NAMES
+
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {"networks": ["--count", "50", "--rounds", "1"], "startup": ["--rounds", "1"]}
-LONGER = {"lmdb": ["--rounds", "1", "--hits", "640"], "memory": ["--keys", "20000"]}
+SMALL = {
+    "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
+    "networks": ["--count", "50", "--rounds", "1"],
+    "startup": ["--rounds", "1"],
+}
+LONGER = {
+    "lmdb": ["--rounds", "1", "--hits", "640"],
+    "real": ["--processes", "1", "--rounds", "1", "--requests", "2", "--paths", "2560", "--only", "default"],
+    "redis": ["--runs", "1", "--rounds", "1", "--hits", "100"],
+    "server": ["--rounds", "1", "--only", "default"],
+}
+LONGEST = {"memory": ["--keys", "20000"]}
+WRK = """#!{python}
+import sys
+from urllib.request import urlopen
+
+for _ in range(20):
+    assert urlopen(sys.argv[-1]).status == 200
+print("Requests/sec:   1234.5")
+"""
+"""A stand-in for wrk: twenty requests."""
+
+
+def run(name: str, flags: list[str], program: Path) -> str:
+    """Run a benchmark, with a program in front of others of that name; return what it prints."""
+    # A process of its own: benchmarks fork, silence the log and change the garbage collector.
+    paths = {"PYTHONPATH": [ROOT / "src", ROOT], "PATH": [program.parent, os.environ["PATH"]]}
+    environment = {**os.environ, **{name: os.pathsep.join(map(str, found)) for name, found in paths.items()}}
+    line = [sys.executable, "-m", "benchmarks", name, *flags]
+    ended = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_every_benchmark_has_a_small_run() -> None:
+    assert {*SMALL, *LONGER, *LONGEST} == {*NAMES}
 
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [*SMALL.items(), *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGER.items())],
+    [
+        *SMALL.items(),
+        *(pytest.param(name, flags, marks=pytest.mark.all) for name, flags in LONGER.items()),
+        *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGEST.items()),
+    ],
 )
-def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str]) -> None:
-    # A process of its own: benchmarks fork, silence the log and change the garbage collector.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
-    line = [sys.executable, "-m", "benchmarks", name, *flags]
-    ended = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^\| -", ended.stdout, re.MULTILINE)
-    assert f"`python3 dev.py bench {name}" in ended.stdout
+def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str], tmp_path: Path) -> None:
+    wrk = tmp_path / "wrk"
+    wrk.write_text(WRK.format(python=sys.executable), "utf-8")
+    wrk.chmod(0o755)
+    shown = run(name, flags, wrk)
+    assert re.search(r"^\| -", shown, re.MULTILINE)
+    assert f"`python3 dev.py bench {name}" in shown
+    if name == "server":
+        header, *rows = (
+            line.split(" | ") for line in shown.splitlines() if line.startswith("| ") and "---" not in line
+        )
+        assert header[1::2] == ["uvicorn, 1", "granian, 1", "uvicorn, 4", "granian, 4", "asked of 1 |"]
+        assert [row[1::2][:4] for row in rows] == [["1,234"] * 4] * 2
