@@ -27,7 +27,7 @@ from ..limiter.aio import to_the_end
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
-from .keys import Combined, Key, PathParam, everyone, parts_of
+from .keys import Combined, Key, parts_of
 from .paths import PathIndex, RulePath, is_astray, normal, route_path
 
 
@@ -234,7 +234,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
 
 def names_nobody(key: Key | None) -> bool:
     """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
-    return any(part is everyone or isinstance(part, PathParam) for part in parts_of(key))
+    return any(getattr(part, "shared", False) for part in parts_of(key))
 
 
 async def strike(

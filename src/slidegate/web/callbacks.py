@@ -24,6 +24,7 @@ from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .exchange import SCOPE_KEY, Exchange
+from .keys import KeyCondition
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -89,10 +90,10 @@ class UserCallbacks:
         return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
 
     async def holds(self, rule: Rule, request: HTTPConnection) -> bool:
-        """Return whether the condition of a limit at an endpoint holds, if it has one; where it fails, it does."""
+        """Return whether the condition of a limit at an endpoint holds, if it has one, or may hold."""
         if rule.when is None:
             return True
-        return await self.ask("when", rule.label, rule.when, (request,), bool, True)
+        return await self.ask("when", rule.label, rule.when, (request,), _truth(rule.when), None) is not False
 
     async def evaluated(self, matched: Matched, scope: Scope) -> Matched:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
@@ -106,7 +107,8 @@ class UserCallbacks:
         for bound, ends in matched.conditions:
             rule = bound.rule
             if rule.when is not None and id(rule.when) not in answers:
-                answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), bool, None)
+                read = _truth(rule.when)
+                answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), read, None)
             holds = answers.get(id(rule.when), True)
             if holds is None:
                 ends = ends and rule.blocks
@@ -232,6 +234,11 @@ class ShadowRules:
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
     """Return what reads the answer of a key function; None and an empty text stay as they are."""
     return lambda found: found if found is None or found == "" else limiter.key_for(found)
+
+
+def _truth(when: object) -> Callable[[Any], bool | None]:
+    """Return what reads the answer of a condition; one that a key makes says None where nobody can know."""
+    return (lambda answer: answer) if isinstance(when, KeyCondition) else bool
 
 
 def _whole(units: object) -> int:

@@ -240,7 +240,7 @@ class Rule:
             self.connection,
             self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
-            *([] if self.when is None else [_function_name(self.when)]),
+            *([] if self.when is None else [getattr(self.when, "identity", "") or _function_name(self.when)]),
         )
         return f"{identity_of(label_of(paths), *facts)}{suffix}"
 
