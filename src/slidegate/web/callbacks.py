@@ -85,7 +85,9 @@ class UserCallbacks:
             limiter.engine.callers.plans.note(bound.bucket.rule, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
-            cost = cost if rule.cost_max is None else min(cost, rule.cost_max)
+            # An estimate of more than could ever pass would be refused for good.
+            amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
+            cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
 

@@ -84,8 +84,8 @@ class Rule:
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
         cost: Units for one request, or a function of the request, sync or async. It may be an estimate, which
             `settle` replaces by what was used.
-        cost_max: The most units that the function may make one request cost. Without it a request that costs more than
-            a limit is refused, and can never pass.
+        cost_max: The most units that the function may make one request cost; by default, and at most, the smallest
+            amount of the limits, because a request that costs more can never pass.
         unit: What the limits count where that is not requests, for example ``"tokens"``; clients are told.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
