@@ -58,6 +58,8 @@ class LimitSet:
         wait_max: How many requests of one key may wait for room here at a time.
         unit: What is counted, where that is not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `rule`.
+        on_error: What decides about these limits when the store fails: "local", "allow" or "deny"; by default what the
+            limiter was made with.
 
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
@@ -71,6 +73,7 @@ class LimitSet:
         "label",
         "limits",
         "names",
+        "on_error",
         "plain",
         "rule",
         "uncounted",
@@ -90,8 +93,10 @@ class LimitSet:
         wait_max: int = 0,
         unit: str | None = None,
         label: str | None = None,
+        on_error: str | None = None,
     ) -> None:
         self.rule = rule
+        self.on_error = on_error
         self.unit = unit
         self.label = rule if label is None else label
         self.count_denied = count_denied
@@ -117,6 +122,7 @@ class LimitSet:
             wait_max=self.wait_max,
             unit=self.unit,
             label=self.label,
+            on_error=self.on_error,
         )
 
     def __repr__(self) -> str:

@@ -255,8 +255,8 @@ class _Request:
                 self._queues.count(-1)
         if decision.allowed and self._waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
-        if decision.readings:  # of the rules' own limits, and not of their twins that count no refusals
-            decision.checks = self._checks
+        if decision.readings:
+            decision.checks = self._own(decision.checks)
         return decision
 
     async def _queue(self) -> Decision | None:
@@ -324,11 +324,16 @@ class _Request:
         queues_for, whose, _ = self._lacks
         waits = [
             0 if (asked.rule, key) != (queues_for.rule, whose) else OPEN if asked.held else later_us
-            for asked, key, _ in self._checks
+            for asked, key, _ in decision.checks
             for _ in asked.limits
         ]
         readings = [(*reading[:3], wait_us) for reading, wait_us in zip(decision.readings, waits, strict=True)]
-        return Decision(False, Reason.LIMITED, decision.now_us, self._checks, readings)
+        return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
+
+    def _own(self, checks: Sequence[Check]) -> list[Check]:
+        """Return the checks of the rules' own limits for those of their twins that count no refusals."""
+        own = {(id(twin), key): check for (twin, key, _), check in zip(self._uncounted, self._checks, strict=True)}
+        return [own.get((id(check[0]), check[1]), check) for check in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
         """Return a refusal; where refusals count, it is charged now, once."""

@@ -248,6 +248,8 @@ class RuleTable(_Table):
     """How long a request may wait for its turn, such as "200ms"."""
     wait_max: int = Field(default=16, ge=1, le=1000)
     """The largest number of requests of one key that wait at a time."""
+    on_error: Literal["local", "allow", "deny"] | None = None
+    """What decides about the rule when the store fails; by default the same as about all others."""
     name: str | None = None
     """The name of the limit; the counts belong to it."""
     exempt: bool = False

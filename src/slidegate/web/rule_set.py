@@ -400,10 +400,7 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Limi
     if rule.limits or rule.limits_function is not None:
         buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
     if rule.concurrency is not None:
-        wait_us, wait_max = rule.wait_us, rule.wait_max
-        buckets.append(
-            LimitSet(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
-        )
+        buckets.append(_make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
     return buckets
 
 
@@ -418,13 +415,15 @@ def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> LimitSet:
+    permits = rule.concurrency in limits
     return LimitSet(
         identity,
         limits,
         names if names is not None else wire_names(rule.label, limits),
-        count_denied=rule.count_denied,
+        count_denied=rule.count_denied and not permits,
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
-        unit=rule.unit,
+        unit=None if permits else rule.unit,
         label=rule.label,
+        on_error=rule.on_error,
     )

@@ -22,6 +22,7 @@ from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
+from ..limiter.failover import OnError, check_on_error
 from .keys import Key, KeyFunction, bind
 from .paths import RulePath
 
@@ -47,7 +48,7 @@ _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow", "on_exceeded")
-_COUNTING: Final = ("limits", "concurrency", "key", "wait", *_OF_LIMITS)
+_COUNTING: Final = ("limits", "concurrency", "key", "wait", "on_error", *_OF_LIMITS)
 EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
@@ -94,6 +95,9 @@ class Rule:
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
+        on_error: What decides about this rule when the store fails: ``"local"``, ``"allow"`` or ``"deny"``, as for
+            `Limiter`; by default what its limiter was made with. Of several rules of a request, one that denies goes
+            first, and one that allows is left out.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
             a change of the rule, and in other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
@@ -127,6 +131,7 @@ class Rule:
         count_denied: bool = False,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
+        on_error: OnError | None = None,
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
@@ -154,7 +159,7 @@ class Rule:
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         options = flags | {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if, "wait": wait}
         options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "unit": unit}
-        options |= {"on_exceeded": on_exceeded, "status": status}
+        options |= {"on_exceeded": on_exceeded, "status": status, "on_error": on_error}
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
@@ -170,6 +175,7 @@ class Rule:
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
+        self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "rule name")
         self.label = label_of(self.paths) if name is None else name
         """The name of the rule, else its paths, for people to read."""
