@@ -24,7 +24,7 @@ from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .exchange import SCOPE_KEY, Exchange
-from .keys import KeyCondition
+from .keys import Key, KeyCondition
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -37,6 +37,7 @@ _CONSEQUENCES: Final = {
     "key": "the request is counted under the client's address",
     "cost": "the request costs 1",
     "when": "the rule limits or blocks all the same, and exempts nobody",
+    "fair": "the request waits with those of whom no tenant is known",
     "on_exceeded": "nobody was told of this key",
     "priority": "the request is of the least importance",
 }
@@ -88,8 +89,23 @@ class UserCallbacks:
             # An estimate of more than could ever pass would be refused for good.
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
-        counted = () if bucket is None else ((bucket, key, cost),)
-        return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
+        checks = [] if bucket is None else [(bucket, key, cost)]
+        checks += [] if bound.permits is None else [(bound.permits, key, 1)]
+        if rule.fair is None:
+            return checks
+        tenant = await self._tenant(rule, scope, limiter, request)
+        return [
+            (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
+        ]
+
+    async def _tenant(self, rule: Rule, scope: Scope, limiter: Limiter, request: HTTPConnection) -> str:
+        """Return whose share of the permits a request takes: those of whom nothing is known are one tenant."""
+        if isinstance(rule.fair, Key):
+            return rule.fair.find(scope, limiter, "")
+        assert rule.fair is not None
+        return await self.ask(
+            "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
+        )
 
     async def holds(self, rule: Rule, request: HTTPConnection) -> bool:
         """Return whether the condition of a limit at an endpoint holds, if it has one, or may hold."""
