@@ -23,6 +23,7 @@ from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
+from .web.operators import network
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 
@@ -52,6 +53,7 @@ __all__ = [
     "everyone",
     "header",
     "mcp_tool",
+    "network",
     "parse_limits",
     "path_param",
     "query",

@@ -24,6 +24,7 @@ from ..core.limits import check_whole
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
+from ..limiter.operators import operator_of
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
@@ -121,7 +122,10 @@ class BanSignals:
         """Return the keys and the address whose bans refuse a client, whatever its request is."""
         if address is None:
             return (client_key,)
-        return (client_key, address, address_key(*address)) if self._is_wider else (client_key, address)
+        own: tuple[BanSubject, ...] = (client_key, address)
+        own = (*own, address_key(*address)) if self._is_wider else own
+        operator = operator_of(address_key(*address), self._limiter.engine.networks)
+        return own if operator is None else (*own, operator)
 
     def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""

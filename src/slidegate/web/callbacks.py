@@ -23,8 +23,9 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
+from .client_ip import ClientAddress
 from .exchange import SCOPE_KEY, Exchange
-from .keys import Key, KeyCondition
+from .keys import Key, KeyCondition, parts_of
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -93,27 +94,33 @@ class UserCallbacks:
         checks += [] if bound.permits is None else [(bound.permits, key, 1)]
         if rule.fair is None:
             return checks
-        tenant = await self._tenant(rule, scope, limiter, request)
+        tenant = await self._tenant(rule, scope, limiter, client_key, request)
         return [
             (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
         ]
 
-    async def _tenant(self, rule: Rule, scope: Scope, limiter: Limiter, request: HTTPConnection) -> str:
+    async def _tenant(
+        self, rule: Rule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
+    ) -> str:
         """Return whose share of the permits a request takes: those of whom nothing is known are one tenant."""
         if isinstance(rule.fair, Key):
-            return rule.fair.find(scope, limiter, "")
+            found = rule.fair.find(scope, limiter, client_key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
+            return found if found != client_key or asks_address else ""
         assert rule.fair is not None
         return await self.ask(
             "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
         )
 
-    async def holds(self, rule: Rule, request: HTTPConnection) -> bool:
-        """Return whether the condition of a limit at an endpoint holds, if it has one, or may hold."""
+    async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
+        """Return whether the condition of a rule holds, if it has one; None where nobody can know."""
+        if isinstance(rule.when, KeyCondition):
+            return rule.when.holds(request.scope, client_key)
         if rule.when is None:
             return True
-        return await self.ask("when", rule.label, rule.when, (request,), _truth(rule.when), None) is not False
+        return await self.ask("when", rule.label, rule.when, (request,), bool, None)
 
-    async def evaluated(self, matched: Matched, scope: Scope) -> Matched:
+    async def evaluated(self, matched: Matched, scope: Scope, client_key: str) -> Matched:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
 
         Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
@@ -124,10 +131,9 @@ class UserCallbacks:
         met: list[tuple[BoundRule, bool]] = []
         for bound, ends in matched.conditions:
             rule = bound.rule
-            if rule.when is not None and id(rule.when) not in answers:
-                read = _truth(rule.when)
-                answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), read, None)
-            holds = answers.get(id(rule.when), True)
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self.holds(rule, request, client_key)
+            holds = answers[id(rule.when)]
             if holds is None:
                 ends = ends and rule.blocks
             if holds is False or (holds is None and rule.exempt):
@@ -252,11 +258,6 @@ class ShadowRules:
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
     """Return what reads the answer of a key function; None and an empty text stay as they are."""
     return lambda found: found if found is None or found == "" else limiter.key_for(found)
-
-
-def _truth(when: object) -> Callable[[Any], bool | None]:
-    """Return what reads the answer of a condition; one that a key makes says None where nobody can know."""
-    return (lambda answer: answer) if isinstance(when, KeyCondition) else bool
 
 
 def _whole(units: object) -> int:

@@ -60,16 +60,13 @@ class KeyCondition:
 
     Args:
         identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
-        holds: Says whether it holds; None where nobody can know, and then limits and blocks apply, and no exemption.
+        holds: Says whether it holds for a request, by its scope and the key of the client's address; None where nobody
+            can know, and then limits and blocks apply, and no exemption.
     """
 
-    def __init__(self, identity: str, holds: Callable[[Scope], bool | None]) -> None:
+    def __init__(self, identity: str, holds: Callable[[Scope, str], bool | None]) -> None:
         self.identity = identity
-        self._holds = holds
-
-    def __call__(self, request: HTTPConnection) -> bool | None:
-        """Say whether it holds for a request."""
-        return self._holds(request.scope)
+        self.holds = holds
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"

@@ -103,7 +103,7 @@ class McpTool:
                 "request that names one tool and calls another, nobody knows which one it calls"
             )
 
-        def holds(scope: Scope) -> bool | None:
+        def holds(scope: Scope, client_key: str) -> bool | None:
             if not _is_post(scope):
                 return False
             called = self._read(scope)

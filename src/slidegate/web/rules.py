@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
-from .keys import Key, KeyFunction, bind
+from .keys import Key, KeyCondition, KeyFunction, bind
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -37,8 +37,9 @@ Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "block"]
 """What a rule does with the requests that it counts or meets; one that exempts does none of it."""
-Condition: TypeAlias = Callable[[Any], object]
-"""Says whether a rule applies to a request: true or false, or an awaitable of it."""
+Condition: TypeAlias = Callable[[Any], object] | KeyCondition
+"""Says whether a rule applies to a request: a function that returns true or false, or an awaitable of it, or what a key
+such as `network` makes."""
 
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
@@ -77,7 +78,8 @@ class Rule:
             `exempt` or `block`.
         fallback_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
-            something true. Where it fails, limits and blocks apply, and exemptions do not.
+            something true; or a condition that a key makes, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``.
+            Where it fails, limits and blocks apply, and exemptions do not.
         concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
             from its admission to the last byte of its answer, a websocket to its end.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
@@ -161,7 +163,7 @@ class Rule:
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
-        self.when = None if when is None else check_takes("when", when, "request")
+        self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         options = flags | {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if, "wait": wait}
         options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "unit": unit}
