@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
-    "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
+    "web": ({"core", "limiter"}, {"starlette", "anyio", "maxminddb", "pydantic", "pydantic_core"}),
     "stats": ({"core", "limiter", "stores"}, {"anyio"}),
     "admin": ({"core", "limiter", "stats", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, set()),

@@ -21,7 +21,9 @@ from .web.client_ip import client_ip
 from .web.endpoints import RateLimit, charge, settle
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.lists import Networks
+from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
+from .web.operators import network
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 
@@ -50,6 +52,8 @@ __all__ = [
     "cookie",
     "everyone",
     "header",
+    "mcp_tool",
+    "network",
     "parse_limits",
     "path_param",
     "query",

@@ -189,16 +189,30 @@ async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_c
     assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))
 
 
-async def test_an_estimate_above_the_limit_never_passes_unless_it_is_capped() -> None:
+async def test_an_estimate_asks_for_no_more_than_could_ever_pass() -> None:
     model = Model(Limiter(MemoryStore(clock=FakeClock())))
+    assert (await model.ask(AMOUNT + 1)).status == 200
+    assert await model.spent() == AMOUNT
     refused = await model.ask(AMOUNT + 1)
     assert refused.status == 429
-    assert "retry-after" not in refused.headers
+    assert "retry-after" in refused.headers
     capped = Model(Limiter(MemoryStore(clock=FakeClock())), tokens(cost_max=4_000))
     assert (await capped.ask(AMOUNT + 1)).status == 200
     assert await capped.spent() == 4_000
     await capped.ask(AMOUNT + 1, 4_500)
     assert await capped.spent() == 8_500
+
+
+@pytest.mark.parametrize("cost_max", [None, 8])
+async def test_the_smallest_amount_of_all_limits_caps_an_estimate_also_where_a_function_returns_them(
+    cost_max: int | None,
+) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    for name, limits in (("fixed", "9/minute; 7/hour"), ("plan", lambda request: ["9/minute", "7/hour"])):
+        options: Any = {"name": name, "key": everyone, "cost": lambda request: 1_000}
+        options |= {} if cost_max is None or name == "fixed" else {"cost_max": cost_max}
+        app = RateLimitMiddleware(hello, rules=[Rule("/", limits, **options)], limiter=limiter)
+        assert (await call(app)).headers["ratelimit"].startswith(f'"{name}-3600";r=0')
 
 
 async def test_a_request_that_is_not_counted_settles_nothing() -> None:

@@ -111,7 +111,7 @@ async def test_refusals_by_a_ban_a_list_a_rule_a_plan_and_a_cost() -> None:
         rules=[
             Rule("/shut", block=True, status=503, name="shut"),
             Rule("/plan", lambda request: "nobody", name="plan"),
-            Rule("/big", "3/hour", cost=lambda request: 5, name="big"),
+            Rule("/big", lambda request: "3/hour", cost=5, name="big"),
         ],
         blocklist=Networks([f"{OTHER}/32"]),
         bans=BanPolicy("9/10m", "1h", name="abuse"),

@@ -96,7 +96,7 @@ async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_i
 
 
 async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
-    app = middleware(Rule("*", "5/minute", cost=lambda request: 6))
+    app = middleware(Rule("*", lambda request: "5/minute", cost=6))
     answer = await call(app)
     assert answer.status == 429
     assert "retry-after" not in answer.headers

@@ -58,6 +58,10 @@ class LimitSet:
         wait_max: How many requests of one key may wait for room here at a time.
         unit: What is counted, where that is not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `rule`.
+        on_error: What decides about these limits when the store fails: "local", "allow" or "deny"; by default what the
+            limiter was made with.
+        tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None where they
+            are let in as they came.
 
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
@@ -71,8 +75,10 @@ class LimitSet:
         "label",
         "limits",
         "names",
+        "on_error",
         "plain",
         "rule",
+        "tenant",
         "uncounted",
         "unit",
         "wait_max",
@@ -90,8 +96,12 @@ class LimitSet:
         wait_max: int = 0,
         unit: str | None = None,
         label: str | None = None,
+        on_error: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         self.rule = rule
+        self.tenant = tenant
+        self.on_error = on_error
         self.unit = unit
         self.label = rule if label is None else label
         self.count_denied = count_denied
@@ -106,8 +116,15 @@ class LimitSet:
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.rule, self.limits
 
-    def under(self, rule: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None) -> LimitSet:
-        """Return the same limits with the windows of another rule, and other names on the wire if they are given."""
+    def under(
+        self,
+        rule: str,
+        names: Sequence[str] | None = None,
+        *,
+        count_denied: bool | None = None,
+        tenant: str | None = None,
+    ) -> LimitSet:
+        """Return the same limits with the windows of another rule; names on the wire and tenant change if given."""
         return LimitSet(
             rule,
             self.limits,
@@ -117,6 +134,8 @@ class LimitSet:
             wait_max=self.wait_max,
             unit=self.unit,
             label=self.label,
+            on_error=self.on_error,
+            tenant=self.tenant if tenant is None else tenant,
         )
 
     def __repr__(self) -> str:

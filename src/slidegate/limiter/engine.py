@@ -31,6 +31,7 @@ from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
 from .observers import ObserverHub, outcome_of_question
+from .operators import NetworkLookup
 from .waiting import Queues
 
 T = TypeVar("T")
@@ -53,8 +54,10 @@ class Engine:
         observers: Those who hear the events of the store and those that happen above it.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
+        networks: The files that know the operators of addresses, for bans of operators.
 
     Attributes:
+        networks: The same.
         counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
         per_process: Whether every process counts for itself.
         prepare: Returns checks in a form that the store answers faster, see `Store.prepare`.
@@ -83,8 +86,10 @@ class Engine:
         observers: ObserverHub,
         deadline: str | float | timedelta,
         on_error: OnError,
+        networks: Sequence[NetworkLookup] = (),
     ) -> None:
         self.store = store
+        self.networks = networks
         self.prepare = store.prepare
         self.observers = observers
         self.emit: Callable[[Event], None] = observers.emit

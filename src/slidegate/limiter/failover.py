@@ -62,7 +62,7 @@ SAY_EVERY_US: Final = 60_000_000
 """How often one cause of a long outage is told."""
 LINE_EVERY_US: Final = 1_000_000
 """The time between two lines of the log: a store that fails and answers in turns makes no flood of them."""
-_CHOICES: Final = ("local", "allow", "deny")
+_CHOICES: Final[tuple[OnError, ...]] = ("local", "allow", "deny")
 _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
 _UNANSWERED: Final[Any] = object()
@@ -302,11 +302,17 @@ class Failover:
     def fallback(
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
     ) -> Decision:
-        """Answer in the place of the store."""
-        if self.on_error != "local":
+        """Answer in the place of the store.
+
+        A check with an `on_error` of its own is answered by that: one that denies refuses the request, and those that
+        allow are left out of what is counted here.
+        """
+        choices = [bucket.on_error or self.on_error for bucket, _, _ in checks] or [self.on_error]
+        if "deny" in choices or "local" not in choices:
             now_us = self._clock()
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
-            return StoreDown(self.on_error == "allow" or what == "charge", checks, max(open_us, MIN_RETRY_US))
+            return StoreDown("deny" not in choices or what == "charge", checks, max(open_us, MIN_RETRY_US))
+        checks = [check for check, choice in zip(checks, choices, strict=False) if choice == "local"]
         if what == "peek":
             return self._local.keep().peek(checks, subjects)
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
@@ -480,8 +486,19 @@ def check_failure_policy(deadline: Any, on_error: object) -> None:
         ConfigurationError: One of them cannot work.
     """
     parse_span_us(deadline, "deadline", _MIN_US, _MAX_US, "50ms")
-    if on_error not in _CHOICES:
-        names = ", ".join(f'"{choice}"' for choice in _CHOICES)
-        raise ConfigurationError(
-            f"on_error: expected one of {names}, not {quoted(on_error)}{closest(str(on_error), _CHOICES)}"
-        )
+    check_on_error(on_error)
+
+
+def check_on_error(on_error: object) -> OnError:
+    """Return an `on_error`.
+
+    Raises:
+        ConfigurationError: It is none of the three words.
+    """
+    for choice in _CHOICES:
+        if on_error == choice:
+            return choice
+    names = ", ".join(f'"{choice}"' for choice in _CHOICES)
+    raise ConfigurationError(
+        f"on_error: expected one of {names}, not {quoted(on_error)}{closest(str(on_error), _CHOICES)}"
+    )

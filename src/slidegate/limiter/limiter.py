@@ -27,6 +27,7 @@ from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyView, look_at
 from .keys import AnyKey, KeyOf, Limits, Question
 from .observers import AnyObserver, ObserverHub, Subscription, listed_observers
+from .operators import NetworkKey, check_ban, files_of, operator_of
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 ONE_UNIT: Final = 1
@@ -51,6 +52,8 @@ class Limiter:
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
             ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
+        networks: Keys such as ``network("GeoLite2-ASN.mmdb")``, whose files say which operator an address belongs to:
+            for bans of operators, ``limiter.ban("asn:132203", "1d")``, and for the dashboard.
 
     Raises:
         ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
@@ -66,6 +69,7 @@ class Limiter:
         observers: Iterable[AnyObserver] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
+        networks: Iterable[NetworkKey] = (),
     ) -> None:
         if isinstance(store, str):
             # An address may hold a password, so the message does not repeat it.
@@ -87,7 +91,7 @@ class Limiter:
         hub = ObserverHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
         for observer in listed_observers(observers):
             hub.subscribe(observer)
-        self.engine = Engine(self.store, secret, hub, deadline, on_error)
+        self.engine = Engine(self.store, secret, hub, deadline, on_error, files_of(networks))
         """How the middlewares of this package ask the store. It is not for users: every release may change it."""
         self.digest = self.engine.keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
@@ -106,6 +110,7 @@ class Limiter:
         observers: Iterable[AnyObserver] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
+        networks: Iterable[NetworkKey] = (),
     ) -> Limiter:
         """Make a limiter from an address.
 
@@ -116,6 +121,7 @@ class Limiter:
             observers: As for the constructor.
             deadline: As for the constructor.
             on_error: As for the constructor.
+            networks: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
@@ -129,6 +135,7 @@ class Limiter:
             observers=observers,
             deadline=deadline,
             on_error=on_error,
+            networks=networks,
         )
 
     # -- limits --------------------------------------------------------------------------------------------------------
@@ -271,9 +278,10 @@ class Limiter:
         """Ban an address, a network or a key; a ban that it has is replaced.
 
         Args:
-            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, a key as `bans` or the details of an event
-                have it, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` where users
-                choose the name: by itself, a name that reads as an address or network bans that.
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, ``"asn:132203"`` for all addresses of an
+                operator (with `networks`; middlewares and `banned` ask for it), a key as `bans` or the details of an
+                event have it, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` where
+                users choose the name: by itself, a name that reads as an address or network bans that.
             duration: How long, up to 400 days, or ``"permanent"``.
             reason: For the operator; clients do not see it. Kept to 256 printable characters.
             by: The person or program that bans.
@@ -290,7 +298,7 @@ class Limiter:
                     f'ban: duration: expected at most 400 days or "permanent", not {quoted(duration)}'
                 )
         if not isinstance(key, KeyOf):
-            hand_ban_key(key)
+            check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by)
         return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
@@ -308,7 +316,9 @@ class Limiter:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
         known = self._ban_key(key)
         _, guards = self.engine.keys.learn(key)
-        found = [await self.engine.command(partial(book.find, (known, *guards))) for book in self._books()]
+        operator = operator_of(known, self.engine.networks)
+        subjects = (known, *guards) if operator is None else (known, *guards, operator)
+        found = [await self.engine.command(partial(book.find, subjects)) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
     async def bans(self) -> AsyncIterator[Ban]:

@@ -1,4 +1,4 @@
-"""Waiting: requests of this process that may wait for room queue up, first come, first served.
+"""Waiting: requests of this process that may wait for room queue up, first come, first served; or fairly.
 
 There is a queue for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
 
@@ -11,6 +11,10 @@ queue holds no units, permits or locks. Who leaves it, admitted or not, wakes th
 back. A permit has no retry-after, so the first asks for one every `PAUSE_S` at the latest. Other processes do not see
 the queue: one of them may come first.
 
+Where a rule shares its permits fairly among tenants, the first of a queue is who came first of the tenant that holds
+the fewest permits by this process. A queue that is full then takes a newcomer all the same, if another tenant has more
+requests waiting: the newest of that tenant gives way, and is refused.
+
 A request that cannot be admitted before its bound, by the retry-after of the first, is refused at once. Asking again is
 never counted as denied; where refusals count, the last one does, once.
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -49,9 +53,19 @@ Name: TypeAlias = tuple[str, str]
 
 
 class Waiter:
-    """How a request waits in its event loop."""
+    """How a request waits in its event loop.
 
-    def __init__(self) -> None:
+    Args:
+        tenant: Whose request it is; None where no rule shares permits fairly.
+
+    Attributes:
+        tenant: The same.
+        gave_way: Whether it was taken out of its queue for the request of another tenant.
+    """
+
+    def __init__(self, tenant: str | None) -> None:
+        self.tenant = tenant
+        self.gave_way = False
         self._event = anyio.Event()
         self._thread = threading.get_ident()
         self._soon: Callable[[Callable[[], object]], object]
@@ -81,25 +95,46 @@ class Waiter:
 class Queue:
     """The requests that wait under one name.
 
+    Args:
+        held: How many permits of that name the requests of each tenant hold, where they are shared fairly.
+
     Attributes:
-        waiters: The requests, the first of them first.
+        waiters: The requests, as they came.
         asks_s: When the first asks the store, by its event loop's time.
     """
 
-    __slots__ = ("asks_s", "waiters")
+    __slots__ = ("_held", "asks_s", "waiters")
 
-    def __init__(self) -> None:
-        self.waiters: deque[Waiter] = deque()
+    def __init__(self, held: Counter[str | None]) -> None:
+        self.waiters: list[Waiter] = []
         self.asks_s = anyio.current_time()
+        self._held = held
+
+    @property
+    def first(self) -> Waiter:
+        """The request that is let in next: who came first of the tenant that holds the fewest permits."""
+        return min(self.waiters, key=lambda waiter: self._held[waiter.tenant]) if self._held else self.waiters[0]
+
+    def make_room(self, waiter: Waiter) -> bool:
+        """Take out the newest request of the tenant with the most waiting, unless that is the newcomer's own."""
+        waiting = Counter(one.tenant for one in (*self.waiters, waiter))
+        most = max(waiting.values())
+        if waiting[waiter.tenant] == most:
+            return False
+        newest = next(one for one in reversed(self.waiters) if waiting[one.tenant] == most)
+        self.waiters.remove(newest)
+        newest.gave_way = True
+        newest.wake()
+        return True
 
     async def turn(self, waiter: Waiter, until_s: float) -> bool:
-        """Wait to be first; False if the time is over before."""
-        while self.waiters[0] is not waiter:
+        """Wait to be first; False if the time is over before, or the request has given way to another."""
+        while not waiter.gave_way and self.first is not waiter:
             left_s = until_s - anyio.current_time()
             if left_s <= 0:
                 return False
             await waiter.wait(left_s)
-        return True
+        return not waiter.gave_way
 
 
 class Queues:
@@ -118,6 +153,7 @@ class Queues:
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self.by_name: dict[Name, Queue] = {}
+        self._held: dict[Name, Counter[str | None]] = {}
         self.waiting = 0
         begin_anew_in_child(self.forget)
 
@@ -126,15 +162,50 @@ class Queues:
 
         Where refusals count, every request that may wait does: it would be charged for a refusal before waiting.
         """
+        fair = False
         for check in checks:
             asked = check[0]
             if asked.wait_us and (asked.count_denied or (self.by_name and (asked.rule, check[1]) in self.by_name)):
                 return NotAsked(check, checks)
-        return self._engine.decide(checks, subjects)
+            fair = fair or asked.tenant is not None
+        answer = self._engine.decide(checks, subjects)
+        return self._held_of(answer) if fair else answer
+
+    def _held_of(self, answer: Decision | Awaitable[Decision]) -> Decision | Awaitable[Decision]:
+        """Count the permits that an answer gives to a tenant."""
+        if not isinstance(answer, Decision):
+            return self._held_later(answer)
+        self._hold(answer)
+        return answer
+
+    async def _held_later(self, answer: Awaitable[Decision]) -> Decision:
+        decision = await answer
+        self._hold(decision)
+        return decision
+
+    def _hold(self, decision: Decision) -> None:
+        if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
+            return
+        with self._lock:
+            for reservation in decision.reservations:
+                asked, key, _ = reservation.check
+                if asked.tenant is not None and any(reservation.units):
+                    self._held.setdefault((asked.rule, key), Counter())[asked.tenant] += 1
+
+    def _let_go(self, name: Name, tenant: str | None) -> None:
+        """Forget a permit of a tenant, and its name when nobody holds or awaits one."""
+        with self._lock:
+            held = self._held.get(name, Counter())
+            held[tenant] -= 1
+            if held[tenant] <= 0:
+                del held[tenant]
+            if not held and name not in self.by_name:
+                self._held.pop(name, None)
 
     def forget(self) -> None:
         """Forget who waits, as in a child of `fork`: those who wait in its parent never come to their turn there."""
         self.by_name.clear()
+        self._held.clear()
         self.waiting = 0
 
     def count(self, requests: int) -> None:
@@ -144,7 +215,9 @@ class Queues:
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Wake the first of those who wait for what some checks had charged: it was handed back."""
-        for asked, key, _ in checks if self.by_name else ():
+        for asked, key, _ in checks if self.by_name or self._held else ():
+            if asked.tenant is not None:
+                self._let_go((asked.rule, key), asked.tenant)
             self._wake((asked.rule, key))
 
     def reset(self, key: str | None = None) -> None:
@@ -156,8 +229,8 @@ class Queues:
     def join(self, name: Name, waiter: Waiter, max_waiting: int) -> Queue | None:
         """Go to the end of a queue, and return it; None if it is full. `leave` it afterwards."""
         with self._lock:
-            queue = self.by_name.get(name) or Queue()
-            if len(queue.waiters) >= max_waiting:
+            queue = self.by_name.get(name) or Queue(self._held.setdefault(name, Counter()))
+            if len(queue.waiters) >= max_waiting and not queue.make_room(waiter):
                 return None
             self.by_name[name] = queue
             queue.waiters.append(waiter)
@@ -166,22 +239,29 @@ class Queues:
     def leave(self, name: Name, waiter: Waiter) -> None:
         """Leave a queue, and wake the one who is first then."""
         with self._lock:
+            if waiter.gave_way:
+                return
             queue = self.by_name[name]
             queue.waiters.remove(waiter)
             if not queue.waiters:
                 del self.by_name[name]
+                if not self._held[name]:
+                    del self._held[name]
         self._wake(name)
 
     def _wake(self, name: Name) -> None:
         with self._lock:
             queue = self.by_name.get(name)
             if queue is not None:
-                queue.waiters[0].wake()
+                queue.first.wake()
 
     async def ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
         answer = self._engine.decide(checks, subjects)
-        return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
+        if not isinstance(answer, Decision):
+            return await self._unless_cancelled(answer)
+        self._hold(answer)
+        return answer
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
         given_up, decision = False, None
@@ -189,6 +269,7 @@ class Queues:
         async def heard() -> Decision:
             nonlocal decision
             decision = await answer
+            self._hold(decision)
             if given_up:
                 await self._engine.refund(decision.take_back())
             return decision
@@ -234,7 +315,7 @@ class _Request:
         # Asking again is not counted as denied.
         self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in refused.checks]
         self._subjects = subjects
-        self._waiter = Waiter()
+        self._waiter = Waiter(next((asked.tenant for asked, *_ in refused.checks if asked.tenant is not None), None))
         self._began_s = anyio.current_time()
         self._until_s = self._began_s
         self._begins = begins
@@ -255,8 +336,8 @@ class _Request:
                 self._queues.count(-1)
         if decision.allowed and self._waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
-        if decision.readings:  # of the rules' own limits, and not of their twins that count no refusals
-            decision.checks = self._checks
+        if decision.readings:
+            decision.checks = self._own(decision.checks)
         return decision
 
     async def _queue(self) -> Decision | None:
@@ -264,11 +345,12 @@ class _Request:
         asked, key, _ = self._lacks
         name = asked.rule, key
         self._until_s = self._began_s + asked.wait_us / 1_000_000
+        self._waiter.gave_way = False
         queue = self._queues.join(name, self._waiter, asked.wait_max)
         if queue is None:
             return await self._turned_away(0)
         try:
-            if queue.waiters[0] is not self._waiter:
+            if queue.first is not self._waiter:
                 if not self._is_in_time(queue.asks_s):
                     return await self._turned_away(queue.asks_s)
                 self._count()
@@ -302,6 +384,8 @@ class _Request:
                 return None
             self._count()
             await self._waiter.wait(queue.asks_s - anyio.current_time())
+            if not await queue.turn(self._waiter, self._until_s + LATE_S):
+                return await self._turned_away(queue.asks_s)
 
     def _is_in_time(self, asks_s: float) -> bool:
         """Tell whether a request may be admitted at a moment: its bound is not over by then."""
@@ -324,11 +408,16 @@ class _Request:
         queues_for, whose, _ = self._lacks
         waits = [
             0 if (asked.rule, key) != (queues_for.rule, whose) else OPEN if asked.held else later_us
-            for asked, key, _ in self._checks
+            for asked, key, _ in decision.checks
             for _ in asked.limits
         ]
         readings = [(*reading[:3], wait_us) for reading, wait_us in zip(decision.readings, waits, strict=True)]
-        return Decision(False, Reason.LIMITED, decision.now_us, self._checks, readings)
+        return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
+
+    def _own(self, checks: Sequence[Check]) -> list[Check]:
+        """Return the checks of the rules' own limits for those of their twins that count no refusals."""
+        own = {(id(twin), key): check for (twin, key, _), check in zip(self._uncounted, self._checks, strict=True)}
+        return [own.get((id(check[0]), check[1]), check) for check in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
         """Return a refusal; where refusals count, it is charged now, once."""

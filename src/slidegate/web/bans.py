@@ -24,10 +24,11 @@ from ..core.limits import check_whole
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
+from ..limiter.operators import operator_of
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
-from .keys import Combined, Key, PathParam, everyone, parts_of
+from .keys import Combined, Key, parts_of
 from .paths import PathIndex, RulePath, is_astray, normal, route_path
 
 
@@ -121,7 +122,10 @@ class BanSignals:
         """Return the keys and the address whose bans refuse a client, whatever its request is."""
         if address is None:
             return (client_key,)
-        return (client_key, address, address_key(*address)) if self._is_wider else (client_key, address)
+        own: tuple[BanSubject, ...] = (client_key, address)
+        own = (*own, address_key(*address)) if self._is_wider else own
+        operator = operator_of(address_key(*address), self._limiter.engine.networks)
+        return own if operator is None else (*own, operator)
 
     def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans refuse a request."""
@@ -234,7 +238,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
 
 def names_nobody(key: Key | None) -> bool:
     """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
-    return any(part is everyone or isinstance(part, PathParam) for part in parts_of(key))
+    return any(getattr(part, "shared", False) for part in parts_of(key))
 
 
 async def strike(

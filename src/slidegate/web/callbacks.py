@@ -23,7 +23,9 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
+from .client_ip import ClientAddress
 from .exchange import SCOPE_KEY, Exchange
+from .keys import Key, KeyCondition, parts_of
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -36,6 +38,7 @@ _CONSEQUENCES: Final = {
     "key": "the request is counted under the client's address",
     "cost": "the request costs 1",
     "when": "the rule limits or blocks all the same, and exempts nobody",
+    "fair": "the request waits with those of whom no tenant is known",
     "on_exceeded": "nobody was told of this key",
     "priority": "the request is of the least importance",
 }
@@ -84,17 +87,40 @@ class UserCallbacks:
             limiter.engine.callers.plans.note(bound.bucket.rule, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
-            cost = cost if rule.cost_max is None else min(cost, rule.cost_max)
-        counted = () if bucket is None else ((bucket, key, cost),)
-        return counted if bound.permits is None else (*counted, (bound.permits, key, 1))
+            # An estimate of more than could ever pass would be refused for good.
+            amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
+            cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
+        checks = [] if bucket is None else [(bucket, key, cost)]
+        checks += [] if bound.permits is None else [(bound.permits, key, 1)]
+        if rule.fair is None:
+            return checks
+        tenant = await self._tenant(rule, scope, limiter, client_key, request)
+        return [
+            (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
+        ]
 
-    async def holds(self, rule: Rule, request: HTTPConnection) -> bool:
-        """Return whether the condition of a limit at an endpoint holds, if it has one; where it fails, it does."""
+    async def _tenant(
+        self, rule: Rule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
+    ) -> str:
+        """Return whose share of the permits a request takes: those of whom nothing is known are one tenant."""
+        if isinstance(rule.fair, Key):
+            found = rule.fair.find(scope, limiter, client_key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
+            return found if found != client_key or asks_address else ""
+        assert rule.fair is not None
+        return await self.ask(
+            "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
+        )
+
+    async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
+        """Return whether the condition of a rule holds, if it has one; None where nobody can know."""
+        if isinstance(rule.when, KeyCondition):
+            return rule.when.holds(request.scope, client_key)
         if rule.when is None:
             return True
-        return await self.ask("when", rule.label, rule.when, (request,), bool, True)
+        return await self.ask("when", rule.label, rule.when, (request,), bool, None)
 
-    async def evaluated(self, matched: Matched, scope: Scope) -> Matched:
+    async def evaluated(self, matched: Matched, scope: Scope, client_key: str) -> Matched:
         """Return the rules that a request meets, with their conditions asked: in their order, each function once.
 
         Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
@@ -105,9 +131,9 @@ class UserCallbacks:
         met: list[tuple[BoundRule, bool]] = []
         for bound, ends in matched.conditions:
             rule = bound.rule
-            if rule.when is not None and id(rule.when) not in answers:
-                answers[id(rule.when)] = await self.ask("when", rule.label, rule.when, (request,), bool, None)
-            holds = answers.get(id(rule.when), True)
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self.holds(rule, request, client_key)
+            holds = answers[id(rule.when)]
             if holds is None:
                 ends = ends and rule.blocks
             if holds is False or (holds is None and rule.exempt):

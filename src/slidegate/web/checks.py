@@ -21,6 +21,8 @@ from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .default_limits import dependencies, is_exempt, limits_of
+from .keys import Key, parts_of
+from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
 from .routes import Application, MountedRoute, look, shown, walk
 from .rules import Rule
@@ -40,6 +42,7 @@ CODES: Final = {
     "SG127": "a handler never sees the refusals of the middleware",
     "SG128": "an exempt endpoint counts only what reaches it",
     "SG129": "several processes, each with metrics of its own",
+    "SG130": "tools of an MCP server by header fields that nobody validates",
 }
 """Every code, with its subject."""
 WATCHED: Final = 1_000
@@ -145,6 +148,16 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             f"limits are per process: with {where} a client gets up to that many times each; "
             'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
+    for rule in middleware.rules:
+        if any(
+            isinstance(key, McpTool) and not key.validated
+            for key in parts_of(rule.key if isinstance(rule.key, Key) else None)
+        ):
+            yield Finding(
+                "SG130",
+                f"rule {rule.label!r} counts all tools together: a client may name one in Mcp-Name and call another, "
+                "unless the server rejects such a request; if yours does, write mcp_tool(..., validated=True)",
+            )
 
 
 def many_workers() -> str:

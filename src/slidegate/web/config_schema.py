@@ -208,7 +208,7 @@ def _exclude(schema: dict[str, Any]) -> None:
     schema["allOf"] = [
         {"if": present(key), "then": {"properties": {other: without(other) for other in others}}}
         for key, others, _ in EXCLUSIONS
-    ] + [{"if": present(key), "then": present(needed)} for key, (needed, _) in NEEDS.items()]
+    ] + [{"if": present(key), "then": present(needed)} for key, needed, _ in NEEDS]
 
 
 class RuleTable(_Table):
@@ -248,6 +248,10 @@ class RuleTable(_Table):
     """How long a request may wait for its turn, such as "200ms"."""
     wait_max: int = Field(default=16, ge=1, le=1000)
     """The largest number of requests of one key that wait at a time."""
+    fair: Key | None = None
+    """By whose share waiting requests get permits, such as "user" or { header = "X-Tenant" }."""
+    on_error: Literal["local", "allow", "deny"] | None = None
+    """What decides about the rule when the store fails; by default the same as about all others."""
     name: str | None = None
     """The name of the limit; the counts belong to it."""
     exempt: bool = False
@@ -258,6 +262,8 @@ class RuleTable(_Table):
     def made(self, loader: ConfigLoader) -> Rule:
         """See `_Table.made`."""
         options = self.given | {"key": _unless_client(self.key)}
+        if self.fair == "client":
+            options["fair"] = loader.client
         if self.count_if is not None:
             options["count_if"] = frozenset(self.count_if).__contains__
         if options.pop("on_exceeded", False):

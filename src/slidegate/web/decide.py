@@ -19,6 +19,7 @@ from ..core.errors import StoreError
 from ..core.memo import remember
 from ..core.networks import Networks
 from ..limiter import Limiter
+from ..limiter.operators import NetworkLookup
 from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
@@ -73,7 +74,7 @@ class Decider:
         rules: The rules of the middleware.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        files: The files that these follow.
+        files: The files that these follow, and those that know networks.
         calls: Calls the user's functions.
         signals: Strikes, and names the keys whose bans refuse a request.
     """
@@ -86,7 +87,7 @@ class Decider:
         *,
         blocklist: Networks | None,
         allowlist: Networks | None,
-        files: Sequence[ListFiles],
+        files: Sequence[ListFiles | NetworkLookup],
         calls: UserCallbacks,
         signals: BanSignals,
     ) -> None:
@@ -202,7 +203,7 @@ class Decider:
         on: each counts on windows of its own, and only what the limits let pass.
         """
         if matched.conditions:
-            matched = await self._calls.evaluated(matched, scope)
+            matched = await self._calls.evaluated(matched, scope, client_key)
             if matched.exempt:
                 exchange.exempt = (*exchange.exempt, exchange.parts)
         before = list(exchange.entries)
@@ -299,7 +300,7 @@ class Decider:
         before: Sequence[Entry],
     ) -> Decision | None:
         """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
-        if not await self._calls.holds(bound.rule, request):
+        if await self._calls.holds(bound.rule, request, client_key) is False:
             return None
         if bound.rule.action != "limit":
             await self._shadows.look(bound, request.scope, client_key, request)

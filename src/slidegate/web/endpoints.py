@@ -32,6 +32,7 @@ from ..core.decision import Decision, Reason, unique_name
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
+from ..limiter.failover import OnError
 from .callbacks import UserCallbacks
 from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
@@ -95,6 +96,8 @@ class RateLimit:
         on_exceeded: As for `Rule`: called when a key passes the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
+        fair: As for `Rule`: by whose share waiting requests get permits.
+        on_error: As for `Rule`: what decides about this limit when the store fails.
         name: What the limit is called in headers and logs, and what keeps its counts together.
 
     Attributes:
@@ -125,6 +128,8 @@ class RateLimit:
         on_exceeded: Exceeded | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
+        fair: Key | KeyFunction | None = None,
+        on_error: OnError | None = None,
         name: str | None = None,
     ) -> None:
         if inspect.isclass(limits) or (callable(limits) and _is_being_defined(limits)):
@@ -149,10 +154,12 @@ class RateLimit:
             on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,
+            fair=None if isinstance(fair, Key) else fair,
+            on_error=on_error,
             name=name,
         )
         # A rule looks for path parameters in its own path; here the router has found them.
-        self.rule.key = key
+        self.rule.key, self.rule.fair = key, fair
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
         vars(self)["__call__"] = self.check

@@ -55,10 +55,28 @@ KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] 
 """A function of the user's own. If it returns None, the rule does not count the request."""
 
 
+class KeyCondition:
+    """A condition for `Rule(when=...)` that a key makes, such as ``mcp_tool("export", ...).is_in("export")``.
+
+    Args:
+        identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
+        holds: Says whether it holds for a request, by its scope and the key of the client's address; None where nobody
+            can know, and then limits and blocks apply, and no exemption.
+    """
+
+    def __init__(self, identity: str, holds: Callable[[Scope, str], bool | None]) -> None:
+        self.identity = identity
+        self.holds = holds
+
+    def __repr__(self) -> str:
+        return f"<condition {self.identity}>"
+
+
 class _Everyone:
     """All requests together."""
 
     identity = "everyone"
+    shared: Final = True
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         return "everyone"
@@ -281,6 +299,8 @@ class PathParam(Value):
     Attributes:
         name: The name of the parameter.
     """
+
+    shared: Final = True
 
     def __init__(self, name: str, fallback: Key | None, paths: Sequence[RulePath] = ()) -> None:
         check_parameter_name("path_param", name)

@@ -24,6 +24,7 @@ from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
+from ..limiter.operators import NetworkLookup
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
@@ -47,7 +48,7 @@ from .exchange import (
 )
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction
-from .lists import followed
+from .lists import ListFiles, followed
 from .outcomes import Outcomes
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
@@ -133,7 +134,11 @@ class RateLimitMiddleware(FailsAtStartup):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._files = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
+        emit, networks = self.limiter.engine.emit, self.limiter.engine.networks
+        for file in networks:
+            file.observe(emit)
+        lists = followed(emit, blocklist=blocklist, allowlist=allowlist)
+        self._files: Sequence[ListFiles | NetworkLookup] = (*lists, *networks)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
         self.on_refused = on_refused

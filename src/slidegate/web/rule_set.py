@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .default_limits import DefaultLimits
 
 _MEMO_PLANS: Final = 256
+_MEMO_TENANTS: Final = 4_096
 _PREFLIGHTS: Final = ":preflight"
 """The end of an identity whose counts are those of preflights."""
 _IN_TURN: Final = "::"
@@ -56,6 +57,7 @@ class BoundRule:
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, LimitSet] = {}
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
+        self._tenants: dict[str, LimitSet] = {}
         self._preflights: BoundRule | None = None
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
@@ -118,6 +120,11 @@ class BoundRule:
             permits = None if self.permits is None else self.permits.under(self.permits.rule + _PREFLIGHTS)
             self._preflights = BoundRule(self.rule, self.bucket.under(self.bucket.rule + _PREFLIGHTS), permits)
         return self._preflights
+
+    def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
+        """Return the permits of a bucket as a tenant's share of them."""
+        found = self._tenants.get(tenant)
+        return found or remember(self._tenants, tenant, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
 
     def plan(self, limits: Limits) -> LimitSet | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
@@ -400,10 +407,7 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Limi
     if rule.limits or rule.limits_function is not None:
         buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
     if rule.concurrency is not None:
-        wait_us, wait_max = rule.wait_us, rule.wait_max
-        buckets.append(
-            LimitSet(identity, (rule.concurrency,), names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label)
-        )
+        buckets.append(_make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
     return buckets
 
 
@@ -418,13 +422,15 @@ def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> LimitSet:
+    permits = rule.concurrency in limits
     return LimitSet(
         identity,
         limits,
         names if names is not None else wire_names(rule.label, limits),
-        count_denied=rule.count_denied,
+        count_denied=rule.count_denied and not permits,
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
-        unit=rule.unit,
+        unit=None if permits else rule.unit,
         label=rule.label,
+        on_error=rule.on_error,
     )

@@ -22,7 +22,8 @@ from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
-from .keys import Key, KeyFunction, bind
+from ..limiter.failover import OnError, check_on_error
+from .keys import Key, KeyCondition, KeyFunction, bind
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -36,8 +37,9 @@ Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "block"]
 """What a rule does with the requests that it counts or meets; one that exempts does none of it."""
-Condition: TypeAlias = Callable[[Any], object]
-"""Says whether a rule applies to a request: true or false, or an awaitable of it."""
+Condition: TypeAlias = Callable[[Any], object] | KeyCondition
+"""Says whether a rule applies to a request: a function that returns true or false, or an awaitable of it, or what a key
+such as `network` makes."""
 
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
@@ -47,7 +49,7 @@ _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow", "on_exceeded")
-_COUNTING: Final = ("limits", "concurrency", "key", "wait", *_OF_LIMITS)
+_COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
 EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
@@ -55,10 +57,12 @@ EXCLUSIONS: Final = (
 )
 """Which options of a rule make no sense beside which others, and why; the JSON Schema of `slidegate.toml` is made of
 this table too."""
-NEEDS: Final = {
-    "status": ("block", "block=True"),
-    **dict.fromkeys(_OF_LIMITS, ("limits", 'limits such as "60/minute"')),
-}
+NEEDS: Final = (
+    ("status", "block", "block=True"),
+    ("fair", "concurrency", "concurrency=15"),
+    ("fair", "wait", 'wait="30s"'),
+    *((option, "limits", 'limits such as "60/minute"') for option in _OF_LIMITS),
+)
 """Options of a rule that are about another one, and how that is written."""
 
 
@@ -74,7 +78,8 @@ class Rule:
             `exempt` or `block`.
         fallback_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
-            something true. Where it fails, limits and blocks apply, and exemptions do not.
+            something true; or a condition that a key makes, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``.
+            Where it fails, limits and blocks apply, and exemptions do not.
         concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
             from its admission to the last byte of its answer, a websocket to its end.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
@@ -84,8 +89,8 @@ class Rule:
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
         cost: Units for one request, or a function of the request, sync or async. It may be an estimate, which
             `settle` replaces by what was used.
-        cost_max: The most units that the function may make one request cost. Without it a request that costs more than
-            a limit is refused, and can never pass.
+        cost_max: The most units that the function may make one request cost; by default, and at most, the smallest
+            amount of the limits, because a request that costs more can never pass.
         unit: What the limits count where that is not requests, for example ``"tokens"``; clients are told.
         count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
@@ -94,6 +99,12 @@ class Rule:
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
+        fair: By whose share waiting requests get permits: a key such as `user`, or a function of the request, as for
+            `key`. A permit that is handed back goes to the tenant that holds the fewest by this process, and of its
+            requests to the one that came first. Those without a value are one tenant.
+        on_error: What decides about this rule when the store fails: ``"local"``, ``"allow"`` or ``"deny"``, as for
+            `Limiter`; by default what its limiter was made with. Of several rules of a request, one that denies goes
+            first, and one that allows is left out.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
             a change of the rule, and in other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
@@ -127,6 +138,8 @@ class Rule:
         count_denied: bool = False,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
+        fair: Key | KeyFunction | None = None,
+        on_error: OnError | None = None,
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
@@ -150,18 +163,18 @@ class Rule:
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
         self.connection = connection
-        self.when = None if when is None else check_takes("when", when, "request")
+        self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         options = flags | {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if, "wait": wait}
         options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "unit": unit}
-        options |= {"on_exceeded": on_exceeded, "status": status}
+        options |= {"on_exceeded": on_exceeded, "status": status, "on_error": on_error, "fair": fair}
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, fallback_limits)
-        self.key = bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key)
+        self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
         self.count_if: Callable[..., object] | None = count_if
@@ -170,6 +183,8 @@ class Rule:
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
+        self.fair = self._checked_key(fair, "fair")
+        self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "rule name")
         self.label = label_of(self.paths) if name is None else name
         """The name of the rule, else its paths, for people to read."""
@@ -218,8 +233,11 @@ class Rule:
         if self.key is not None or not self.counts:
             return self
         rule = copy(self)
-        rule.key = bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key)
+        rule.key = self._checked_key(key)
         return rule
+
+    def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
+        return bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key, option)
 
     @property
     def _call(self) -> str:
@@ -240,7 +258,7 @@ class Rule:
             self.connection,
             self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
-            *([] if self.when is None else [_function_name(self.when)]),
+            *([] if self.when is None else [getattr(self.when, "identity", "") or _function_name(self.when)]),
         )
         return f"{identity_of(label_of(paths), *facts)}{suffix}"
 
@@ -294,7 +312,7 @@ def conflict(given: Container[str]) -> str:
         other = next((other for other in others if option in given and other in given), None)
         if other is not None:
             return f"{option}: it does not go with {other}: {why}; leave one of them out"
-    for option, (needed, written) in NEEDS.items():
+    for option, needed, written in NEEDS:
         if option in given and needed not in given:
             return f"{option}: it goes with {needed}; add {written}, or leave it out"
     return ""
@@ -331,18 +349,20 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     return frozenset(names | {"HEAD"} if "GET" in names else names)
 
 
-def checked_function(key: KeyFunction | None) -> KeyFunction | None:
-    """Return the user's key function.
+def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunction | None:
+    """Return the user's key function, given as an option.
 
     Raises:
         ConfigurationError: It is no function, or it makes a key and was not called.
     """
     if key is not None and not callable(key):
-        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}')
+        raise ConfigurationError(
+            f'{option}: expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}'
+        )
     if getattr(key, "__module__", "").startswith("slidegate."):
-        raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
+        raise ConfigurationError(f'{option}: {key!r} makes a key; call it, for example header("X-API-Key")')
     if key is not None:
-        check_takes("key", key, "request")
+        check_takes(option, key, "request")
     return key
 
 

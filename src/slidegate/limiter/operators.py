@@ -1,0 +1,96 @@
+"""What a limiter asks the files that know the operators of addresses; `slidegate.network` makes keys of such files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from ..core.bans.policy import hand_ban_key
+from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.store import EventListener
+
+_KIND = "asn:"
+
+
+class Place(Protocol):
+    """What a file says of an address."""
+
+    @property
+    def asn(self) -> int | None:
+        """The number of the operator's autonomous system; None where it is not known."""
+
+    @property
+    def country(self) -> str:
+        """The code of the country, empty where it is not known."""
+
+    @property
+    def name(self) -> str:
+        """The name of the operator, empty where it is not known."""
+
+
+class NetworkLookup(Protocol):
+    """A file that knows networks."""
+
+    has: frozenset[str]
+    generation: int
+
+    def find(self, client_key: str) -> Place:
+        """Return what the file says of the address of a client, by its key."""
+
+    def look_when_due(self) -> None:
+        """Have the file read again if it has changed, now and then."""
+
+    def observe(self, observer: EventListener) -> None:
+        """Send an observer the events of the file, once."""
+
+
+@runtime_checkable
+class NetworkKey(Protocol):
+    """A key that a file of networks makes."""
+
+    file: Any
+
+
+def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
+    """Return the files of some keys.
+
+    Raises:
+        ConfigurationError: One of them is no such key.
+    """
+    example = 'networks: expected a list such as [network("GeoLite2-ASN.mmdb")]'
+    if isinstance(networks, str) or not isinstance(networks, Iterable):
+        raise ConfigurationError(f"{example}, not {quoted(networks)}")
+    listed = list(networks)
+    for one in listed:
+        if not isinstance(one, NetworkKey):
+            raise ConfigurationError(f"{example}, not {quoted(one)} in it")
+    return tuple(dict.fromkeys(one.file for one in listed))
+
+
+def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
+    """Return the key by which the operator of a client's address is banned; None where no file knows it."""
+    for file in files:
+        asn = file.find(client_key).asn
+        if asn is not None:
+            return f"{_KIND}{asn}"
+    return None
+
+
+def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
+    """Check what people ban by hand; an operator only where a file says whose addresses those are.
+
+    Raises:
+        InvalidKey: The key cannot be banned.
+    """
+    spelled = hand_ban_key(key)
+    if not spelled.startswith(_KIND):
+        return
+    number = spelled.removeprefix(_KIND)
+    if not (number.isascii() and number.isdigit() and 0 < int(number[:11]) < 2**32):
+        expected = 'the number of an autonomous system, for example "asn:132203"'
+        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
+    if not any("asn" in file.has for file in files):
+        written = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
+        raise InvalidKey(
+            f"ban: {quoted(key)} is an operator, and no file says which addresses it has; write {written}", written
+        )

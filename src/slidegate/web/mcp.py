@@ -1,0 +1,168 @@
+"""Tools of MCP servers: a key and conditions by header fields, so that no body is read.
+
+From its revision 2026-07-28 on the Model Context Protocol sends the JSON-RPC method of each POST in ``Mcp-Method``, and
+the name of the tool in ``Mcp-Name`` (SEP-2243). A client can write anything there. The fields can be trusted only where
+the server behind the limiter rejects a request whose body says something else, and it does so only for requests that
+name such a revision in ``MCP-Protocol-Version``.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Collection
+from typing import Final
+
+from starlette.types import Scope
+
+from ..core.arguments import check_flag
+from ..core.errors import ConfigurationError, closest, quoted
+from ..limiter import Limiter
+from ..limiter.keys import KeyOf
+from .keys import KeyCondition, invalid
+
+_FIRST_VALIDATED: Final = b"2026-07-28"
+_REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_ENCODED: Final = re.compile(rb"=\?base64\?(.*)\?=")
+_FIELDS: Final = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
+_OTHERS: Final = "mcp_tool:*"
+"""The key of all requests that call none of the named tools, as far as anybody can tell."""
+
+
+class McpTool:
+    """A key by the tool that a request calls; made by `mcp_tool`.
+
+    Attributes:
+        names: The tools that are counted apart.
+        validated: Whether the server behind rejects a request whose header fields and body differ.
+    """
+
+    shared: Final = True
+
+    def __init__(self, names: Collection[str], validated: bool) -> None:
+        self.names = frozenset(names)
+        self.validated = validated
+        self.identity = f"mcp_tool:{','.join(sorted(self.names))}"
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """Return the key of a request: of a tool that was named, or the one that all other requests share."""
+        method, name = self._read(scope) or ("", "")
+        return limiter.key_for(f"mcp_tool:{name}" if method == "tools/call" and name in self.names else _OTHERS)
+
+    def of(self, name: str | bytes) -> KeyOf:
+        """Return the key of a tool, for the methods of a limiter: ``limiter.reset(tools.of("export"))``.
+
+        Raises:
+            InvalidKey: It is none of the tools that were named.
+        """
+        if not isinstance(name, str) or name not in self.names:
+            raise invalid("mcp_tool", f"one of {', '.join(map(quoted, sorted(self.names)))}", name)
+        return KeyOf("mcp_tool", lambda keys: keys.learn(f"mcp_tool:{name}")[0])
+
+    def is_in(self, *names: str) -> KeyCondition:
+        """Return a condition for `Rule(when=...)`: the request calls one of these tools.
+
+        Where nobody can tell which tool a POST calls, limits and blocks apply and exemptions do not: leaving a header
+        field out is no way past a limit.
+
+        Args:
+            names: Some of the tools of this key.
+
+        Raises:
+            ConfigurationError: There are none, one of them is not among the tools of this key, or nobody validates what
+                a request says.
+        """
+        for name in names or ("",):
+            if name not in self.names:
+                raise ConfigurationError(
+                    f"mcp_tool: is_in takes tools that mcp_tool names, such as {quoted(min(self.names))}, "
+                    f"not {quoted(name)}{closest(str(name), self.names)}"
+                )
+        return self._condition(frozenset({"tools/call"}), frozenset(names))
+
+    def is_method(self, *methods: str) -> KeyCondition:
+        """Return a condition for `Rule(when=...)`: the request has one of these JSON-RPC methods.
+
+        ``Rule("/mcp", exempt=True, when=tools.is_method("server/discover", "tools/list"))`` leaves discovery uncounted.
+        Where nobody can tell the method of a POST, limits and blocks apply and exemptions do not.
+
+        Raises:
+            ConfigurationError: There are none, one of them is no text, or nobody validates what a request says.
+        """
+        if not methods or not all(isinstance(method, str) and method for method in methods):
+            raise ConfigurationError(f'mcp_tool: is_method takes methods such as "tools/list", not {quoted(methods)}')
+        return self._condition(frozenset(methods), None)
+
+    def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
+        if not self.validated:
+            raise ConfigurationError(
+                "mcp_tool: a condition needs mcp_tool(..., validated=True): where the server behind does not reject a "
+                "request that names one tool and calls another, nobody knows which one it calls"
+            )
+
+        def holds(scope: Scope, client_key: str) -> bool | None:
+            if not _is_post(scope):
+                return False
+            called = self._read(scope)
+            return None if called is None else called[0] in methods and (names is None or called[1] in names)
+
+        return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", holds)
+
+    def _read(self, scope: Scope) -> tuple[str, str] | None:
+        """Return the method and the name that a request gives; None where they cannot be known."""
+        if not self.validated or not _is_post(scope):
+            return None
+        found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
+        fields = dict(found)
+        revision, method = fields.get(_FIELDS[0], b""), fields.get(_FIELDS[1])
+        if len(found) > len(fields) or method is None:
+            return None
+        if not _REVISION.fullmatch(revision) or revision < _FIRST_VALIDATED:
+            return None
+        name = _decoded(fields.get(_FIELDS[2], b""))
+        return None if name is None else (method.decode("latin-1"), name)
+
+
+def _is_post(scope: Scope) -> bool:
+    return scope["type"] == "http" and str(scope.get("method")).upper() == "POST"
+
+
+def _decoded(value: bytes) -> str | None:
+    """Return the text of a value, ``=?base64?...?=`` decoded; None where the protocol has no such value."""
+    encoded = _ENCODED.fullmatch(value)
+    try:
+        if encoded is None:
+            return value.decode("ascii")
+        text = b64decode(encoded[1], validate=True)
+        return text.decode() if b64encode(text) == encoded[1] else None
+    except ValueError:
+        return None
+
+
+def mcp_tool(*names: str, validated: bool = False) -> McpTool:
+    """Count each tool of an MCP server: ``combine(user, mcp_tool("search", "export", validated=True))``.
+
+    A request that calls one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, is counted with all others
+    that call it. Every other request shares one bucket: those of other tools and methods, those of older revisions of
+    the protocol, and those whose fields are missing, repeated or cannot be read. So an invented name buys nothing.
+    Its methods `is_in` and `is_method` make conditions: ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
+
+    Args:
+        names: The tools.
+        validated: Whether the server behind rejects requests whose header fields and body differ, as the Python SDK
+            does from version 2 on. If not, a client could name a tool and call another one, so all requests share the
+            one bucket, and a finding says so.
+
+    Raises:
+        ConfigurationError: There are no names, or one of them cannot be a tool's.
+    """
+    check_flag("validated", validated)
+    for name in names or ("",):
+        if not isinstance(name, str) or not name.isprintable() or name in ("", "*"):
+            raise ConfigurationError(
+                f'mcp_tool: expected names of tools, for example mcp_tool("search", "export"), not {quoted(name)}'
+            )
+    return McpTool(names, validated)

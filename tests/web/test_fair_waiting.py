@@ -1,0 +1,255 @@
+"""Permits that are shared fairly go to the tenant that holds the fewest, and a full queue makes room for others."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+    user,
+)
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+
+from ..asgi import Answer, call
+from ..redis_servers import RedisServer
+
+TENANT = header("X-Tenant")
+
+
+class Model:
+    """An application whose requests stay under way until they are told to end."""
+
+    def __init__(self, permits: int, *, limiter: Limiter | None = None, at_endpoint: bool = False, **options: Any):
+        options = {"key": everyone, "wait": "30s", "fair": TENANT} | options
+        self.limiter = limiter or Limiter()
+        self.inside: list[tuple[str, asyncio.Event]] = []
+        self.tasks: list[asyncio.Task[Answer]] = []
+        rules = [] if at_endpoint else [Rule("/", concurrency=permits, **options)]
+        app: Any = Starlette(routes=[Route("/", self.page)])
+        if at_endpoint:
+            app = FastAPI()
+            app.get("/", dependencies=[Depends(RateLimit(concurrency=permits, **options))])(self.answer)
+        self.app = RateLimitMiddleware(app, rules=rules, limiter=self.limiter)
+
+    async def page(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse(await self.answer(request))
+
+    async def answer(self, request: Request) -> str:
+        own = request.headers.get("x-tenant", ""), asyncio.Event()
+        self.inside.append(own)
+        try:
+            await own[1].wait()
+        except asyncio.CancelledError:
+            self.inside.remove(own)
+            raise
+        return "done"
+
+    @property
+    def held(self) -> Counter[str]:
+        return Counter(tenant for tenant, _ in self.inside)
+
+    async def ask(self, *tenants: str) -> list[asyncio.Task[Answer]]:
+        """Begin a request for each tenant; return when each of them is under way, waits or is refused."""
+        begun = [asyncio.create_task(call(self.app, headers={"X-Tenant": one} if one else {})) for one in tenants]
+        self.tasks += begun
+        await settled()
+        return begun
+
+    async def end(self, index: int) -> str:
+        """End a request that is under way; return its tenant when the permit has found its next holder."""
+        tenant, end = self.inside.pop(index)
+        end.set()
+        await settled()
+        return tenant
+
+    async def until(self, held: dict[str, int]) -> None:
+        """Wait until so many requests of each tenant are under way."""
+        async with asyncio.timeout(20):
+            while self.held != held:  # noqa: ASYNC110 - a store that is not in memory answers when it does
+                await asyncio.sleep(0.01)
+
+    async def end_all(self) -> list[int]:
+        """End all requests, those that wait in their turn; return their statuses as they were begun."""
+        async with asyncio.timeout(20):
+            while not all(task.done() for task in self.tasks):
+                if self.inside:
+                    await self.end(0)
+                else:
+                    await asyncio.sleep(0.01)
+        return [(await task).status for task in self.tasks]
+
+
+async def settled() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_of_tenants_that_always_wait_none_holds_more_than_its_share_and_one(seed: int) -> None:
+    rng = random.Random(seed)
+    permits, tenants = rng.randint(1, 9), [f"tenant{number}" for number in range(rng.randint(2, 4))]
+    model = Model(permits, wait_max=200)
+    await model.ask(*rng.choices(tenants, k=permits))  # the first round goes to whoever comes
+    for tenant in tenants:
+        await model.ask(*[tenant] * rng.randint(1, 6))
+    first_round = [end for _, end in model.inside]
+    for _ in range(80):
+        # The tenant that is served asks again, so everybody always waits.
+        before = len(model.tasks)
+        await model.ask(await model.end(rng.randrange(len(model.inside))))
+        assert len(model.tasks) == before + 1
+        assert sum(model.held.values()) == permits
+        if not any(end in first_round for _, end in model.inside):
+            assert max(model.held.values()) <= math.ceil(permits / len(tenants)) + 1
+    assert set(await model.end_all()) == {200}
+
+
+async def test_a_tenant_alone_gets_all_and_another_one_the_next_that_is_free() -> None:
+    model = Model(3)
+    await model.ask("big", "big", "big", "big", "big", "small")
+    assert model.held == {"big": 3}
+    await model.end(0)
+    assert model.held == {"big": 2, "small": 1}
+    await model.ask("small")
+    await model.end(0)
+    assert model.held == {"big": 2, "small": 1}, "each held one, and a request of the big one came first"
+    assert set(await model.end_all()) == {200}
+
+
+async def test_without_fair_requests_are_let_in_as_they_came() -> None:
+    model = Model(1, fair=None)
+    await model.ask("big", "big", "big", "small")
+    assert [await model.end(0) for _ in range(4)] == ["big", "big", "big", "small"]
+
+
+async def test_requests_without_a_value_are_one_tenant() -> None:
+    model = Model(2)
+    await model.ask("", "", "", "", "known")
+    await model.end(0)
+    assert model.held == {"": 1, "known": 1}
+    assert set(await model.end_all()) == {200}
+
+
+async def test_in_a_full_queue_the_newest_of_the_tenant_with_the_most_waiting_gives_way() -> None:
+    model = Model(1, wait_max=3)
+    _, *big = await model.ask("big", "big", "big", "big")
+    (small,) = await model.ask("small")
+    assert [task.done() for task in big] == [False, False, True]
+    refused = await big[2]
+    assert refused.status == 429
+    (another,) = await model.ask("big")
+    assert (await another).status == 429, "its own tenant has the most waiting"
+    (other,) = await model.ask("other")
+    assert [task.done() for task in (*big, small, other)] == [False, True, True, False, False]
+    (third,) = await model.ask("third")
+    assert (await third).status == 429, "every tenant has one waiting"
+    assert await model.end_all() == [200, 200, 429, 429, 200, 429, 200, 429]
+
+
+async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_the_next() -> None:
+    for turns in range(6):
+        model = Model(1)
+        first, chosen, following = await model.ask("a", "b", "c")
+        model.inside.pop()[1].set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        chosen.cancel()
+        await settled()
+        assert model.held == {"c": 1}, turns
+        assert (await first).status == 200
+        assert not following.done()
+        model.tasks.remove(chosen)
+        assert await model.end_all() == [200, 200]
+        queues = model.limiter.engine.queues
+        assert (queues.by_name, queues._held, queues.waiting) == ({}, {}, 0)
+
+
+async def test_nobody_waits_beyond_the_bound() -> None:
+    model = Model(1, wait="50ms")
+    tasks = await model.ask("big", "big", "small", "other")
+    async with asyncio.timeout(10):
+        assert [(await task).status for task in tasks[1:]] == [429, 429, 429]
+    assert await model.end_all() == [200, 429, 429, 429]
+
+
+async def test_a_function_names_the_tenant_and_one_that_fails_leaves_it_unknown() -> None:
+    def tenant(request: Request) -> str:
+        return request.headers["x-tenant"].removesuffix("-1").removesuffix("-2")
+
+    model = Model(2, fair=tenant)
+    await model.ask("big-1", "big-1", "big-2", "", "small")
+    await model.end(0)
+    await model.end(0)
+    assert sorted(model.held) == ["", "big-2"], "the second one came when nobody else of its tenant was under way"
+    assert set(await model.end_all()) == {200}
+
+
+async def test_a_limit_at_an_endpoint_is_as_fair() -> None:
+    model = Model(2, at_endpoint=True)
+    await model.ask("big", "big", "big", "big", "small")
+    await model.end(0)
+    assert model.held == {"big": 1, "small": 1}
+    assert set(await model.end_all()) == {200}
+
+
+def test_a_configuration_file_names_the_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "slidegate.toml"
+    table = '[[rules]]\npath = "*"\nconcurrency = 2\nwait = "1s"\n'
+    for written, identity in (('"client"', "client"), ('{ header = "X-Tenant" }', "header:x-tenant")):
+        path.write_text(f"{table}fair = {written}\n")
+        (rule,) = RateLimitMiddleware.from_file(Starlette(), path).app.rules
+        assert getattr(rule.fair, "identity", "").startswith(identity)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
+async def test_every_store_hands_permits_out_fairly(kind: str, tmp_path: Path, server: RedisServer) -> None:
+    stores: dict[str, Callable[[], Any]] = {
+        "memory": MemoryStore,
+        "lmdb": lambda: LmdbStore(tmp_path / "limits"),
+        "redis": lambda: RedisStore(server.url, prefix="fair"),
+    }
+    model = Model(2, limiter=Limiter(stores[kind](), deadline="5s"))
+
+    await model.ask("big", "big", "big", "big")
+    await model.until({"big": 2})
+    await model.ask("small")
+    await model.end(0)
+    await model.until({"big": 1, "small": 1})
+    assert set(await model.end_all()) == {200}
+    await model.limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": "5/minute", "wait": "1s", "fair": user}, "fair: it goes with concurrency"),
+        ({"concurrency": 2, "fair": user}, 'fair: it goes with wait; add wait="30s"'),
+        ({"concurrency": 2, "wait": "1s", "fair": "tenant"}, "fair: expected client_ip"),
+        ({"concurrency": 2, "wait": "1s", "fair": header}, "fair: .* makes a key; call it"),
+        ({"exempt": True, "fair": user}, "exempt: it does not go with fair"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Rule("/", **options)

@@ -1,0 +1,240 @@
+"""Tools of MCP servers are counted by header fields, and a field that lies, is repeated or left out buys nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp import Client
+from mcp.server import MCPServer
+from mcp.shared.exceptions import MCPError
+
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, combine, header, mcp_tool
+from slidegate.core.errors import InvalidKey
+from slidegate.web.mcp import McpTool
+
+from ..asgi import call, hello, scope_of
+
+NOW = "2026-07-28"
+TOOLS = mcp_tool("search", "export", "tröt", validated=True)
+SHARED = "mcp_tool:*"
+
+
+def encoded(name: str) -> str:
+    return f"=?base64?{b64encode(name.encode()).decode()}?="
+
+
+def fields(name: str | None = "search", method: str | None = "tools/call", revision: str | None = NOW) -> Any:
+    """Return the header fields of a call."""
+    given = {"mcp-protocol-version": revision, "mcp-method": method, "mcp-name": name}
+    return [(field.encode(), value.encode("latin-1")) for field, value in given.items() if value is not None]
+
+
+def key_of(headers: Any, key: McpTool = TOOLS, **scope: Any) -> str:
+    return key.find(scope_of("/mcp", **{"method": "POST", "headers": headers, **scope}), Limiter(), "client")
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        (fields(), "mcp_tool:search"),
+        (fields(encoded("search")), "mcp_tool:search"),
+        (fields(encoded("tröt")), "mcp_tool:tröt"),
+        (fields(revision="2027-01-31"), "mcp_tool:search"),
+        (fields("tröt"), SHARED),
+        (fields("invented"), SHARED),
+        (fields("SEARCH"), SHARED),
+        (fields(None), SHARED),
+        (fields("=?base64?c2VhcmN?="), SHARED),
+        (fields("=?base64?c2VhcmNo!?="), SHARED),
+        (fields("=?base64?/w==?="), SHARED),
+        (fields("=?base64?c2VhcmNoCg==?="), SHARED),
+        (fields(method="prompts/get"), SHARED),
+        (fields(method=None), SHARED),
+        (fields(revision="2025-11-25"), SHARED),
+        (fields(revision="draft"), SHARED),
+        (fields(revision=None), SHARED),
+        (fields() + fields("export"), SHARED),
+        ([*fields(), (b"mcp-name", b"search")], SHARED),
+        ([*fields(), (b"mcp-protocol-version", b"2025-06-18")], SHARED),
+    ],
+)
+def test_a_call_is_counted_under_its_tool_or_with_all_others(headers: Any, key: str) -> None:
+    assert key_of(headers) == key
+
+
+@pytest.mark.parametrize("scope", [{"method": "GET"}, {"method": "DELETE"}, {"type": "websocket"}])
+def test_what_is_no_post_calls_no_tool(scope: dict[str, str]) -> None:
+    assert key_of(fields(), **scope) == SHARED
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"x-other"]),
+            st.sampled_from([NOW.encode(), b"tools/call", b"search", b"=?base64?ZXhwb3J0?="]) | st.binary(max_size=80),
+        ),
+        max_size=5,
+    )
+)
+def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(headers: list[tuple[bytes, bytes]]) -> None:
+    found = key_of(headers)
+    assert found in {SHARED, *(f"mcp_tool:{name}" for name in TOOLS.names)}
+    assert found == SHARED or all(len([1 for name, _ in headers if name == field]) == 1 for field, _ in fields())
+    assert key_of(headers, mcp_tool("search", "export")) == SHARED, "nobody validates them"
+
+
+async def test_a_key_of_a_value_is_that_of_a_request() -> None:
+    limiter = Limiter()
+    assert limiter.key_for(TOOLS.of("export")) == key_of(fields("export"))
+    both = combine(header("Authorization"), TOOLS)
+    scope = scope_of("/mcp", "POST", headers=[*fields("export"), (b"authorization", b"Bearer a")])
+    assert limiter.key_for(both.of("Bearer a", "export")) == both.find(scope, limiter, "client")
+    with pytest.raises(InvalidKey, match="mcp_tool: expected one of 'export', 'search', 'tröt'"):
+        TOOLS.of("invented")
+
+
+async def test_limits_apply_where_nobody_knows_the_tool_and_exemptions_do_not() -> None:
+    app = RateLimitMiddleware(
+        hello,
+        rules=[
+            Rule("/mcp", exempt=True, when=TOOLS.is_method("server/discover", "tools/list")),
+            Rule("/mcp", "1/hour", when=TOOLS.is_in("export"), name="export"),
+        ],
+    )
+
+    async def status(headers: Any, method: str = "POST") -> int:
+        return (await call(app, "/mcp", method, headers=headers)).status
+
+    assert [await status(fields("search")) for _ in range(2)] == [200, 200], "another tool"
+    assert [await status([], "GET") for _ in range(2)] == [200, 200], "no call at all"
+    assert [await status(fields(None, "tools/list")) for _ in range(2)] == [200, 200]
+    assert await status(fields(None, "tools/list", "2025-06-18")) == 200, "this one is counted"
+    for headers in (fields("export"), fields(encoded("export")), [], fields("search", revision="2025-06-18")):
+        assert await status(headers) == 429
+    assert await status(fields(None, "tools/list")) == 200
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mcp_tool(), 'expected names of tools, for example mcp_tool\\("search", "export"\\), not \'\''),
+        (lambda: mcp_tool("a", 7), "not 7"),  # type: ignore[arg-type]
+        (lambda: mcp_tool("*"), "not '\\*'"),
+        (lambda: mcp_tool("a\n"), "not "),
+        (lambda: mcp_tool("a", validated="yes"), "validated: expected True or False"),  # type: ignore[arg-type]
+        (lambda: TOOLS.is_in("exprt"), "not 'exprt'.*export"),
+        (lambda: TOOLS.is_in(), "is_in takes tools that mcp_tool names"),
+        (lambda: TOOLS.is_method(), "is_method takes methods"),
+        (lambda: mcp_tool("search").is_in("search"), "a condition needs mcp_tool\\(..., validated=True\\)"),
+        (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "makes a key; call it"),  # type: ignore[arg-type]
+        (
+            lambda: RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=TOOLS)),
+            "does not say who it is",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_rules_for_different_tools_have_counts_of_their_own() -> None:
+    one, other = (Rule("/mcp", "1/hour", when=TOOLS.is_in(name)).identity for name in ("search", "export"))
+    assert one != other
+    assert one == Rule("/mcp", "1/hour", when=TOOLS.is_in("search")).identity
+
+
+def test_a_finding_says_that_nobody_validates_the_fields() -> None:
+    def findings(validated: bool) -> list[str]:
+        rule = Rule("/mcp", "1/hour", key=combine(header("Authorization"), mcp_tool("search", validated=validated)))
+        return [finding.code for finding in RateLimitMiddleware(hello, rules=[rule]).findings]
+
+    assert findings(False) == ["SG130"]
+    assert findings(True) == []
+
+
+@asynccontextmanager
+async def served(*rules: Rule) -> AsyncIterator[str]:
+    """Serve a real MCP server behind some rules; yields its URL."""
+    server = MCPServer("tools")
+    server.tool()(search)
+    server.tool()(export)
+    app = server.streamable_http_app(json_response=True)
+    app.add_middleware(RateLimitMiddleware, rules=rules)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()  # who connects before the server accepts waits there
+        program = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None))
+        task = asyncio.create_task(program.serve([listening]))
+        async with asyncio.timeout(20):
+            try:
+                yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+            finally:
+                program.should_exit = True
+                await task
+
+
+def search(text: str) -> str:
+    return f"found {text}"
+
+
+def export(rows: int) -> str:
+    return f"{rows} rows"
+
+
+async def test_each_tool_of_a_real_server_has_its_own_limit() -> None:
+    tools = mcp_tool("search", "export", validated=True)
+    discovery = tools.is_method("server/discover", "tools/list")
+    rules = Rule("/mcp", exempt=True, when=discovery), Rule("/mcp", "2/hour", key=tools, name="tools")
+    async with served(*rules) as url, Client(url) as client:
+        for _ in range(3):
+            await client.list_tools()
+        for _ in range(2):
+            assert not (await client.call_tool("search", {"text": "a"})).is_error
+            assert not (await client.call_tool("export", {"rows": 1})).is_error
+        for name, arguments in (("search", {"text": "a"}), ("export", {"rows": 1})):
+            with pytest.raises(MCPError):
+                await client.call_tool(name, arguments)
+        await client.list_tools()
+
+
+async def test_a_lying_call_is_rejected_by_the_server_and_counted_under_the_tool_that_it_names() -> None:
+    tools = mcp_tool("search", "export", validated=True)
+    lie = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {
+            "name": "export",
+            "arguments": {"rows": 1},
+            "_meta": {
+                "io.modelcontextprotocol/protocolVersion": NOW,
+                "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {},
+            },
+        },
+    }
+    truth = lie | {"params": {**lie["params"], "name": "search", "arguments": {"text": "a"}}}  # type: ignore[dict-item]
+    sent = {"accept": "application/json, text/event-stream", "mcp-protocol-version": NOW, "mcp-method": "tools/call"}
+    async with served(Rule("/mcp", "2/hour", key=tools)) as url, httpx.AsyncClient() as client:
+
+        async def post(body: object, name: str) -> int:
+            return (await client.post(url, json=body, headers=sent | {"mcp-name": name})).status_code
+
+        assert await post(truth, encoded("search")) == 200
+        assert await post(lie, "search") == 400
+        assert await post(lie, encoded("search")) == 429
+        refused = await client.post(url, json=truth, headers=sent | {"mcp-name": "search"})
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) > 3_500
+        assert await post(lie | {"params": {}}, "export") == 400

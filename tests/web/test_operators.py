@@ -1,0 +1,259 @@
+"""Clients by network: addresses of one operator or one country share limits, conditions and bans."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmdb_writer import MMDBWriter
+from netaddr import IPSet
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    network,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.operators import Network
+
+from ..asgi import call, hello, statuses
+from .middlewares import end_of_looks
+
+TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
+OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
+ASN = {
+    "43.128.0.0/14": TENCENT,
+    "101.32.0.0/16": TENCENT,
+    "203.0.0.0/16": OTHER,
+    "10.0.0.0/8": OTHER,
+    "2402:4e00::/32": TENCENT,
+}
+
+
+def written(path: Path, records: dict[str, Any], version: int = 6) -> Path:
+    """Write a file in MaxMind's format, and put it in its place in one step."""
+    writer = MMDBWriter(version, "test", ipv4_compatible=version == 6)
+    for text, record in records.items():
+        writer.insert_network(IPSet([text]), record)
+    made = path.with_suffix(".new")
+    writer.to_db_file(str(made))
+    os.replace(made, path)
+    return path
+
+
+@pytest.fixture
+def asn(tmp_path: Path) -> Network:
+    return network(written(tmp_path / "asn.mmdb", ASN))
+
+
+@pytest.fixture
+def country(tmp_path: Path) -> Network:
+    records = {
+        "198.51.0.0/16": {"country": {"iso_code": "NL"}, "registered_country": {"iso_code": "US"}},
+        "203.0.0.0/16": {"registered_country": {"iso_code": "BE"}},
+        "2a02::/16": {"country": {"iso_code": "DE"}},
+    }
+    return network(written(tmp_path / "country.mmdb", records))
+
+
+async def test_all_addresses_of_an_operator_share_a_limit(asn: Network) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=asn)])
+    clients = ["43.128.0.1", "101.32.5.5", "2402:4e00::1", "::ffff:43.129.0.1", "203.0.113.9"]
+    assert [(await call(app, client=(client, 1))).status for client in clients] == [200, 200, 429, 429, 200]
+
+
+@pytest.mark.parametrize(
+    ("client", "key"),
+    [
+        ("43.128.0.1", "asn:132203"),
+        ("::ffff:43.128.0.1", "asn:132203"),
+        ("2402:4e00:1:2::3", "asn:132203"),
+        ("8.8.8.8", "asn:unknown"),
+        ("10.1.2.3", "asn:unknown"),
+        ("127.0.0.1", "asn:unknown"),
+        ("fe80::1", "asn:unknown"),
+        ("a.sock", "asn:unknown"),
+        (None, "asn:unknown"),
+    ],
+)
+async def test_the_address_is_the_one_that_client_finds(asn: Network, client: str | None, key: str) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=asn, name="all")])
+    assert (await call(app, client=client and (client, 1))).status == 200
+    assert (await app.limiter.peek(key, "9/hour", rule="all")).remaining == 7
+    behind = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=asn, name="all")], client=client_ip(trusted=1))
+    await call(behind, client=("192.0.2.1", 1), headers={"X-Forwarded-For": f"8.8.8.8, {client or 'unknown'}"})
+    assert (await behind.limiter.peek(key, "9/hour", rule="all")).remaining == 7
+
+
+async def test_a_condition_asks_for_countries_and_for_operators(asn: Network, country: Network) -> None:
+    rules = [
+        Rule("*", exempt=True, when=country.is_in("de")),
+        Rule("*", block=True, when=asn.is_in(132203)),
+        Rule("*", "1/hour", when=country.is_in("NL", "BE")),
+    ]
+    app = RateLimitMiddleware(hello, rules=rules)
+    expected = {
+        "43.128.0.1": [403, 403],
+        "198.51.100.1": [200, 429],
+        "203.0.113.1": [200, 429],
+        "8.8.8.8": [200, 200],
+        "2a02::1": [200, 200],
+    }
+    for client, answers in expected.items():
+        assert await statuses(app, 2, client=(client, 1)) == answers, client
+
+
+@pytest.mark.parametrize(
+    ("record", "by", "key"),
+    [
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, None, "asn:15169"),
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, "country", "country:US"),
+        ({"country": "US", "country_name": "United States"}, None, "country:US"),
+        ({"country": {"iso_code": "US"}, "city": {"names": {"en": "Here"}}}, None, "country:US"),
+        ({"autonomous_system_number": 15169}, None, "asn:15169"),
+    ],
+)
+async def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by: Any, key: str) -> None:
+    found = network(written(tmp_path / "any.mmdb", {"8.8.8.0/24": record}), by=by)
+    assert found.find({}, Limiter(), "8.8.8.8") == key
+    assert Limiter().key_for(found.of("us" if "country" in key else 15169)) == key
+
+
+async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> None:
+    found = network(written(tmp_path / "v4.mmdb", {"8.8.8.0/24": TENCENT}, version=4))
+    assert [found.find({}, Limiter(), key) for key in ("8.8.8.8", "2402:4e00::/64")] == ["asn:132203", "asn:unknown"]
+
+
+async def test_a_ban_of_an_operator_refuses_all_its_addresses(asn: Network) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()), networks=[asn])
+    app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
+    assert await statuses(app, 1, client=("43.128.0.1", 1)) == [200]
+    await limiter.ban("asn:132203", "1d", reason="scrapers")
+    found = await limiter.banned("101.32.0.1")
+    assert found is not None
+    assert (found.key, found.reason) == ("asn:132203", "scrapers")
+    for client, status in {"43.128.0.1": 403, "2402:4e00::1": 403, "203.0.113.9": 200, "10.0.0.1": 200}.items():
+        assert await statuses(app, 1, client=(client, 1)) == [status], client
+    assert [ban.key async for ban in limiter.bans()] == ["asn:132203"]
+    assert await limiter.unban("asn:132203")
+    assert await statuses(app, 1, client=("43.128.0.1", 1)) == [200]
+
+
+async def test_a_ban_of_an_operator_is_refused_where_nobody_knows_operators(asn: Network, country: Network) -> None:
+    for networks in ([], [country]):
+        with pytest.raises(ConfigurationError, match="no file says which addresses it has; write Limiter"):
+            await Limiter(networks=networks).ban("asn:132203", "1d")
+    for key in ("asn:Tencent", "asn:AS132203", "asn:0", "asn:99999999999", "asn:unknown"):
+        with pytest.raises(ConfigurationError, match="expected the number of an autonomous system"):
+            await Limiter(networks=[asn]).ban(key, "1d")
+
+
+async def test_no_policy_bans_an_operator_by_itself(asn: Network) -> None:
+    with pytest.raises(ConfigurationError, match="does not say who it is"):
+        RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=asn))
+
+
+async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+    clock, heard = FakeClock(), RecordingObserver()
+    path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
+    found = network(path, clock=lambda: clock() / 1_000_000)
+    limiter = Limiter(networks=[found], observers=[heard])
+    app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
+    await limiter.ban("asn:132203", "1d")
+
+    async def visit() -> int:
+        for _ in range(2):
+            clock.advance("1s")
+            await call(app, client=("8.8.8.8", 1))
+            end_of_looks()
+        return (await call(app, client=("8.8.8.8", 1))).status
+
+    assert await visit() == 200
+    written(path, {"8.8.8.0/24": TENCENT})
+    assert await visit() == 403
+    for content in (b"", b"no database", path.read_bytes()[:-200], path.read_bytes()[:60]):
+        path.write_bytes(content)
+        os.utime(path, ns=(clock(), clock()))
+        assert await visit() == 403
+    written(path, {"8.8.8.0/24": {"country": {"iso_code": "NL"}}})
+    assert await visit() == 403, "a file without operators takes the place of none that has them"
+    kinds = [kind for kind in heard.kinds if kind.startswith("list_")]
+    assert kinds == ["list_reloaded", *["list_rejected"] * 5]
+    written(path, {"8.8.8.0/24": OTHER})
+    assert await visit() == 200
+
+
+async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path / "asn.mmdb", ASN)
+    found, seen = network(path), set()
+
+    def ask() -> None:
+        for number in range(3_000):
+            seen.add(found.file._find(f"43.128.{number % 250}.1").asn)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with path.open("r+b") as file:
+        file.truncate(10)
+    for thread in threads:
+        thread.join(60)
+    assert seen == {132203}
+
+
+def test_no_private_copy_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
+    assert network(written(tmp_path / "asn.mmdb", ASN)).file.find("43.128.0.1").name == "Tencent"
+    assert not list(private.iterdir())
+
+
+@settings(max_examples=60)
+@given(damage=st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 255)), min_size=1, max_size=40))
+def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing_at_a_request(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]]
+) -> None:
+    path = written(tmp_path_factory.mktemp("damaged") / "asn.mmdb", ASN)
+    content = bytearray(path.read_bytes())
+    for at, byte in damage:
+        content[at % len(content)] = byte
+    path.write_bytes(content)
+    try:
+        found = network(path)
+    except ConfigurationError:
+        return
+    for key in ("43.128.0.1", "101.32.5.5", "2402:4e00::/64", "8.8.8.8", "unknown-peer"):
+        assert found.find({}, Limiter(), key).startswith(("asn:", "country:"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda asn: network(7), "expected a file, for example"),
+        (lambda asn: network("missing.mmdb"), "cannot read missing.mmdb: No such file"),
+        (lambda asn: network(asn.file.path, by="city"), 'by: expected "asn" or "country"'),
+        (lambda asn: network(asn.file.path, by="country"), "does not say the country"),
+        (lambda asn: asn.is_in("NL"), "does not say the country"),
+        (lambda asn: asn.is_in(), "not nothing"),
+        (lambda asn: asn.is_in("Netherlands"), "not 'Netherlands'"),
+        (lambda asn: asn.is_in(True), "not True"),
+        (lambda asn: Limiter(networks=["asn.mmdb"]), "in it"),
+        (lambda asn: Limiter(networks="asn.mmdb"), "networks: expected a list"),
+        (lambda asn: asn.of("x"), "a number such as 132203"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(asn: Network, make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make(asn)

@@ -1,0 +1,74 @@
+"""A rule's own `on_error` decides about it when the store fails, beside what the limiter was made with."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate.core.errors import StoreUnavailable
+from slidegate.testing import FakeClock
+
+from ..asgi import call, hello
+from ..remote_stores import SickStore
+
+WORDS = ("local", "allow", "deny")
+AMOUNTS = (2, 3)
+
+
+def site(whole: Any, own: tuple[Any, ...], **more: Any) -> tuple[RateLimitMiddleware, SickStore]:
+    """Return a middleware with a rule for each `on_error`, and the store that its limiter asks."""
+    store = SickStore(FakeClock(1_000_000_000))
+    rules = [
+        Rule("*", f"{amount}/hour", on_error=one, name=f"rule{amount}", **more)
+        for amount, one in zip(AMOUNTS, own, strict=False)
+    ]
+    limiter = Limiter(store, deadline="60s", on_error=whole)
+    return RateLimitMiddleware(hello, rules=rules, limiter=limiter), store
+
+
+@pytest.mark.parametrize(("whole", "first", "second"), list(product(WORDS, (None, *WORDS), (None, *WORDS))))
+async def test_one_that_denies_goes_first_and_one_that_allows_is_left_out(whole: Any, first: Any, second: Any) -> None:
+    app, store = site(whole, (first, second))
+    store.error = StoreUnavailable("gone")
+    choices = [first or whole, second or whole]
+    counted = [amount for amount, choice in zip(AMOUNTS, choices, strict=True) if choice == "local"]
+    passing = min(counted, default=4)
+    expected = [503] * 4 if "deny" in choices else [200] * passing + [429] * (4 - passing)
+    assert [(await call(app)).status for _ in range(4)] == expected
+
+
+async def test_a_store_that_answers_decides_whatever_a_rule_says_about_failures() -> None:
+    for own in WORDS:
+        app, _ = site("local", (own,))
+        assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
+
+
+async def test_a_request_that_nothing_counts_is_answered_as_the_limiter_says() -> None:
+    app, store = site("allow", ("deny",))
+    store.error = StoreUnavailable("gone")
+    assert (await call(app)).status == 503
+    free = RateLimitMiddleware(hello, rules=[Rule("/paid", "1/hour", on_error="deny")], limiter=app.limiter)
+    assert [(await call(free)).status, (await call(free, "/paid")).status] == [200, 503]
+
+
+async def test_who_waits_under_a_rule_that_is_counted_here_waits_for_no_other() -> None:
+    app, store = site("local", ("local", "allow"), wait="20ms", count_denied=True)
+    store.error = StoreUnavailable("gone")
+    answers = [await call(app) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert "rule3" not in answers[2].headers["ratelimit"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": "1/hour", "on_error": "open"}, "on_error: expected one of"),
+        ({"exempt": True, "on_error": "deny"}, "exempt: it does not go with on_error"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Rule("/", **options)
