@@ -25,33 +25,25 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_the_package_says_whether_it_is_compiled() -> None:
-    assert slidegate.core.compiled is COMPILED_RUN
+CHOSEN = {module_of(file) for file in compile_wheel.chosen(LISTS)}
+MODULES = [module_of(file) for file in compile_wheel.PACKAGE.rglob("*.py") if "contract" not in file.parts]
 
 
 def test_exactly_the_chosen_modules_are_compiled() -> None:
-    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
-    assert "slidegate.core.decide" in chosen
-    for file in compile_wheel.PACKAGE.rglob("*.py"):
-        name = module_of(file)
-        if not name.startswith("slidegate.testing.contract"):
-            path = importlib.import_module(name).__file__ or ""
-            assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in chosen), path
+    assert "slidegate.core.decide" in CHOSEN
+    assert slidegate.core.compiled is COMPILED_RUN
+    for name in MODULES:
+        path = importlib.import_module(name).__file__ or ""
+        assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in CHOSEN), path
+    listed = [*LISTS["compile"], *LISTS["keep"]]
+    assert [name for name in listed if not (compile_wheel.PACKAGE / name).exists()] == []
 
 
 def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
-    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
-    for file in compile_wheel.PACKAGE.rglob("*.py"):
-        name = module_of(file)
-        if name not in chosen and not name.startswith("slidegate.testing.contract"):
-            own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
-            bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
-            assert not chosen & bases, f"{name} is interpreted: put the class with its base, or compile its file"
-
-
-def test_the_build_lists_only_files_that_exist() -> None:
-    listed = [*LISTS["compile"], *LISTS["keep"]]
-    assert [name for name in listed if not (compile_wheel.PACKAGE / name).exists()] == []
+    for name in {*MODULES} - CHOSEN:
+        own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
+        bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
+        assert not CHOSEN & bases, f"{name} is interpreted: put the class with its base, or compile its file"
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,6 @@ OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "states", "r
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
 
 
-def counted() -> CounterWindow:
-    """Return a window that has counted something."""
-    window = CounterWindow(3, 10)
-    window.add(50, 4)
-    return window
-
-
 def summary() -> Any:
     """Return stats with an event and a response time."""
     window = MetricWindow(10, 100)
@@ -68,7 +61,8 @@ def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_of_a_window_counts_on(way: str) -> None:
-    window = counted()
+    window = CounterWindow(3, 10)
+    window.add(50, 4)
     twin = WAYS[way](window)
     twin.add(55, 2)
     assert (window.total(55), twin.total(55)) == (4, 6)

@@ -214,14 +214,3 @@ def test_pytest_finds_the_fixtures_of_the_wheel(bare: Bare) -> None:
     (bare.home / "test_it.py").write_text(USES_THE_PLUGIN, "utf-8")
     ended = bare.run("-m", "pytest", "-q", "-W", "error", "test_it.py")
     assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
-
-
-@pytest.mark.deep
-def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(built: Built, tmp_path: Path) -> None:
-    root = unpacked(built.source, tmp_path)
-    chosen = [str(root / "tests" / name) for name in ("core/test_networks.py", "limiter/test_limiter.py", "web")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    paths = os.pathsep.join((str(root / "src"), str(root)))
-    ended = subprocess.run(command, cwd=root, env={**plain(), "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-2_000:]
-    assert re.search(r"\d{3,} passed", ended.stdout)

@@ -196,23 +196,3 @@ def test_the_reference_lists_every_public_name() -> None:
 def test_every_example_has_a_test() -> None:
     examples = {path.parent.name for path in (ROOT / "examples").glob("*/__init__.py")}
     assert examples <= {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "examples").glob("test_*.py")}
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        "```py\n1\n```",
-        "```\nplain\n```",
-        "```sh\nls\n```",
-        "<!-- not run: slow -->\n```python\n1\n```",
-        "<!-- not run:  -->\n```bash\nls\n```",
-        "<!-- file: a.sh -->\n```bash\nls\n```",
-        "<!-- fragment: python -->\n```python\n1\n```",
-        "<!-- fragment:  -->\n```toml\na = 1\n```",
-        "<!-- file: ../a -->\n```text\n1\n```",
-        "<!-- varies: 2 -->\n```text\n1\n```",
-    ],
-)
-def test_a_block_that_would_escape_is_found(block: str) -> None:
-    (found,) = blocks(block)
-    assert misused(found)

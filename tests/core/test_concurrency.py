@@ -8,14 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from slidegate.core import (
-    NEVER,
-    OPEN,
-    AnyLimit,
-    Concurrency,
-    Limit,
-    LimitSet,
-)
+from slidegate.core import NEVER, OPEN, AnyLimit, Concurrency, Limit, LimitSet
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 

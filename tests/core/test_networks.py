@@ -130,10 +130,7 @@ def test_a_network_is_one_however_it_is_mapped_and_repeated() -> None:
     assert Networks(["::ffff:192.0.2.7"]) == Networks(["192.0.2.7/32"])
 
 
-@given(
-    st.lists(st.tuples(ADDRESSES, st.integers(0, 32)), max_size=12),
-    st.lists(ADDRESSES, max_size=8),
-)
+@given(st.lists(st.tuples(ADDRESSES, st.integers(0, 32)), max_size=12), st.lists(ADDRESSES, max_size=8))
 def test_membership_is_that_of_the_standard_library(
     drawn: list[tuple[ipaddress.IPv4Address, int]], probes: list[ipaddress.IPv4Address]
 ) -> None:

@@ -104,12 +104,8 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ("192.0.2.0/24", 'networks: expected a list, for example ["192.0.2.0/24"], not'),
         (None, "networks: expected a list"),
     ],
-    parse_address: [
-        (5, 'address: expected text such as "192.0.2.7", not 5'),
-    ],
-    parse_network: [
-        (5, 'network: expected text such as "192.0.2.0/24", not 5'),
-    ],
+    parse_address: [(5, 'address: expected text such as "192.0.2.7", not 5')],
+    parse_network: [(5, 'network: expected text such as "192.0.2.0/24", not 5')],
     BanPolicy: [
         ({"after": "twenty"}, "after: limits: 'twenty'"),
         ({"after": "20/10m; 5/1h"}, "after: expected one"),
@@ -144,9 +140,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ("", "ban: expected an address, a network or a key, for example"),
         (b"192.0.2.7", "ban: expected an address, a network or a key"),
     ],
-    clean_reason: [
-        (5, 'reason: expected text, for example "scanner", not 5'),
-    ],
+    clean_reason: [(5, 'reason: expected text, for example "scanner", not 5')],
 }
 USUAL = {Limit: {"amount": 100, "window": "1m"}, Quota: {"text": "5/day"}, BanPolicy: {}}
 ROWS = [

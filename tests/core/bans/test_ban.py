@@ -52,10 +52,7 @@ def test_no_reason_is_long_or_moves_a_terminal(reason: str) -> None:
 
 def test_a_ban_has_an_end_or_none() -> None:
     made = ban("ann", 30 * SECOND_US, made_us=10 * SECOND_US, wall_us=NEW_YEAR_US)
-    assert (made.since, made.until) == (
-        datetime(2100, 1, 1, tzinfo=UTC),
-        datetime(2100, 1, 1, 0, 0, 20, tzinfo=UTC),
-    )
+    assert (made.since, made.until) == (datetime(2100, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, 0, 0, 20, tzinfo=UTC))
     assert [made.left_us(now_us) for now_us in (10 * SECOND_US, 30 * SECOND_US - 1, 30 * SECOND_US, 10**12)] == [
         20 * SECOND_US, 1, 0, 0
     ]  # fmt: skip
