@@ -28,9 +28,6 @@ def any_limits(draw: st.DrawFn) -> Limit:
     )
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "amount", "window_us"),
     [
@@ -85,9 +82,6 @@ def test_limits_and_texts_may_be_mixed() -> None:
 )
 def test_a_span_is_text_seconds_or_a_timedelta(value: object, span_us: int) -> None:
     assert parse_duration_us(value) == span_us  # type: ignore[arg-type]
-
-
-# -- what a limit is -------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))

@@ -43,9 +43,6 @@ def ranges(networks: Iterable[Network]) -> list[tuple[int, int, int]]:
     return [(network.version, int(network[0]), int(network[-1])) for network in networks]
 
 
-# -- addresses -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text", ["::ffff:192.0.2.4", "::ffff:c000:204", "0:0:0:0:0:ffff:192.0.2.4", "::FFFF:192.0.2.4", "192.0.2.4"]
 )
@@ -95,9 +92,6 @@ def test_a_written_network_reads_back_as_the_same(address: ipaddress.IPv4Address
     # A wide IPv6 network may start where the mapped addresses do, and would be read as one of those.
     if whole.version == 4 or network.network_address not in MAPPED:
         assert parse_network(text) == (whole.version, int(network[0]), int(network[-1]))
-
-
-# -- networks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from slidegate.limiter.observers import FAILURE_EVERY_S, KINDS, LOGGED_WHERE_MAD
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ..events_page import DETAILS
 from ..hurry import at_once
 from ..redis_servers import until
 
@@ -85,9 +86,6 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-# -- who hears what, and where -----------------------------------------------------------------------------------------
-
-
 def test_observers_are_called_in_the_thread_where_an_event_happens() -> None:
     heard: list[int] = []
     limiter = Limiter(observers=[lambda told: heard.append(threading.get_ident())])
@@ -96,7 +94,7 @@ def test_observers_are_called_in_the_thread_where_an_event_happens() -> None:
     assert heard == [threading.get_ident()] * 2
 
 
-def test_an_observer_hears_the_kinds_that_it_names_and_the_log_has_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_hears_the_kinds_that_it_names_and_page_and_log_have_all(caplog: pytest.LogCaptureFixture) -> None:
     bans, everything = RecordingObserver(), RecordingObserver()
     limiter = Limiter(observers=[everything])
     limiter.observe(bans, kinds=["banned", "unbanned"])
@@ -106,6 +104,7 @@ def test_an_observer_hears_the_kinds_that_it_names_and_the_log_has_all(caplog: p
     assert everything.kinds == list(KINDS)
     assert bans.kinds == ["banned", "unbanned"]
     assert {vars(record)["kind"] for record in caplog.records} == set(KINDS) - LOGGED_WHERE_MADE
+    assert DETAILS.keys() == set(KINDS), "docs/guides/events.md"
 
 
 def test_events_are_given_the_unix_time_of_the_limiter() -> None:
@@ -129,9 +128,6 @@ def test_an_observer_that_was_removed_hears_nothing_also_not_of_events_on_their_
         flushed(subscription)
     emit(limiter, 3)
     assert numbers(slow.heard) == []
-
-
-# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
 class Requests(Observer):
@@ -174,9 +170,6 @@ async def test_outcomes_are_made_only_while_somebody_asks_for_them() -> None:
     assert len(heard.heard) == 1
     limiter.observe(RecordingObserver())
     assert not limiter.engine.observers.requests, "it has the method of the base class alone"
-
-
-# -- observers that misbehave ------------------------------------------------------------------------------------------
 
 
 def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_and_reported(
@@ -327,9 +320,6 @@ def test_a_subscription_that_cannot_work_is_refused(bad: dict[str, Any], words: 
         Limiter().observe(**{"observer": print, **bad})
 
 
-# -- the log -----------------------------------------------------------------------------------------------------------
-
-
 async def test_the_log_has_a_line_a_second_for_each_kind_and_rule_and_says_how_many_were_left_out(
     now_s: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -375,9 +365,6 @@ def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogC
     assert limiter.engine.observers.wants_refusals()
     subscription.remove()
     assert not limiter.engine.observers.wants_refusals()
-
-
-# -- ends: of the limiter, the thread, the process ---------------------------------------------------------------------
 
 
 async def test_closing_lets_observers_hear_what_is_queued() -> None:

@@ -92,9 +92,6 @@ def test_it_decides_as_the_asynchronous_way_does(kind: str, tmp_path: Path, rng:
     assert {answer[0] for answer in answers if isinstance(answer, tuple)} == {True, False}
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
-
-
 def storm(limiter: Limiter, amount: int, threads: int = 8) -> int:
     """Return how many of twice as many hits as are allowed are admitted to several threads."""
 
@@ -128,9 +125,6 @@ def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collectin
             assert storm(Limiter(store, on_error="local"), 16) == 16
 
 
-# -- event loops ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["memory", "a store that is awaited"])
 async def test_on_a_running_loop_it_says_what_to_write(kind: str, tmp_path: Path) -> None:
     limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path))
@@ -149,9 +143,6 @@ async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) 
     assert await anyio.to_thread.run_sync(limiter.sync.hit, "user:1", "2/minute")
     assert not await limiter.hit("user:1", "2/minute"), "both ways count together"
     await limiter.close()
-
-
-# -- stores that fail ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
