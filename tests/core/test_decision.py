@@ -6,11 +6,9 @@ import pickle
 
 import pytest
 
-from slidegate import MemoryStore
 from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
 from slidegate.core.decision import Check, StruckRefusal
 from slidegate.core.ring import WindowState
-from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
@@ -136,15 +134,6 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
         decision = Decision(True, Reason.OK, 0, checks, seen)
         assert decision.binding is not None
         assert (decision.binding.name, decision.binding.cost) == (shown, costs[shown == "tokens"])
-
-
-def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
-    store = MemoryStore(clock=FakeClock())
-    decision = store.hit([(LimitSet("it", parse_limits("5/minute")), "ann", 2)])
-    assert isinstance(decision, Decision)
-    for _ in range(2):
-        decision.take_back(0)
-        assert decision.remaining == 5
 
 
 def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> None:

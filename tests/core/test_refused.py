@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Networks, Quota, parse_limits
-from slidegate.core import Concurrency
+from slidegate.core import Concurrency, HotKeys, MetricWindow, RollingTotals
 from slidegate.core.addresses import parse_address, parse_network
 from slidegate.core.bans.ban import ban_key, clean_reason
 
@@ -141,8 +141,39 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         (b"192.0.2.7", "ban: expected an address, a network or a key"),
     ],
     clean_reason: [(5, 'reason: expected text, for example "scanner", not 5')],
+    MetricWindow: [
+        ({"slices": 0}, "slices: expected a whole number from 1 to 3600"),
+        ({"slices": 3_601}, "not 3601"),
+        ({"slice_us": 0.5}, "slice_us: expected a whole number"),
+        ({"max_names": -1}, "not -1"),
+        ({"max_names": 1_001}, "not 1001"),
+    ],
+    RollingTotals: [
+        ({"slice_us": 0}, "slice_us: expected a whole number"),
+        ({"windows_us": [14, 20]}, "a window of 20 us is not a whole number of slices of 7 us; "),
+        ({"windows_us": [6]}, "a window of 6 us is not a whole number of slices of 7 us"),
+        ({"windows_us": [0]}, "windows_us: expected a whole number"),
+        ({"windows_us": [14.0]}, "not 14.0"),
+        ({"windows_us": []}, "windows_us: expected at least one"),
+        ({"windows_us": 14}, "windows_us: expected several lengths"),
+        ({"windows_us": [14, 7, 14]}, "windows_us: 14 comes twice"),
+        ({"windows_us": [7_000_007]}, "not 7000007"),
+    ],
+    HotKeys: [
+        ({"capacity": 0}, "capacity: expected a whole number from 1 to 10000"),
+        ({"threshold": 1.5}, "threshold: expected"),
+        ({"slices": 0}, "slices: expected"),
+        ({"window": "5 parsecs"}, "window: expected a number and a unit"),
+    ],
 }
-USUAL = {Limit: {"amount": 100, "window": "1m"}, Quota: {"text": "5/day"}, BanPolicy: {}}
+USUAL = {
+    Limit: {"amount": 100, "window": "1m"},
+    Quota: {"text": "5/day"},
+    BanPolicy: {},
+    MetricWindow: {"slices": 10, "slice_us": 100},
+    RollingTotals: {"slice_us": 7, "windows_us": [14]},
+    HotKeys: {"capacity": 10, "threshold": 100, "window": "5s"},
+}
 ROWS = [
     pytest.param(make, *row, id=f"{make.__name__}-{number}")
     for make, rows in REFUSED.items()

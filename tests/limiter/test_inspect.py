@@ -93,7 +93,7 @@ async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
 async def test_a_changed_amount_is_shown_once_with_the_newest(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
     for amount in (5, 9):
-        app = RateLimitMiddleware(hello, limits=f"{amount}/minute", limiter=limiter)
+        app = RateLimitMiddleware(hello, rules=[Rule("*", f"{amount}/minute", name="api")], limiter=limiter)
         await call(app)
     assert [(window.used, window.limit.amount) for window in (await limiter.inspect(PEER)).windows] == [(2, 9)]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import ConfigurationError, MetricSummary, MetricWindow
+from slidegate.core import MetricSummary, MetricWindow
 from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
 
 from ...racing import THREADS, race
@@ -167,22 +167,6 @@ def test_only_summaries_of_one_span_are_merged() -> None:
         MetricSummary.merged([])
     with pytest.raises(ValueError, match=r"one span, not of \[\(0, 100\), \(100, 100\)\]"):
         MetricSummary.merged(window.slices(100))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"slices": 0}, "slices: expected a whole number from 1 to 3600.*not 0"),
-        ({"slices": True}, "slices.*not True"),
-        ({"slices": 3_601}, "slices.*not 3601"),
-        ({"slice_us": 0.5}, "slice_us.*not 0.5"),
-        ({"max_names": -1}, "max_names.*not -1"),
-        ({"max_names": 1_001}, "max_names.*not 1001"),
-    ],
-)
-def test_a_window_that_cannot_work_is_refused(arguments: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        MetricWindow(**{"slices": 10, "slice_us": 100, **arguments})
 
 
 def test_what_cannot_be_recorded_or_asked_is_refused_and_changes_nothing() -> None:
