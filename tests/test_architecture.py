@@ -1,7 +1,6 @@
 """Who may import whom: the table below is the architecture.
 
-Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` too; but a circle that only annotations
-close is none.
+Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` too.
 """
 
 from __future__ import annotations
@@ -9,10 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "slidegate"
 # A room -> the other rooms that it may import, and the packages of others.
@@ -42,18 +38,10 @@ CLOCKS = {"asyncio", "time"}
 """Modules that the core may not import: it takes `now_us` as an argument."""
 
 
-class ForAnnotations(ast.NodeTransformer):
-    """Takes out what is imported for annotations alone."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
-
-
-def imports(file: Path, source: str, *, for_annotations: bool = True) -> Iterator[str]:
+def imports(file: Path, source: str) -> Iterator[str]:
     """Yield the absolute dotted name of everything that a file imports."""
     package = ("slidegate", *file.relative_to(SRC).parent.parts)
-    tree = ast.parse(source)
-    for node in ast.walk(tree if for_annotations else ForAnnotations().visit(tree)):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -78,29 +66,8 @@ def refused(file: Path, source: str) -> list[str]:
     return found
 
 
-def graph(sources: dict[Path, str]) -> dict[Path, set[Path]]:
-    """Return the files that each file imports."""
-    modules = {}
-    for file in sources:
-        parts = ("slidegate", *file.relative_to(SRC).with_suffix("").parts)
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return {
-        file: {
-            other
-            for name in imports(file, source, for_annotations=False)
-            # `from .memo import Memo` names a thing in a module, `from . import memo` a module in a package.
-            if (other := modules.get(name) or modules.get(name.rpartition(".")[0])) not in (None, file)
-        }
-        for file, source in sources.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def sources() -> dict[Path, str]:
-    return {file: file.read_text("utf-8") for file in SRC.rglob("*.py")}
-
-
-def test_every_import_is_allowed(sources: dict[Path, str]) -> None:
+def test_every_import_is_allowed() -> None:
+    sources = {file: file.read_text("utf-8") for file in SRC.rglob("*.py")}
     found = {str(file): names for file, source in sources.items() if (names := refused(file, source))}
     assert found == {}
     assert {file.relative_to(SRC).parts[0].removesuffix(".py") for file in sources} == set(ALLOWED)
@@ -108,7 +75,3 @@ def test_every_import_is_allowed(sources: dict[Path, str]) -> None:
 
 def test_the_library_imports_no_tool() -> None:
     assert set().union(*(ALLOWED[room][0] for room in LIBRARY)) <= LIBRARY
-
-
-def test_no_files_import_each_other_in_a_circle(sources: dict[Path, str]) -> None:
-    TopologicalSorter(graph(sources)).prepare()

@@ -8,8 +8,6 @@ import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import pytest
-
 import slidegate
 from scripts import compile_wheel
 
@@ -44,15 +42,3 @@ def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
         own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
         bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
         assert not CHOSEN & bases, f"{name} is interpreted: put the class with its base, or compile its file"
-
-
-@pytest.mark.parametrize(
-    ("value", "target", "asked"), [("1", "wheel", True), ("0", "wheel", False), ("1", "sdist", False)]
-)
-def test_only_a_wheel_and_only_on_request_needs_a_compiler(
-    value: str, target: str, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLIDEGATE_COMPILE", value)
-    metadata = type("Metadata", (), {"core": type("Core", (), {"dependencies": ["starlette"]})})
-    hook = compile_wheel.CompileHook(str(compile_wheel.ROOT), LISTS, None, metadata, "", target)  # type: ignore[arg-type]
-    assert hook.dependencies() == ([*LISTS["requires"], "starlette"] if asked else [])

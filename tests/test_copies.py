@@ -23,13 +23,9 @@ OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "states", "r
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
 
 
-def summary() -> Any:
-    """Return stats with an event and a response time."""
-    window = MetricWindow(10, 100)
-    window.record(0, "pass", rt_us=5)
-    return window.read(0)
-
-
+WINDOW = MetricWindow(10, 100)
+WINDOW.record(0, "pass", rt_us=5)
+SUMMARY = WINDOW.read(0)
 SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (BUCKET, OF_BUCKET),
     (DECISION, OF_DECISION),
@@ -38,9 +34,9 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (StoreDown(False, (CHECK,), 9), OF_DECISION),
     (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
-    (summary(), ("start_us", "span_us", "events", "rt")),
-    (Traffic(summary()), ("seen",)),
-    (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
+    (SUMMARY, ("start_us", "span_us", "events", "rt")),
+    (Traffic(SUMMARY), ("seen",)),
+    (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
 ]
 WAYS: dict[str, Callable[[Any], Any]] = {

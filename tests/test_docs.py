@@ -191,8 +191,3 @@ def test_the_reference_lists_every_public_name() -> None:
     for module in ("slidegate.admin", *sorted(f"slidegate.{path.stem}" for path in files)):
         wanted += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     assert sorted(listed) == sorted(wanted)
-
-
-def test_every_example_has_a_test() -> None:
-    examples = {path.parent.name for path in (ROOT / "examples").glob("*/__init__.py")}
-    assert examples <= {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "examples").glob("test_*.py")}

@@ -170,9 +170,8 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go.set()
-    async with asyncio.timeout(20):
-        while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
-            await asyncio.sleep(0)
+    for _ in range(9):
+        await asyncio.sleep(0)
     check(log, "work for a caller that was cancelled failed")
 
 

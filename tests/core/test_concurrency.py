@@ -52,12 +52,6 @@ def test_no_time_frees_a_permit() -> None:
     assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
 
 
-def test_a_question_for_two_places_of_a_key_needs_both() -> None:
-    store, held = MemoryStore(), LimitSet("held", (Concurrency(1),))
-    refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
-    assert (refused.allowed, refused.reason, store.permits_held()) == (False, Reason.TOO_LARGE, 0)
-
-
 def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
     store = MemoryStore()
     counting, held = LimitSet("rule", (Limit(9, "1m"),), count_denied=True), LimitSet("rule", (Concurrency(1),))

@@ -106,15 +106,6 @@ def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) ->
     assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
 
 
-def test_a_limit_cannot_be_changed() -> None:
-    limit = Limit(5, "1m")
-    with pytest.raises(AttributeError, match="cannot assign to field"):
-        limit.amount = 6  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        del limit.amount  # type: ignore[misc]
-    assert limit.amount == 5
-
-
 @pytest.mark.parametrize(
     ("limit", "text"),
     [

@@ -146,9 +146,8 @@ def test_host_bits_are_cleared_where_that_is_asked_for_and_a_network_is_one_howe
     assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
     mapped, ipv4 = Networks(["::ffff:10.0.0.0/104", "10.1.2.3", "10.0.0.0/9"]), Networks(["10.0.0.0/8"])
     assert (mapped, hash(mapped), len(mapped)) == (ipv4, hash(ipv4), 1)
-    assert [text in Networks(["::/0"]) for text in ("2001:DB8::1%eth0", "::ffff:192.0.2.1", "ann", "")] == [True] + [
-        False
-    ] * 3
+    probes = ("2001:DB8::1%eth0", "::ffff:192.0.2.1", "ann", "")
+    assert [probe in Networks(["::/0"]) for probe in probes] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -250,15 +250,13 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
-    ward = Ward("local", inline=inline)
-    policy = BanPolicy("2/1h", "10m")
+    ward, other, policy = Ward("local", inline=inline), Ward("allow", inline=inline), BanPolicy("2/1h", "10m")
     await ward.limiter.strike("ann", policy)
     ward.fall_ill()
     assert await ward.limiter.strike("ann", policy) is None
     ban = await ward.limiter.strike("ann", policy)
     assert ban is not None
-    assert (await ward.hit()).ban == ban
-    assert await ward.limiter.engine.find_ban(("ann",)) == ban
+    assert (await ward.hit()).ban == ban == await ward.limiter.engine.find_ban(("ann",))
     for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("bob"), ward.limiter.reset("ann")):
         with pytest.raises(StoreUnavailable):
             await command
@@ -266,7 +264,6 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
     assert (await ward.hit()).ban == ban  # it lasts here
     ward.clock.advance("10m")
     assert (await ward.hit()).allowed
-    other = Ward("allow", inline=inline)
     other.fall_ill()
     assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
 

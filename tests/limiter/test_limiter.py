@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slidegate import header
-from slidegate.core import Check, ConfigurationError, LimitSet, parse_limits
+from slidegate.core import ConfigurationError, LimitSet, parse_limits
 from slidegate.core.addresses import canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
@@ -53,18 +53,6 @@ async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> 
     assert await limiter.reset("nobody") is False
 
 
-async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
-    bucket = LimitSet("rule", parse_limits("5/minute"))
-    checks: list[Check] = [(bucket, "ann", 3)]
-    decision, peeked = await limiter.hit_all(checks), await limiter.peek_all(checks)
-    checks[0] = (bucket, "bob", 3)
-    await limiter.hit_all(checks)
-    checks.clear()
-    assert [state.key for state in (*decision.states, *peeked.states)] == ["ann", "ann"]
-    assert await limiter.refund(decision) is True
-    assert [(await limiter.peek_all([(bucket, key, 0)])).remaining for key in ("ann", "bob")] == [5, 2]
-
-
 async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
     store = SlowStore()
     async with Limiter(store) as limiter:
@@ -101,14 +89,10 @@ def test_a_key_that_is_an_address_has_one_spelling(key: str, known: str) -> None
     assert canonical_key(key) == canonical_key(known) == known
 
 
-@pytest.mark.parametrize("addresses", [2**13, pytest.param(2**20, marks=pytest.mark.deep)])
-async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter, addresses: int) -> None:
+async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
     first = int(ipaddress.IPv6Address("2001:db8:1:2::"))
-    step = 2**64 // addresses
-    admitted = 0
-    for number in range(addresses):
-        admitted += (await limiter.hit(str(ipaddress.IPv6Address(first + number * step)), "10/minute")).allowed
-    assert admitted == 10
+    addresses = [str(ipaddress.IPv6Address(first + number * 2**51)) for number in range(2**13)]
+    assert sum([bool(await limiter.hit(address, "10/minute")) for address in addresses]) == 10
     assert limiter.store.stats().keys == 1  # type: ignore[attr-defined]
 
 
@@ -190,15 +174,15 @@ async def test_a_key_that_is_no_text_is_named(limiter: Limiter, key: object, met
 
 @pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
 async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
-    bucket = LimitSet("rule", parse_limits("100/minute"))
+    check = (LimitSet("rule", parse_limits("100/minute")), "ann", cost)
     for _ in range(3):
         assert await limiter.hit("ann", "100/minute")
-        for ask in (limiter.hit, limiter.peek):
+        for asked in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
             with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
-                await ask("ann", "100/minute", cost)
-        for ask_all in (limiter.hit_all, limiter.peek_all):
+                await asked
+        for asked in (limiter.hit_all([check]), limiter.peek_all([check])):
             with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
-                await ask_all([(bucket, "ann", cost)])
+                await asked
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
 
 
@@ -209,7 +193,6 @@ async def test_what_is_no_check_is_named_and_nothing_is_charged(limiter: Limiter
     for wrong in (None, 5, "checks", good, [good, 5], [good, (bucket, "ann")], [("rule", "ann", 1)], [(bucket, 5, 1)]):
         with pytest.raises(ConfigurationError, match=r"checks: expected \(bucket, key, cost\) each, for .*, not "):
             await ask_all(wrong)
-    assert (await limiter.peek_all([(bucket, "ann", 0)])).remaining == 5
     assert (await ask_all(iter([good, good]))).remaining == 3
 
 

@@ -34,15 +34,12 @@ CREDENTIALS = {"username": "u", "password": "p"}
 @pytest.mark.parametrize(
     ("url", "read"),
     [
-        ("redis://localhost", ("redis", (("localhost", 6379),), "", "", 0, {})),
         ("REDIS://h:7000/3", ("redis", (("h", 7000),), "", "", 3, {})),
         ("redis://:p%40%2F@h", ("redis", (("h", 6379),), "", "", 0, {"username": None, "password": "p@/"})),
         ("rediss://h", ("redis", (("h", 6379),), "", "", 0, TLS)),
         ("rediss://h?ssl_ca_certs=/ca.pem", ("redis", (("h", 6379),), "", "", 0, {**TLS, "ssl_ca_certs": "/ca.pem"})),
         ("rediss://h?ssl_check_hostname=false", ("redis", (("h", 6379),), "", "", 0, UNCHECKED)),
-        ("unix:///run/redis.sock", ("unix", (), "/run/redis.sock", "", 0, {})),
         ("unix:///run/a%20b?db=2", ("unix", (), "/run/a b", "", 2, {})),
-        ("redis+cluster://h1:6379,h2:7000", ("cluster", (("h1", 6379), ("h2", 7000)), "", "", 0, {})),
         ("redis+cluster://h1,[::1]/0", ("cluster", (("h1", 6379), ("::1", 6379)), "", "", 0, {})),
         ("redis+sentinel://h1,h2:7000/main", ("sentinel", (("h1", 26379), ("h2", 7000)), "", "main", 0, {})),
         ("redis+sentinel://u:p@h/main/4", ("sentinel", (("h", 26379),), "", "main", 4, CREDENTIALS)),

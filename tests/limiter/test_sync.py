@@ -7,7 +7,6 @@ import fcntl
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
-from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
 
@@ -104,14 +102,6 @@ def storm(limiter: Limiter, amount: int) -> int:
     return sum(at_once(lambda _: sum(bool(limiter.sync.hit("all", f"{amount}/hour")) for _ in range(amount // 4))))
 
 
-@pytest.mark.parametrize("amount", [40, 400])
-@pytest.mark.parametrize("url", ["memory://", "lmdb://{}", "lmdb://{}?durability=safe"])
-def test_threads_together_get_exactly_the_amount(url: str, amount: int, tmp_path: Path) -> None:
-    limiter = Limiter.from_url(url.format(tmp_path / "limits"), deadline="60s")
-    with limiter.sync:
-        assert storm(limiter, amount) == amount
-
-
 @pytest.mark.parametrize("collecting", [False, True])
 def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collecting: bool) -> None:
     for _ in range(5 if collecting else 20):
@@ -187,15 +177,6 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(StoreTimeout, match="stood still"):
             limiter.peek("user:1", "2/hour")
         released.set()
-
-
-@needs_redis
-@pytest.mark.parametrize("amount", [40, 400])
-def test_threads_together_get_exactly_the_amount_of_a_server(server: RedisServer, amount: int) -> None:
-    server.command("FLUSHALL")
-    one, two = (Limiter.from_url(server.url, deadline="60s") for _ in range(2))
-    with one.sync, two.sync, ThreadPoolExecutor(2) as pool:
-        assert sum(pool.map(lambda limiter: storm(limiter, amount), (one, two))) == amount
 
 
 def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
