@@ -103,21 +103,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 
-def unpacked(source: Path, place: Path) -> Path:
-    """Unpack a source distribution, and return its root."""
-    with tarfile.open(source) as archive:
-        # CPython before 3.11.4 has no filters, and from 3.12 on a warning where none is chosen.
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(place)
-    (root,) = (path for path in place.iterdir() if path.is_dir())
-    return root
-
-
 def test_both_are_built_and_pass_all_checks(built: Built) -> None:
-    assert (built.wheel.name, built.source.name) == (
-        f"slidegate-{__version__}-py3-none-any.whl",
-        f"slidegate-{__version__}.tar.gz",
-    )
+    names = (f"slidegate-{__version__}-py3-none-any.whl", f"slidegate-{__version__}.tar.gz")
+    assert (built.wheel.name, built.source.name) == names
 
 
 def test_the_extra_all_brings_what_every_extra_brings_but_that_for_tests(built: Built) -> None:
@@ -138,7 +126,11 @@ def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_el
         pytest.skip("this is no checkout of git, so nobody knows which files belong to it")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=build.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    root = unpacked(built.source, tmp_path)
+    with tarfile.open(built.source) as archive:
+        # CPython before 3.11.4 has no filters, and from 3.12 on a warning where none is chosen.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
+    (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     assert held - {"PKG-INFO"} == {name for name in names if (build.ROOT / name).is_file()}
     assert os.access(root / ".ci" / "run", os.X_OK)

@@ -47,8 +47,8 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
-    bucket = LimitSet("api", parse_limits("1/hour"))
-    decision = Decision(False, Reason.LIMITED, 0, [(bucket, "ann", 1)], [(1, span_us, 0, span_us)])
+    check: Check = (LimitSet("api", parse_limits("1/hour")), "ann", 1)
+    decision = Decision(False, Reason.LIMITED, 0, [check], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (span_us, seconds, seconds)
 
 

@@ -31,9 +31,8 @@ from ..remote_stores import SickStore
 class Preparing(SickStore):
     """A sick store that prepares questions, as the one behind it does."""
 
-    def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
-        prepared: Sequence[Check] = self.inner.prepare(checks)
-        return prepared
+    def prepare(self, checks: Sequence[Check]) -> Any:
+        return self.inner.prepare(checks)
 
 
 LONG = 10.0
@@ -56,6 +55,13 @@ class Ward:
 
     def fall_ill(self) -> None:
         self.store.error = StoreUnavailable("gone")
+
+    async def to_the_probe(self) -> None:
+        """Let the store fail until it is left alone, and the time pass until one request asks again."""
+        self.fall_ill()
+        for _ in range(failover.FAILURES_TO_OPEN):
+            await self.hit()
+        self.clock.advance(us=failover.OPEN_US)
 
     def undergo(self, move: str, us: int) -> bool:
         """Let the store fall ill or get well, or time pass; return False for a move that is none of these."""
@@ -218,10 +224,7 @@ async def test_a_request_that_is_cancelled_is_no_failure_and_a_probe_is_followed
     ward = Ward("deny")
     await leaves(ward)
     assert not ward.safe.away
-    ward.fall_ill()
-    for _ in range(failover.FAILURES_TO_OPEN):
-        await ward.hit()
-    ward.clock.advance(us=failover.OPEN_US)
+    await ward.to_the_probe()
     await leaves(ward)
     assert await ward.hit()
 
@@ -296,11 +299,8 @@ async def test_denied_is_503_and_no_abuse_of_the_client() -> None:
 
 async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     ward = Ward("deny")
-    ward.fall_ill()
-    for _ in range(failover.FAILURES_TO_OPEN):
-        await ward.hit()
+    await ward.to_the_probe()
     ward.store.error = None
-    ward.clock.advance(us=failover.OPEN_US)
     await ward.limiter.strike("eve", BanPolicy("9/1h"))
     assert (await ward.hit()).allowed
 

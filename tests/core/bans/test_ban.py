@@ -34,13 +34,10 @@ def test_what_is_too_long_for_an_address_is_a_key_whatever_it_looks_like(key: st
 
 
 def test_a_reason_is_short_and_printable() -> None:
-    assert clean_reason("scanner, see ticket 5; caf\u00e9") == "scanner, see ticket 5; caf\u00e9"
-    assert clean_reason("") == ""
-    assert clean_reason("a\nb\x00\x1b[31m\u202e") == "a\\nb\\x00\\x1b[31m\\u202e"
-    long = clean_reason("\x00\n" * 5_000)
-    assert (len(long), long[-1], long.isprintable()) == (256, "\u2026", True)
+    for plain in ("scanner, see ticket 5; caf\u00e9", ""):
+        assert clean_reason(plain) == plain
+    assert clean_reason("a\nb\x00\x1b[31m\u202e\ud800") == "a\\nb\\x00\\x1b[31m\\u202e\\ud800"
     assert clean_reason("x" * 10_240) == "x" * 255 + "\u2026"
-    assert clean_reason("\ud800") == "\\ud800"
 
 
 @given(st.text(max_size=600))
