@@ -119,6 +119,12 @@ async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None
     assert await limiter.hit("2001:db8:1:3::a", "5/minute")
 
 
+async def test_a_key_that_reads_as_a_wide_network_strikes_nobody_and_by_hand_it_is_meant(limiter: Limiter) -> None:
+    assert await limiter.strike("192.0.0.0/16", POLICY, 1_000) is None
+    assert await keys(limiter) == []
+    assert (await limiter.ban("192.0.0.0/16", "1h")).key == "192.0.0.0/16"
+
+
 async def test_bans_strikes_and_levels_survive_in_a_file(limiter: Limiter, clock: FakeClock, tmp_path: Path) -> None:
     await limiter.ban("192.0.2.0/24", "permanent", reason='"caf\u00e9"\n')
     await limiter.strike("user:42", POLICY, 3)
@@ -131,8 +137,7 @@ async def test_bans_strikes_and_levels_survive_in_a_file(limiter: Limiter, clock
             assert await fresh.import_bans(lines) == 2
     assert sorted(await keys(fresh)) == ["192.0.2.0/24", "user:42"]
     assert (await fresh.hit("user:42", "5/minute")).retry_after_us == HOUR_US - 60 * SECOND_US
-    made = await fresh.strike("user:43", POLICY)
-    assert made is not None
+    assert await fresh.strike("user:43", POLICY) is not None
     assert [line async for line in Limiter().export_bans()][1:] == []
 
 

@@ -175,8 +175,9 @@ async def test_outcomes_are_made_only_while_somebody_asks_for_them() -> None:
 def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    other = RecordingObserver()
+    other, bans = RecordingObserver(), RecordingObserver()
     limiter = Limiter(observers=[other])
+    limiter.observe(bans, kinds=["banned"])
     with held_up(limiter, most=10) as (slow, subscription):
         emit(limiter, 25)  # would never return if it waited for the observer
         assert subscription.dropped == 15
@@ -185,6 +186,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
     assert numbers(slow.heard) == list(range(10))
     for heard in (slow.heard, other.events):
         assert sum(told.details["dropped"] for told in heard if told.kind == "events_dropped") == 15  # type: ignore[misc]
+    assert {*bans.kinds} == {"banned"}
     assert "15 events were dropped" in caplog.text
 
 
