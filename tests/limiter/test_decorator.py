@@ -135,7 +135,7 @@ def test_a_block_is_limited_in_a_thread_and_on_a_loop(limiter: Limiter) -> None:
 def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
     assert outcomes(real.limited("1/50ms", key="all", wait="20s")(one), 4) == [1] * 4
     hourly = outcomes(real.limited("1/hour", key="hourly", wait="20s")(one), 2)
-    assert hourly == [1, pytest.approx(3600, abs=20)], "longer than it may wait"
+    assert hourly == [1, pytest.approx(3600, abs=10)], "longer than it may wait"
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
