@@ -29,12 +29,10 @@ def at_once(work: Callable[[int], T], threads: int = 8) -> list[T]:
 
 @contextmanager
 def hurried(collecting: bool = True) -> Iterator[None]:
-    """Let the interpreter switch threads as often as it can.
+    """Let the interpreter switch threads as often as it can, with `collecting` at almost every new object as well.
 
-    Args:
-        collecting: Whether to collect garbage at almost every new object, and to let another thread go on meanwhile. So
-            it happens where a finalizer or a callback of the collector is written in Python: up to Python 3.11 a
-            collection may begin inside of a function that is written in C, for example `list` of the items of a dict.
+    So it happens where a finalizer is written in Python: up to Python 3.11 a collection may begin inside of a function
+    that is written in C, for example `list` of the items of a dict.
     """
 
     def let_others_on(phase: str, info: dict[str, int]) -> None:

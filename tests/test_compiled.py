@@ -8,8 +8,6 @@ import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import pytest
-
 import slidegate
 from scripts import compile_wheel
 
@@ -25,42 +23,22 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_the_package_says_whether_it_is_compiled() -> None:
-    assert slidegate.core.compiled is COMPILED_RUN
+CHOSEN = {module_of(file) for file in compile_wheel.chosen(LISTS)}
+MODULES = [module_of(file) for file in compile_wheel.PACKAGE.rglob("*.py") if "contract" not in file.parts]
 
 
 def test_exactly_the_chosen_modules_are_compiled() -> None:
-    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
-    assert "slidegate.core.decide" in chosen
-    for file in compile_wheel.PACKAGE.rglob("*.py"):
-        name = module_of(file)
-        if not name.startswith("slidegate.testing.contract"):
-            path = importlib.import_module(name).__file__ or ""
-            assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in chosen), path
-
-
-def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
-    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
-    for file in compile_wheel.PACKAGE.rglob("*.py"):
-        name = module_of(file)
-        if name not in chosen and not name.startswith("slidegate.testing.contract"):
-            own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
-            bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
-            assert not chosen & bases, f"{name} is interpreted: put the class with its base, or compile its file"
-
-
-def test_the_build_lists_only_files_that_exist() -> None:
+    assert "slidegate.core.decide" in CHOSEN
+    assert slidegate.core.compiled is COMPILED_RUN
+    for name in MODULES:
+        path = importlib.import_module(name).__file__ or ""
+        assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in CHOSEN), path
     listed = [*LISTS["compile"], *LISTS["keep"]]
     assert [name for name in listed if not (compile_wheel.PACKAGE / name).exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "asked"), [("1", "wheel", True), ("0", "wheel", False), ("1", "sdist", False)]
-)
-def test_only_a_wheel_and_only_on_request_needs_a_compiler(
-    value: str, target: str, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLIDEGATE_COMPILE", value)
-    metadata = type("Metadata", (), {"core": type("Core", (), {"dependencies": ["starlette"]})})
-    hook = compile_wheel.CompileHook(str(compile_wheel.ROOT), LISTS, None, metadata, "", target)  # type: ignore[arg-type]
-    assert hook.dependencies() == ([*LISTS["requires"], "starlette"] if asked else [])
+def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
+    for name in {*MODULES} - CHOSEN:
+        own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
+        bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
+        assert not CHOSEN & bases, f"{name} is interpreted: put the class with its base, or compile its file"

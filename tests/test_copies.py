@@ -23,20 +23,9 @@ OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "states", "r
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
 
 
-def counted() -> CounterWindow:
-    """Return a window that has counted something."""
-    window = CounterWindow(3, 10)
-    window.add(50, 4)
-    return window
-
-
-def summary() -> Any:
-    """Return stats with an event and a response time."""
-    window = MetricWindow(10, 100)
-    window.record(0, "pass", rt_us=5)
-    return window.read(0)
-
-
+WINDOW = MetricWindow(10, 100)
+WINDOW.record(0, "pass", rt_us=5)
+SUMMARY = WINDOW.read(0)
 SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (BUCKET, OF_BUCKET),
     (DECISION, OF_DECISION),
@@ -45,9 +34,9 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (StoreDown(False, (CHECK,), 9), OF_DECISION),
     (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
-    (summary(), ("start_us", "span_us", "events", "rt")),
-    (Traffic(summary()), ("seen",)),
-    (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
+    (SUMMARY, ("start_us", "span_us", "events", "rt")),
+    (Traffic(SUMMARY), ("seen",)),
+    (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
 ]
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -68,7 +57,8 @@ def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_of_a_window_counts_on(way: str) -> None:
-    window = counted()
+    window = CounterWindow(3, 10)
+    window.add(50, 4)
     twin = WAYS[way](window)
     twin.add(55, 2)
     assert (window.total(55), twin.total(55)) == (4, 6)

@@ -24,26 +24,20 @@ TIMEOUT_S = 240
 LIMITS_AN_APPLICATION = """
 import asyncio
 from importlib.metadata import distributions
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 import slidegate
 
-async def hello(request):
-    return PlainTextResponse("hello")
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
 
-app = Starlette(routes=[Route("/", hello)], middleware=[Middleware(slidegate.RateLimitMiddleware, limits="2/minute")])
+app = slidegate.RateLimitMiddleware(hello, limits="2/minute")
 
 async def get():
     sent = []
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
     async def send(message):
         sent.append(message)
-    scope = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": "/", "raw_path": b"/",
-             "query_string": b"", "root_path": "", "headers": [], "client": ("192.0.2.7", 5), "server": ("test", 80)}
-    await app(scope, receive, send)
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.7", 5)}
+    await app(scope, None, send)
     return sent[0]["status"], dict(sent[0]["headers"]).get(b"retry-after")
 
 async def main():
@@ -109,6 +103,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 
+<<<<<<< HEAD
 def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) -> None:
     texts = iter(("one", "two"))
     with pytest.raises(SystemExit, match=r"file\.whl is another one when it is built again"):
@@ -125,11 +120,11 @@ def unpacked(source: Path, place: Path) -> Path:
     return root
 
 
+=======
+>>>>>>> h-core
 def test_both_are_built_and_pass_all_checks(built: Built) -> None:
-    assert (built.wheel.name, built.source.name) == (
-        f"slidegate-{__version__}-py3-none-any.whl",
-        f"slidegate-{__version__}.tar.gz",
-    )
+    names = (f"slidegate-{__version__}-py3-none-any.whl", f"slidegate-{__version__}.tar.gz")
+    assert (built.wheel.name, built.source.name) == names
 
 
 def test_the_extra_all_brings_what_every_extra_brings_but_that_for_tests(built: Built) -> None:
@@ -150,7 +145,11 @@ def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_el
         pytest.skip("this is no checkout of git, so nobody knows which files belong to it")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=build.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    root = unpacked(built.source, tmp_path)
+    with tarfile.open(built.source) as archive:
+        # CPython before 3.11.4 has no filters, and from 3.12 on a warning where none is chosen.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
+    (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     assert held - {"PKG-INFO"} == {name for name in names if (build.ROOT / name).is_file()}
     assert os.access(root / ".ci" / "run", os.X_OK)
@@ -220,14 +219,3 @@ def test_pytest_finds_the_fixtures_of_the_wheel(bare: Bare) -> None:
     (bare.home / "test_it.py").write_text(USES_THE_PLUGIN, "utf-8")
     ended = bare.run("-m", "pytest", "-q", "-W", "error", "test_it.py")
     assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
-
-
-@pytest.mark.deep
-def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(built: Built, tmp_path: Path) -> None:
-    root = unpacked(built.source, tmp_path)
-    chosen = [str(root / "tests" / name) for name in ("core/test_networks.py", "limiter/test_limiter.py", "web")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    paths = os.pathsep.join((str(root / "src"), str(root)))
-    ended = subprocess.run(command, cwd=root, env={**plain(), "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-2_000:]
-    assert re.search(r"\d{3,} passed", ended.stdout)

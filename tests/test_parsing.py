@@ -53,7 +53,6 @@ from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.httpx import LimitedTransport
 from slidegate.logs import parse_line
 from slidegate.logs.custom_formats import parse_by_format
-from slidegate.logs.formats import Parse
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
@@ -64,32 +63,13 @@ from .asgi import call, hello, page
 SHORT, LONG = 2_000, 16_000
 SUSPICIOUS_S = 0.05
 """A reader that is done with a long text in this time need not be measured twice."""
-PIECES = (
-    *" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0",
-    "a.",
-    "1.",
-    "{",
-    "[1,",
-    "a=1\n",
-    "per",
-    "for=",
-    "deny 1;",
-    "::",
-    "\r\n",
-)
+PIECES = (*" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0", "a.", "1.", "[1,", "a=1\n", "per", "for=", "deny 1;", "::", "\r\n")
 ENDS = ("", "x")
-
 NGINX = parse_by_format(
-    '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status '
-    '"$http_user_agent" $request_time'
+    '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status "$http_user_agent" '
+    "$request_time"
 )
-
 Reader = Callable[[str], object]
-
-
-def reads(parse: Parse) -> Reader:
-    """Return what reads lines of an access log of a custom format."""
-    return lambda text: parse_line(text.encode(), parse)
 
 
 def entries(text: str) -> None:
@@ -101,8 +81,7 @@ def entries(text: str) -> None:
 
 def document(text: str) -> None:
     """Read a configuration file, and where its keys stand."""
-    made = ConfigFile(Path("slidegate.toml"))
-    made.parse(text.encode(errors="replace"))
+    ConfigFile(Path("slidegate.toml")).parse(text.encode(errors="replace"))
 
 
 ROUTES = [Route("/a", page), Route("/items/{id}", page), Mount("/v1", routes=[Route("/{x}/b", page)])]
@@ -152,9 +131,8 @@ READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 def hostile(beginning: str, length: int) -> Iterator[str]:
     """Yield long texts with one beginning, in an order that does not depend on the length."""
     pairs = [left + right for left, right in itertools.combinations('a1 ,;"\\', 2)]
-    for piece in (*PIECES, *pairs):
-        for end in ENDS:
-            yield beginning + piece * (length // len(piece)) + end
+    for piece, end in itertools.product((*PIECES, *pairs), ENDS):
+        yield beginning + piece * (length // len(piece)) + end
 
 
 def seconds(read: Reader, text: str) -> float:
@@ -177,38 +155,13 @@ def test_reading_takes_time_in_proportion_to_the_text(reader: str) -> None:
 # -- of any size -----------------------------------------------------------------------------------------------------
 
 DIGITS = "1" * 5_000
-HUGE_TEXTS = (
-    DIGITS,
-    f"-{DIGITS}",
-    f"0.{DIGITS}",
-    "1e400",
-    "9" * 30,
-    "\u0661" * 5_000,
-    "\u00b2",
-    "\0",
-    "\ud800",
-    "x" * 100_000,
-    f"{DIGITS}/minute",
-    f"5/{DIGITS}s",
-    f"5/minute @{DIGITS}",
-    f"{DIGITS}-01",
-    f"{DIGITS}:00",
-    f"192.0.2.0/{DIGITS}",
-    f"redis://localhost:{DIGITS}",
-    f"memory://?max_keys={DIGITS}",
+HUGE = (
+    "{0}|-{0}|0.{0}|{0}/minute|5/{0}s|5/minute @{0}|{0}-01|{0}:00|192.0.2.0/{0}|redis://localhost:{0}|"
+    "memory://?max_keys={0}|1e400|\u00b2|\0|\ud800"
 )
-HUGE_NUMBERS = (
-    10**5_000,
-    -(10**5_000),
-    2**64,
-    -1,
-    1e308,
-    -1e308,
-    float("inf"),
-    float("nan"),
-    timedelta.max,
-    timedelta.min,
-)
+HUGE_TEXTS = (*HUGE.format(DIGITS).split("|"), "9" * 30, "\u0661" * 5_000, "x" * 100_000)
+HUGE_FLOATS = (1e308, -1e308, float("inf"), float("nan"))
+HUGE_NUMBERS = (10**5_000, -(10**5_000), 2**64, -1, *HUGE_FLOATS, timedelta.max, timedelta.min)
 MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (Limit, {"amount": 5, "window": "1m"}),
     *((Quota, {"text": f"5/{unit}"}) for unit in ("day", "week", "month", "year")),

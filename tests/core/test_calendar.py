@@ -16,17 +16,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
 DAY = timedelta(days=1)
 # Half hours of daylight saving, no whole hours, changes at midnight, a day that was skipped, and none at all.
-ZONES = [
-    "UTC",
-    "Europe/Berlin",
-    "America/New_York",
-    "Australia/Lord_Howe",
-    "Asia/Kathmandu",
-    "America/Sao_Paulo",
-    "Pacific/Apia",
-    "Africa/Casablanca",
-    "America/Havana",
-]
+ZONES = (
+    "UTC Europe/Berlin America/New_York Australia/Lord_Howe Asia/Kathmandu America/Sao_Paulo Pacific/Apia "
+    "Africa/Casablanca America/Havana"
+)
 
 
 def unix_us(moment: datetime) -> int:
@@ -93,7 +86,7 @@ def moments(draw: st.DrawFn) -> datetime:
     return EPOCH + draw(any_time | near) * US
 
 
-@given(st.data(), st.sampled_from(["day", "week", "month", "year"]), st.sampled_from(ZONES), moments())
+@given(st.data(), st.sampled_from(["day", "week", "month", "year"]), st.sampled_from(ZONES.split()), moments())
 def test_periods_are_those_of_the_model(data: st.DataObject, unit: str, zone_name: str, moment: datetime) -> None:
     anchor, zone = data.draw(anchors(unit)), ZoneInfo(zone_name)
     starts = sorted(set(starts_around(unit, anchor, zone, moment)))
@@ -103,29 +96,22 @@ def test_periods_are_those_of_the_model(data: st.DataObject, unit: str, zone_nam
     assert calendar.period_at(unix_us(moment)) == expected
     # A calendar remembers its last period; its ends belong to the neighbours.
     start_us, end_us, _ = expected
-    assert [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)] == [
-        start_us,
-        start_us,
-        end_us,
-    ]
+    found = [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)]
+    assert found == [start_us, start_us, end_us]
     assert calendar.period_at(start_us - 1).end_us == start_us
 
 
 @pytest.mark.parametrize(
     ("unit", "anchor", "zone", "at", "start", "end"),
     [
-        # A day of 23 hours, and one of 25.
-        ("day", Anchor(), "Europe/Berlin", "2024-03-31T12:00Z", "2024-03-31T00:00+01:00", "2024-04-01T00:00+02:00"),
-        ("day", Anchor(), "Europe/Berlin", "2024-10-27T12:00Z", "2024-10-27T00:00+02:00", "2024-10-28T00:00+01:00"),
-        # 2:30 does not come: it is 3:30.
+        # 2:30 does not come: it is 3:30. Then a day that did not come at all, and days that a month or year lacks.
         ("day", Anchor(150), "Europe/Berlin", "2024-03-31T12:00Z", "2024-03-31T03:30+02:00", "2024-04-01T02:30+02:00"),
-        # A day that did not come at all.
         ("day", Anchor(), "Pacific/Apia", "2011-12-30T09:59Z", "2011-12-29T00:00-10:00", "2011-12-31T00:00+14:00"),
         ("month", Anchor(day=31), "UTC", "2024-02-10T00:00Z", "2024-01-31T00:00Z", "2024-02-29T00:00Z"),
         ("year", Anchor(day=29, month=2), "UTC", "2025-01-01T00:00Z", "2024-02-29T00:00Z", "2025-02-28T00:00Z"),
     ],
-)  # fmt: skip
+)
 def test_a_period_that_can_be_looked_up(unit: str, anchor: Anchor, zone: str, at: str, start: str, end: str) -> None:
     period = Calendar(unit, anchor, ZoneInfo(zone)).period_at(unix_us(datetime.fromisoformat(at)))  # type: ignore[arg-type]
-    found = [datetime.fromisoformat(moment) for moment in (start, end)]
-    assert [EPOCH + period.start_us * US, EPOCH + period.end_us * US] == found
+    found = [unix_us(datetime.fromisoformat(moment)) for moment in (start, end)]
+    assert [period.start_us, period.end_us] == found

@@ -8,14 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from slidegate.core import (
-    NEVER,
-    OPEN,
-    AnyLimit,
-    Concurrency,
-    Limit,
-    LimitSet,
-)
+from slidegate.core import NEVER, OPEN, AnyLimit, Concurrency, Limit, LimitSet
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 
@@ -57,12 +50,6 @@ def test_no_time_frees_a_permit() -> None:
         assert limit.reset(window, now_us) == window
     assert limit.expires_us(window) > 10**18
     assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
-
-
-def test_a_question_for_two_places_of_a_key_needs_both() -> None:
-    store, held = MemoryStore(), LimitSet("held", (Concurrency(1),))
-    refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
-    assert (refused.allowed, refused.reason, store.permits_held()) == (False, Reason.TOO_LARGE, 0)
 
 
 def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:

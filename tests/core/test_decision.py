@@ -6,11 +6,9 @@ import pickle
 
 import pytest
 
-from slidegate import MemoryStore
 from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
 from slidegate.core.decision import Check, StruckRefusal
 from slidegate.core.ring import WindowState
-from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
@@ -43,12 +41,14 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert (decision.more_after, decision.more_after_us) == (20, 20 * SECOND_US)
     assert (decision.reset_after, decision.reset_after_us) == (50, 50 * SECOND_US)
     assert decision.violated == ()
+    assert repr(decision) == "<Decision ok limit=5/1m remaining=3 retry_after_us=0 reset_after_us=50000000>"
+    assert repr(decision.checks[0][0]) == "<LimitSet 'api' 5/1m>"
 
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
-    bucket = LimitSet("api", parse_limits("1/hour"))
-    decision = Decision(False, Reason.LIMITED, 0, [(bucket, "ann", 1)], [(1, span_us, 0, span_us)])
+    check: Check = (LimitSet("api", parse_limits("1/hour")), "ann", 1)
+    decision = Decision(False, Reason.LIMITED, 0, [check], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (span_us, seconds, seconds)
 
 
@@ -95,14 +95,6 @@ def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
     assert len(set(names)) == len(names) == 3
 
 
-def test_decisions_and_buckets_show_what_they_hold() -> None:
-    decision = decide("5/minute; 50/hour", (5, 20, -1, 20), (1, 20, 0, 0))
-    assert repr(decision) == (
-        "<Decision limited limit=5/1m remaining=0 retry_after_us=20000000 reset_after_us=59000000>"
-    )
-    assert repr(decision.checks[0][0]) == "<LimitSet 'api' 5/1m; 50/1h>"
-
-
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
     login, service = LimitSet("login", parse_limits("5/m; 50/h")), LimitSet("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
@@ -136,15 +128,6 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
         decision = Decision(True, Reason.OK, 0, checks, seen)
         assert decision.binding is not None
         assert (decision.binding.name, decision.binding.cost) == (shown, costs[shown == "tokens"])
-
-
-def test_a_check_that_is_split_off_twice_is_taken_off_once() -> None:
-    store = MemoryStore(clock=FakeClock())
-    decision = store.hit([(LimitSet("it", parse_limits("5/minute")), "ann", 2)])
-    assert isinstance(decision, Decision)
-    for _ in range(2):
-        decision.take_back(0)
-        assert decision.remaining == 5
 
 
 def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> None:

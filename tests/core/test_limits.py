@@ -28,9 +28,6 @@ def any_limits(draw: st.DrawFn) -> Limit:
     )
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "amount", "window_us"),
     [
@@ -87,9 +84,6 @@ def test_a_span_is_text_seconds_or_a_timedelta(value: object, span_us: int) -> N
     assert parse_duration_us(value) == span_us  # type: ignore[arg-type]
 
 
-# -- what a limit is -------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))
 def test_a_written_set_reads_back_as_the_same(limits: list[Limit]) -> None:
     assert list(parse_limits("; ".join(map(str, limits)))) == limits
@@ -110,15 +104,6 @@ def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) ->
     assert limit.slices <= limit.resolution
     assert limit.window_us <= limit.slices * limit.slice_us < limit.window_us + limit.slice_us
     assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
-
-
-def test_a_limit_cannot_be_changed() -> None:
-    limit = Limit(5, "1m")
-    with pytest.raises(AttributeError, match="cannot assign to field"):
-        limit.amount = 6  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        del limit.amount  # type: ignore[misc]
-    assert limit.amount == 5
 
 
 @pytest.mark.parametrize(

@@ -54,15 +54,6 @@ def test_golden_rows(ring: bytes, row: bytes) -> None:
     assert ring == row
 
 
-@pytest.mark.parametrize(
-    ("limit", "spent_us", "leaves_us"), [(EXACT, 7_000_005, 17_000_005), (SLICED, 7_999_999, 18_000_000)]
-)
-def test_units_leave_when_a_window_has_passed_since_they_or_the_slice_that_counts_them(
-    limit: Limit, spent_us: int, leaves_us: int
-) -> None:
-    assert limit.counter.spend(b"", 7_000_005, 2)[1] == (2, leaves_us, spent_us, 0)
-
-
 def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
     assert len(spent(SLICED, (5, 1))) == 32
     ring = b""

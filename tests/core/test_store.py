@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import BanStore, BanSubject, Check, Decision, Event, LimitSet, Snapshot, Store
-from slidegate.core.reservation import Reservation
+from slidegate.core import BanStore, BanSubject, Check, Decision, Event, Store
 from slidegate.stats import Statistics
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
@@ -35,20 +34,10 @@ class Smallest(Store):
         refusal = self.bans.decide(checks, subjects)
         return self.inner.peek(checks) if refusal is None else refusal
 
-    def charge(self, checks: Sequence[Check]) -> Decision:
-        return self.inner.charge(checks)
-
-    def refund(self, reservations: Sequence[Reservation]) -> bool:
-        return self.inner.refund(reservations)
-
-    def reset(self, key: str) -> bool:
-        return self.inner.reset(key)
-
-    def reset_all(self) -> bool:
-        return self.inner.reset_all()
-
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        return self.inner.inspect(key, buckets)
+    charge, refund, reset, reset_all, inspect = (
+        lambda self, *asked, name=name: getattr(self.inner, name)(*asked)  # type: ignore[misc]
+        for name in ("charge", "refund", "reset", "reset_all", "inspect")
+    )
 
 
 @pytest.fixture

@@ -33,11 +33,9 @@ def forked_answer(limiter: Limiter) -> bool:
     process = multiprocessing.get_context("fork").Process(target=answer, args=(limiter,))
     process.start()
     process.join(PATIENCE_S)
-    alive = process.is_alive()
-    if alive:
-        process.kill()
-        process.join()
-    return not alive and process.exitcode == 0
+    process.kill()
+    process.join()
+    return process.exitcode == 0
 
 
 def main(url: str, children: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -43,39 +44,60 @@ async def keys(limiter: Limiter) -> list[str]:
     return [ban.key async for ban in limiter.bans()]
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("version", "bits", "widest"), [(4, 32, 8), (6, 128, 19)])
 async def test_no_network_wider_than_any_that_is_given_out_is_banned_by_hand(
     rng: random.Random, version: int, bits: int, widest: int
 ) -> None:
-    made = Limiter()
-    prefixes = [*range(1, widest + 3)] * 40
-    of_version = ipaddress.IPv4Network if version == 4 else ipaddress.IPv6Network
-    networks = {of_version((rng.getrandbits(bits) >> (bits - p) << (bits - p), p)) for p in prefixes}
-    for network in networks:
-        if network.prefixlen < widest:
+    made, of_version = Limiter(), ipaddress.IPv4Network if version == 4 else ipaddress.IPv6Network
+    for prefix in [*range(1, widest + 3)] * 40:
+        network = str(of_version((rng.getrandbits(bits) >> (bits - prefix) << (bits - prefix), prefix)))
+        if prefix < widest:
             message = f"ban: '{network}' is wider than an IPv{version} /{widest}, .* \"192.0.2.0/24\""
             with pytest.raises(ConfigurationError, match=message):
-                await made.ban(str(network), "1h")
+                await made.ban(network, "1h")
         else:
-            assert (await made.ban(str(network), "1h")).key == str(network)
-    assert len({network.prefixlen for network in networks}) > 5
+            assert (await made.ban(network, "1h")).key == network
+
+
+NO_KEYS = ["010.8.8.8", "1.2.3", "2130706433", "192.0.2.7:80", " 192.0.2.7", "::/0", "", None, 5]
+NO_LENGTHS = [0, -1, None, "0s", "-1h", "forever", "", True, float("inf"), "401d", [5]]
+NO_WEIGHTS = [0, -1, 1.5, True, "1", 2**31]
+NO_POLICIES = [None, "20/10m", BanPolicy]
+REFUSED: list[tuple[Callable[[Limiter, Any], Any], list[Any], str]] = [
+    (lambda limiter, key: limiter.ban(key, "1h"), NO_KEYS, "ban: "),
+    (lambda limiter, key: limiter.unban(key), NO_KEYS, "ban: "),
+    (lambda limiter, key: limiter.banned(key), NO_KEYS, "ban: "),
+    (lambda limiter, key: limiter.strike(key, POLICY), NO_KEYS, "ban: "),
+    (lambda limiter, some: limiter.ban("ann", some), NO_LENGTHS, "ban: duration: expected .*(for example|permanent)"),
+    (lambda limiter, some: limiter.strike("ann", POLICY, some), NO_WEIGHTS, "strike: weight: .*for example 1"),
+    (
+        lambda limiter, some: limiter.strike("ann", some),
+        NO_POLICIES,
+        "strike: expected a policy such as .*, not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ask", "values", "said"), REFUSED)
+async def test_what_cannot_be_is_named_and_bans_nobody(
+    limiter: Limiter, ask: Any, values: list[Any], said: str
+) -> None:
+    for value in values:
+        with pytest.raises(ConfigurationError, match=said):
+            await ask(limiter, value)
+    assert await keys(limiter) == []
 
 
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual")
-    assert (ban.key, ban.reason, ban.by, ban.level, ban.until and ban.until - ban.since) == (
-        "203.0.113.7", "manual", "manual", 0, timedelta(hours=1)
-    )  # fmt: skip
+    assert (ban.key, ban.reason, ban.by, ban.level) == ("203.0.113.7", "manual", "manual", 0)
+    assert ban.until == ban.since + timedelta(hours=1)
     refused = await limiter.hit("203.0.113.7", "5/minute")
     assert (refused.reason, refused.retry_after, refused.ban, refused.by) == (Reason.BANNED, 3_600, ban, "manual")
     assert (refused.remaining, refused.limit, refused.states) == (None, None, ())
     assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000>"
     assert (await limiter.peek("203.0.113.7", "5/minute")).reason is Reason.BANNED
-    passed = await limiter.hit("203.0.113.8", "5/minute")
-    assert (passed.allowed, passed.ban, passed.by) == (True, None, "")
+    assert (await limiter.hit("203.0.113.8", "5/minute")).ban is None
     assert [await limiter.unban("203.0.113.7") for _ in range(2)] == [True, False]
     assert (await limiter.hit("203.0.113.7", "5/minute")).remaining == 4
     await limiter.ban("203.0.113.7", timedelta(seconds=90))
@@ -84,13 +106,6 @@ async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, cl
     assert (await limiter.ban("user:42", "permanent")).until is None
     clock.advance("400d")
     assert (await limiter.hit("user:42", "5/minute")).retry_after is None
-
-
-@pytest.mark.parametrize("duration", [0, -1, None, "0s", "-1h", "forever", "", True, float("inf"), "401d", [5]])
-async def test_a_length_that_is_none_is_refused(limiter: Limiter, duration: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"ban: duration: expected .*(for example|permanent)"):
-        await limiter.ban("user:42", duration)  # type: ignore[arg-type]
-    assert await keys(limiter) == []
 
 
 async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None:
@@ -104,66 +119,10 @@ async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None
     assert await limiter.hit("2001:db8:1:3::a", "5/minute")
 
 
-@pytest.mark.parametrize("key", ["010.8.8.8", "1.2.3", "2130706433", "192.0.2.7:80", " 192.0.2.7", "::/0", "", None, 5])
-@pytest.mark.parametrize("method", ["ban", "unban", "banned", "strike"])
-async def test_what_cannot_be_banned_is_named(limiter: Limiter, key: object, method: str) -> None:
-    arguments = {"ban": ("1h",), "strike": (POLICY,)}.get(method, ())
-    with pytest.raises(ConfigurationError, match="ban: "):
-        await getattr(limiter, method)(key, *arguments)
-
-
-async def test_one_network_too_many_is_an_error_and_changes_nothing(limiter: Limiter) -> None:
-    networks = [f"10.{number >> 8}.{number & 255}.0/24" for number in range(1_001)]
-    for network in networks[:-1]:
-        await limiter.ban(network, "1h")
-    with pytest.raises(ConfigurationError, match=r"ban: 1,000 networks are banned, .* put 10\.3\.232\.0/24 into"):
-        await limiter.ban(networks[-1], "1h")
-    assert await keys(limiter) == networks[:-1]
-    assert (await limiter.ban(networks[0], "permanent")).until is None, "another ban of the same network"
-    for one_client in ("10.3.232.7", "2001:db8::/64", "user:42"):
-        await limiter.ban(one_client, "1h")
-
-
-# -- by strikes ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_name_that_reads_as_a_wide_network_strikes_nobody(limiter: Limiter) -> None:
-    for name in ("192.0.0.0/16", "128.0.0.0/1", "2001:db8::/32"):
-        assert await limiter.strike(name, POLICY, 1_000) is None
-        assert await limiter.strike(f"user:{name}", POLICY, 1_000)
-    assert await keys(limiter) == ["user:192.0.0.0/16", "user:128.0.0.0/1", "user:2001:db8::/32"]
-    assert (await limiter.ban("192.0.0.0/16", "1h")).key == "192.0.0.0/16", "by hand it is meant"
-
-
-async def test_a_network_that_a_policy_bans_is_one_key_and_one_that_is_banned_by_hand_all_addresses_in_it(
-    limiter: Limiter,
-) -> None:
-    made = await limiter.strike("192.0.2.0/24", POLICY, 3)
-    assert made is not None
-    assert (await limiter.hit("192.0.2.0/24", "5/minute")).ban == await limiter.banned("192.0.2.0/24") == made
-    assert await limiter.hit("192.0.2.7", "5/minute")
-    assert await limiter.banned("192.0.2.7") is None
-    by_hand = await limiter.ban("192.0.2.0/24", "2h")
-    for key in ("192.0.2.0/24", "192.0.2.7"):
-        assert (await limiter.hit(key, "5/minute")).ban == await limiter.banned(key) == by_hand
-    await limiter.unban("192.0.2.0/24")
-    for key in ("192.0.2.0/24", "192.0.2.7"):
-        assert await limiter.hit(key, "5/minute")
-
-
-@pytest.mark.parametrize("weight", [0, -1, 1.5, True, "1", 2**31])
-async def test_a_weight_that_is_none_is_named(limiter: Limiter, weight: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"strike: weight: .*for example 1"):
-        await limiter.strike("user:42", POLICY, weight)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("policy", [None, "20/10m", BanPolicy])
-async def test_what_is_no_policy_is_named(limiter: Limiter, policy: object) -> None:
-    with pytest.raises(ConfigurationError, match=r'strike: expected a policy such as BanPolicy\("20/10m", "1h"\), not'):
-        await limiter.strike("user:42", policy)  # type: ignore[arg-type]
-
-
-# -- from one process to the next ------------------------------------------------------------------------------------
+async def test_a_key_that_reads_as_a_wide_network_strikes_nobody_and_by_hand_it_is_meant(limiter: Limiter) -> None:
+    assert await limiter.strike("192.0.0.0/16", POLICY, 1_000) is None
+    assert await keys(limiter) == []
+    assert (await limiter.ban("192.0.0.0/16", "1h")).key == "192.0.0.0/16"
 
 
 async def test_bans_strikes_and_levels_survive_in_a_file(limiter: Limiter, clock: FakeClock, tmp_path: Path) -> None:
@@ -178,8 +137,7 @@ async def test_bans_strikes_and_levels_survive_in_a_file(limiter: Limiter, clock
             assert await fresh.import_bans(lines) == 2
     assert sorted(await keys(fresh)) == ["192.0.2.0/24", "user:42"]
     assert (await fresh.hit("user:42", "5/minute")).retry_after_us == HOUR_US - 60 * SECOND_US
-    made = await fresh.strike("user:43", POLICY)
-    assert made is not None
+    assert await fresh.strike("user:43", POLICY) is not None
     assert [line async for line in Limiter().export_bans()][1:] == []
 
 
@@ -187,23 +145,25 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
     await limiter.ban("user:42", "1h")
     lines = [line async for line in limiter.export_bans()]
     await limiter.unban("user:42")
-    for bad, named in (
-        ([], "bans: there is nothing to read"),
-        ([*lines, "{"], "bans, line 3: expected JSON, not '{'"),
-        ([*lines, "\n"], "bans, line 3: expected JSON"),
-        ([*lines, "[]\n"], "bans, row 3: cannot be read"),
-        (["x" * 500], "bans, line 1: expected JSON, not 'xxx"),
-        ([*lines, "[" * 100_000], "bans, line 3: expected JSON, not '[[["),
-        ([*lines, "1" * 5_000], "bans, line 3: expected JSON, not '111"),
-        ([*lines, 5], "bans, line 3: expected JSON, not 5: no text"),
-        ([*lines, b"{}"], "bans, line 3: expected JSON, not b'{}': no text"),
-        ("".join(lines), "bans: expected lines, for example an open file, not '{"),
-        (5, "bans: expected lines, for example an open file, not 5"),
-        (lines[1:], "bans, row 1: cannot be read"),
-    ):
-        with pytest.raises(ConfigurationError) as caught:
-            await limiter.import_bans(bad)  # type: ignore[arg-type]
-        assert str(caught.value).startswith(named)
+    further: tuple[tuple[Any, str], ...] = (
+        ("{", "line 3: expected JSON, not '{'"),
+        ("\n", "line 3: expected JSON"),
+        ("[]\n", "row 3: cannot be read"),
+        ("[" * 100_000, "line 3: expected JSON, not '[[["),
+        ("1" * 5_000, "line 3: expected JSON, not '111"),
+        (5, "line 3: expected JSON, not 5: no text"),
+        (b"{}", "line 3: expected JSON, not b'{}': no text"),
+    )
+    whole: tuple[tuple[Any, str], ...] = (
+        ([], "there is nothing to read"),
+        (["x" * 500], "line 1: expected JSON, not 'xxx"),
+        ("".join(lines), "expected lines, for example an open file, not '{"),
+        (5, "expected lines, for example an open file, not 5"),
+        (lines[1:], "row 1: cannot be read"),
+    )
+    for bad, named in (*(([*lines, line], named) for line, named in further), *whole):
+        with pytest.raises(ConfigurationError, match=f"^bans[:,] {re.escape(named)}") as caught:
+            await limiter.import_bans(bad)
         assert len(str(caught.value)) < 280
     assert await keys(limiter) == []
     assert await limiter.import_bans(lines) == 1
@@ -212,31 +172,26 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
     # More than two steps of them: whoever lists them is no longer alone after the first.
-    count = 2 * STEP + 1
+    made, count, turns = Limiter(), 2 * STEP + 1, 0
 
-    async def main() -> list[int]:
-        made, turns, lengths = Limiter(), 0, list[int]()
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
         for number in range(count):
             await made.ban(f"user:{number}", "1h")
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await anyio.lowlevel.checkpoint()
-
-        lists: list[Callable[[], AsyncIterator[object]]] = [made.bans, made.export_bans]
         async with anyio.create_task_group() as group:
             group.start_soon(others)
-            for listing in lists:
+            for listing, length in ((made.bans(), count), (made.export_bans(), 1 + count)):
                 before = turns
-                lengths.append(len([one async for one in listing()]))
-                assert turns > before, listing
+                assert len([one async for one in listing]) == length
+                assert turns > before
             group.cancel_scope.cancel()
-        return lengths
 
-    listed = anyio.run(main, backend=backend)
-    assert listed == [count, count + 1], "an export has a first line of its own"
+    anyio.run(main, backend=backend)
 
 
 async def test_events_tell_who_did_what(limiter: Limiter) -> None:

@@ -34,13 +34,10 @@ def test_what_is_too_long_for_an_address_is_a_key_whatever_it_looks_like(key: st
 
 
 def test_a_reason_is_short_and_printable() -> None:
-    assert clean_reason("scanner, see ticket 5; caf\u00e9") == "scanner, see ticket 5; caf\u00e9"
-    assert clean_reason("") == ""
-    assert clean_reason("a\nb\x00\x1b[31m\u202e") == "a\\nb\\x00\\x1b[31m\\u202e"
-    long = clean_reason("\x00\n" * 5_000)
-    assert (len(long), long[-1], long.isprintable()) == (256, "\u2026", True)
+    for plain in ("scanner, see ticket 5; caf\u00e9", ""):
+        assert clean_reason(plain) == plain
+    assert clean_reason("a\nb\x00\x1b[31m\u202e\ud800") == "a\\nb\\x00\\x1b[31m\\u202e\\ud800"
     assert clean_reason("x" * 10_240) == "x" * 255 + "\u2026"
-    assert clean_reason("\ud800") == "\\ud800"
 
 
 @given(st.text(max_size=600))
@@ -52,10 +49,7 @@ def test_no_reason_is_long_or_moves_a_terminal(reason: str) -> None:
 
 def test_a_ban_has_an_end_or_none() -> None:
     made = ban("ann", 30 * SECOND_US, made_us=10 * SECOND_US, wall_us=NEW_YEAR_US)
-    assert (made.since, made.until) == (
-        datetime(2100, 1, 1, tzinfo=UTC),
-        datetime(2100, 1, 1, 0, 0, 20, tzinfo=UTC),
-    )
+    assert (made.since, made.until) == (datetime(2100, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, 0, 0, 20, tzinfo=UTC))
     assert [made.left_us(now_us) for now_us in (10 * SECOND_US, 30 * SECOND_US - 1, 30 * SECOND_US, 10**12)] == [
         20 * SECOND_US, 1, 0, 0
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -46,11 +46,8 @@ def test_a_policy_cannot_be_changed() -> None:
 
 
 def test_signals_are_words_statuses_classes_and_paths() -> None:
-    signals: dict[str | int, object] = {
-        "refused": 1, 401: 1, "404": 4, "4xx": 5, "/.env": "ban", "/a/{b}": 1_000_000
-    }  # fmt: skip
-    known: Mapping[str | int, object] = BanPolicy(signals=signals).signals  # type: ignore[arg-type]
-    assert known == {**{key: value for key, value in signals.items() if key != "404"}, 404: 4}
+    signals: dict[str | int, Any] = {"refused": 1, 401: 1, "4xx": 5, "/.env": "ban", "/a/{b}": 1_000_000}
+    assert BanPolicy(signals={**signals, "404": 4}).signals == {**signals, 404: 4}
     assert dict(BanPolicy(signals={}).signals) == {}
 
 

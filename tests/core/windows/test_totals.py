@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.core import ConfigurationError, RollingTotals
+from slidegate.core import RollingTotals
 
 from ...racing import THREADS, race
+from .plain import Plain, spans_us
 
 
 class Program(NamedTuple):
@@ -24,55 +25,23 @@ class Program(NamedTuple):
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Draw short steps, gaps, jumps longer than the ring, and steps back."""
     slice_us = draw(st.integers(1, 50))
     slices = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True))
-    ring_us = max(slices) * slice_us
-    span_us = st.one_of(
-        st.integers(0, slice_us), st.just(slice_us), st.integers(0, 2 * ring_us), st.integers(-2 * ring_us, 0)
-    )
     amount = st.one_of(st.integers(-100, 100), st.integers(-(2**80), 2**80))
-    moves = draw(st.lists(st.tuples(span_us, amount), max_size=30))
+    moves = draw(st.lists(st.tuples(spans_us(slice_us, max(slices) * slice_us), amount), max_size=30))
     return Program(slice_us, [count * slice_us for count in slices], draw(st.integers(0, 10**6)), moves)
-
-
-class Plain:
-    """The same as a list of everything that was accepted."""
-
-    def __init__(self, made: Program) -> None:
-        self.made = made
-        self.longest = max(made.windows_us) // made.slice_us
-        self.newest: int | None = None
-        self.dropped = 0
-        self.held: list[tuple[int, int]] = []
-
-    def add(self, now_us: int, amount: int) -> None:
-        number = now_us // self.made.slice_us
-        if self.newest is not None and number < self.newest - self.longest:
-            self.dropped += 1
-            return
-        self.newest = number if self.newest is None else max(number, self.newest)
-        self.held.append((number, amount))
-
-    def totals(self, end: int) -> dict[int, int]:
-        """Sum, for each window, the slices that end before `end`, those that the ring has let go of left out."""
-        oldest = 0 if self.newest is None else self.newest - self.longest
-        return {
-            window_us: sum(
-                amount
-                for number, amount in self.held
-                if max(end - window_us // self.made.slice_us, oldest) <= number < end
-            )
-            for window_us in self.made.windows_us
-        }
 
 
 @given(programs())
 @example(Program(2, [20], 0, [(0, 1), (1, 1), (1, 1)]))
 def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None:
-    totals, plain = RollingTotals(made.slice_us, made.windows_us), Plain(made)
+    totals = RollingTotals(made.slice_us, made.windows_us)
+    plain, now_us = Plain[int](made.slice_us, max(made.windows_us) // made.slice_us + 1), made.start_us
     assert totals.windows_us == tuple(made.windows_us)
-    now_us = made.start_us
+
+    def sums(end: int) -> dict[int, int]:
+        return {span_us: sum(plain.within(end - span_us // made.slice_us, end)) for span_us in made.windows_us}
+
     for span_us, amount in made.moves:
         now_us = max(now_us + span_us, 0)
         totals.add(now_us, amount)
@@ -80,27 +49,8 @@ def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None
         assert totals.dropped == plain.dropped
         for look_us in (now_us, now_us + made.slice_us, max(now_us - 2 * made.slice_us, 0), now_us + 10**9):
             number = look_us // made.slice_us
-            assert totals.completed(look_us) == plain.totals(number)
-            assert totals.running(look_us) == plain.totals(number + 1)
-
-
-@pytest.mark.parametrize(
-    ("slice_us", "windows_us", "said"),
-    [
-        (0, [10], "slice_us: expected a whole number.*not 0"),
-        (7, [14, 20], "a window of 20 us is not a whole number of slices of 7 us; .*for example 21"),
-        (7, [6], "a window of 6 us is not a whole number of slices of 7 us"),
-        (7, [0], "windows_us: expected a whole number.*not 0"),
-        (7, [14.0], "windows_us: expected a whole number.*not 14.0"),
-        (7, [], "windows_us: expected at least one"),
-        (7, 14, "windows_us: expected several lengths.*not 14"),
-        (7, [14, 7, 14], "windows_us: 14 comes twice"),
-        (1, [1_000_001], "windows_us: expected a whole number from 1 to 1000000.*not 1000001"),
-    ],
-)
-def test_windows_that_cannot_work_are_refused(slice_us: int, windows_us: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        RollingTotals(slice_us, windows_us)
+            assert totals.completed(look_us) == sums(number)
+            assert totals.running(look_us) == sums(number + 1)
 
 
 @pytest.mark.parametrize("amount", [0.5, 1.0, True, "1", None])
