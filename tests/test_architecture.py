@@ -25,8 +25,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "admin": ({"core", "limiter", "stats", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, set()),
     "metrics": (
-        {"core", "limiter", "stores", "web"},
-        {"anyio", "opentelemetry", "prometheus_client", "starlette"},
+        {"core", "limiter", "stats", "stores", "web"},
+        {"opentelemetry", "prometheus_client", "starlette"},
     ),
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": (
