@@ -14,8 +14,7 @@ from slidegate.core import LimitSet, parse_limits
 from slidegate.core.store import Store
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.inspect_contract import as_peek_says
-from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.player import as_peek_says, settle
 
 from ..fault_proxy import FaultProxy
 from ..redis_servers import RedisServer, needs_redis
