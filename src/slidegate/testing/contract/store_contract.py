@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from ...core.decision import Check, Decision, Reason
 from ...core.errors import StoreUnavailable
 from ...core.limits import parse_limits
+from ...core.quotas import Quota
 from ...core.store import Store
 from ..clock import FakeClock
 from .ban_contract import BansContract
@@ -30,13 +31,13 @@ from .inspect_contract import InspectContract
 from .permit_contract import PermitsContract
 from .player import Player, settle
 from .process_contract import ProcessesContract
-from .programs import SECOND_US, YEAR_2100_US, Ask, Change, Look, Move, Program, Refund, Reset, Step, programs
+from .programs import DAY_US, SECOND_US, YEAR_2100_US, Ask, Change, Look, Move, Program, Refund, Reset, Step, programs
 from .question_contract import QuestionsContract
 from .quota_contract import QuotasContract
 from .stats_contract import StatsContract
 
 
-def _known(moves: Sequence[Move], limits: str = "5/minute") -> Program:
+def _known(moves: Sequence[Move], limits: str | Quota = "5/minute") -> Program:
     return Program(YEAR_2100_US, (parse_limits(limits),), (False,), [*moves])
 
 
@@ -47,12 +48,16 @@ def _ask(cost: int, key: str = "ann", patient: bool = False) -> Ask:
 KNOWN: Final = {
     "moments: the wait of a refusal is exact": _known([_ask(1)] * 5 + [_ask(1, patient=True)]),
     "slices: the wait of a refusal is exact": _known([_ask(50), _ask(50), _ask(1, patient=True)], "100/minute"),
-    "moments: a charge that was reset takes no later units with it": _known(
-        [_ask(2), Reset("ann"), _ask(3), Refund(1), _ask(1)]
+    "quotas: a charge of the period before is not refunded": _known(
+        [_ask(2), Step(DAY_US), _ask(3), Refund(1), _ask(1)], Quota("9/day")
     ),
-    "slices: a charge that was reset takes no later units with it": _known(
-        [_ask(2), Reset("ann"), _ask(3), Refund(1), _ask(1)], "100/minute"
-    ),
+    **{
+        f"{limits}: a charge before a reset of {key or 'everything'} takes no later units with it": _known(
+            [_ask(2), Reset(key), _ask(3), Refund(2), _ask(1)], limits
+        )
+        for limits in ("9/minute", "100/minute", Quota("9/day"))
+        for key in ("ann", None)
+    },
     "a charge after a reset is refunded also under a changed amount": _known(
         [
             *(_ask(1, "bob"), Change(0, 0, 100), _ask(1), Step(SECOND_US), Reset("ann")),
