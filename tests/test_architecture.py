@@ -20,7 +20,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stats": ({"core", "limiter", "stores"}, {"anyio"}),
     "admin": ({"core", "limiter", "stats", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, set()),
-    "metrics": ({"core", "limiter", "stores", "web"}, {"anyio", "opentelemetry", "prometheus_client", "starlette"}),
+    "metrics": (
+        {"core", "limiter", "stats", "stores", "web"},
+        {"opentelemetry", "prometheus_client", "starlette"},
+    ),
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": ({"core", "limiter", "admin", "logs", "simulation", "stats", "stores", "web"}, {"click", "starlette"}),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),

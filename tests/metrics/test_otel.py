@@ -47,12 +47,12 @@ class Collected:
 
 
 class Site:
-    def __init__(self, *rules: Rule) -> None:
+    def __init__(self, *rules: Rule, **options: Any) -> None:
         self.clock = FakeClock(10**15)
         self.limiter = Limiter(MemoryStore(clock=self.clock))
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
-        self.metrics = OtelMetrics(self.limiter, meter_provider=self.provider)
+        self.metrics = OtelMetrics(self.limiter, meter_provider=self.provider, **options)
 
         async def item(request: Request) -> PlainTextResponse:
             self.clock.advance("30ms")
@@ -138,16 +138,10 @@ async def test_close_ends_what_was_begun() -> None:
 
 
 async def test_times_of_requests_can_be_left_out() -> None:
-    site = Site(Rule("*", "1000000/minute"))
-    site.metrics.close()
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    metrics = OtelMetrics(site.limiter, meter_provider=provider, durations=False)
+    site = Site(Rule("*", "1000000/minute"), durations=False)
     await call(site.app, "/items/1")
-    told = Collected(reader)
-    assert told.value("slidegate.requests", outcome="passed") == 1
-    assert told.points("slidegate.request.duration") == []
-    metrics.close()
+    assert site.collect().value("slidegate.requests", outcome="passed") == 1
+    assert site.collect().points("slidegate.request.duration") == []
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from slidegate.core import LimitSet, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.inspect_contract import as_peek_says
-from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.player import as_peek_says, settle
 
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, V
 
 from ..core.bans.ban import check_has_kind
 from ..core.errors import closest
-from ..core.limits import MAX_WINDOW_US, parse_duration_us
-from ..limiter.limiter import PERMANENT
+from ..limiter.limiter import ban_length_us
 from ..limiter.observers import KINDS
 from .messages import InvalidParameters
 
@@ -31,8 +30,7 @@ def _event_kind(kind: str) -> str:
 
 
 def _duration(text: str) -> str:
-    if text != PERMANENT and parse_duration_us(text) > MAX_WINDOW_US:
-        raise ValueError("longer than 400 days")
+    ban_length_us(text)
     return text
 
 

@@ -7,15 +7,13 @@ from typing import Any, Final
 
 import click
 
-from ..admin import views
 from ..core.bans.ban import Ban, check_has_kind
-from ..core.errors import ConfigurationError, quoted
-from ..core.limits import MAX_WINDOW_US, parse_duration_us
+from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.keys import AnyKey
-from ..limiter.limiter import PERMANENT
-from .output import note, one_line, show, table, time_of, with_format
-from .store import ask, with_key, with_store
+from ..limiter.limiter import ban_length_us
+from .output import note, one_line, show, table, with_format
+from .store import ask, end_of, view_of, with_key, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
 _BAN_ROW: Final = '{"ban"'
@@ -50,10 +48,10 @@ def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None
         return policy in (None, ban.by) and any(match.casefold() in text.casefold() for text in texts)
 
     async def wanted(limiter: Limiter) -> list[dict[str, Any]]:
-        return [_view(ban) async for ban in limiter.bans() if is_wanted(ban)]
+        return [view_of(ban) async for ban in limiter.bans() if is_wanted(ban)]
 
     found = ask(store, wanted)
-    show(as_json, found, table(_COLUMNS, [{**ban, "until": _until(ban)} for ban in found]))
+    show(as_json, found, table(_COLUMNS, [{**ban, "until": end_of(ban)} for ban in found]))
     if not found:
         note("no ban matches" if match or policy else "there are no bans")
 
@@ -74,15 +72,15 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
-    _check_duration(duration)  # before anything is opened or made
+    ban_length_us(duration, "--for")  # before anything is opened or made
     if isinstance(key, str):
         check_has_kind(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
-        return _view(await limiter.ban(key, duration, reason=reason, by=by or _user()))
+        return view_of(await limiter.ban(key, duration, reason=reason, by=by or _user()))
 
     ban = ask(store, add, writes=True, makes=create)
-    show(as_json, [ban], [f"banned: {ban['target']} until {_until(ban)}"])
+    show(as_json, [ban], [f"banned: {ban['target']} until {end_of(ban)}"])
 
 
 @bans.command("remove")
@@ -154,31 +152,6 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
         raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
     show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} have ended"])
-
-
-def _check_duration(duration: str) -> None:
-    """Check how long a ban is to last.
-
-    Raises:
-        ConfigurationError: It is no span of time up to 400 days, and not ``permanent``.
-    """
-    try:
-        fits = duration == PERMANENT or 0 < parse_duration_us(duration) <= MAX_WINDOW_US
-    except ConfigurationError:
-        fits = False
-    if not fits:
-        raise ConfigurationError(
-            f"--for: expected a number and a unit, for example 90s, 30m, 12h or 7d, up to 400d, or permanent, not "
-            f"{quoted(duration)}"
-        )
-
-
-def _view(ban: Ban) -> dict[str, Any]:
-    return views.Ban.model_validate(ban).model_dump()
-
-
-def _until(ban: dict[str, Any]) -> str:
-    return "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
 
 
 def _user() -> str:

@@ -15,7 +15,7 @@ from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
 from ..stats.statistics import onlooker
 from .output import note, show, table, time_of, with_format
-from .store import ask, middleware_of, said_of, with_key, with_store
+from .store import ask, end_of, middleware_of, said_of, view_of, with_key, with_store
 
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
 _SLICE_COLUMNS: Final = ("rule", "from", "to", "count")
@@ -53,7 +53,7 @@ def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...],
         windows = await _windows(limiter, key, rules, limits)
         return {
             "key": limiter.key_for(key),
-            "ban": None if ban is None else views.Ban.model_validate(ban).model_dump(),
+            "ban": None if ban is None else view_of(ban),
             "windows": [window.model_dump() for view in windows for window in views.Window.of_key(view)],
             **await _activity(limiter, limiter.key_for(key)),
         }
@@ -125,8 +125,7 @@ def _text(view: dict[str, Any]) -> Iterator[str]:
     if ban is None:
         yield "ban: none"
     else:
-        until = "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
-        yield f"ban: of {ban['target']} until {until}, by {ban['policy']}: {ban['reason']}"
+        yield f"ban: of {ban['target']} until {end_of(ban)}, by {ban['policy']}: {ban['reason']}"
     if view["workers"]:
         seen = f"{view['requests']:,} requests, {view['refused']:,} refused"
         yield f"last {WINDOW_S} s: {seen}; {said_of(view['workers'])}"

@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
+from ..admin import views
+from ..core.bans.ban import Ban
 from ..core.errors import ConfigurationError, StoreError
 from ..core.store import Store
 from ..limiter import Limiter
@@ -27,7 +29,7 @@ from ..stores.memory.store import MemoryStore
 from ..web.config import STORE_VARIABLE
 from ..web.keys import SENT_BY_NAME
 from ..web.middleware import RateLimitMiddleware
-from .output import failed
+from .output import failed, time_of
 
 T = TypeVar("T")
 
@@ -108,6 +110,16 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
                 await limiter.close()
 
     return asyncio.run(asked())
+
+
+def view_of(ban: Ban) -> dict[str, Any]:
+    """Return a ban as the admin API shows it."""
+    return views.Ban.model_validate(ban).model_dump()
+
+
+def end_of(ban: dict[str, Any]) -> str:
+    """Return when a ban ends, by its view."""
+    return "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
 
 
 def said_of(workers: Sequence[dict[str, Any]]) -> str:

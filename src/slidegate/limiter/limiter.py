@@ -36,6 +36,24 @@ _ROWS_PER_DEADLINE: Final = 10_000
 """LMDB writes so many bans in some three seconds where others write as well."""
 
 
+def ban_length_us(duration: str | float | timedelta, what: str = "ban: duration") -> int | None:
+    """Return how long a ban lasts, in microseconds; None for one that is permanent.
+
+    Args:
+        duration: A span of time up to 400 days, or ``"permanent"``.
+        what: What it is, for the error message.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if duration == PERMANENT:
+        return None
+    length_us = parse_duration_us(duration, what)
+    if length_us > MAX_WINDOW_US:
+        raise ConfigurationError(f'{what}: expected at most 400 days or "permanent", not {quoted(duration)}')
+    return length_us
+
+
 class Limiter:
     """Counts keys against limits, and refuses those that are banned.
 
@@ -290,13 +308,7 @@ class Limiter:
             ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
                 IPv4 /8 or an IPv6 /19; the duration cannot be used; or 1,000 networks are banned already.
         """
-        length_us = None
-        if duration != PERMANENT:
-            length_us = parse_duration_us(duration, "ban: duration")
-            if length_us > MAX_WINDOW_US:
-                raise ConfigurationError(
-                    f'ban: duration: expected at most 400 days or "permanent", not {quoted(duration)}'
-                )
+        length_us = ban_length_us(duration)
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by)

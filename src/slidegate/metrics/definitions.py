@@ -6,21 +6,23 @@ the lists, which are read every few seconds.
 The names follow the conventions of OpenTelemetry; those for Prometheus are made of them as its exporters do it: dots
 become underscores, and the unit stands at the end. Attributes have values that the operator has written or that stand
 in this package: the names of rules, the templates of routes, outcomes, kinds of events. A client can choose none, and
-of rules and routes no more than `MAX_VALUES` have values of their own.
+of rules and routes no more than `MAX_SERIES` have values of their own.
 """
 
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from .. import core
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.observers import KINDS, SHUT_OUT, Observer, Outcome
+from ..stats.recorder import MAX_SERIES, OTHER
 from ..stores.memory.store import MemoryStore
 from ..web.lists import files_of
 from ..web.middleware import RateLimitMiddleware
@@ -34,9 +36,6 @@ Together: TypeAlias = Literal["mostrecent", "livesum", "livemin"]
 PREFIX: Final = "slidegate"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the buckets of all histograms, in seconds: those of OpenTelemetry's durations of requests."""
-MAX_VALUES: Final = 200
-OTHER: Final = "(other)"
-"""The rule or route of requests that came when so many rules or routes had values."""
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
 """Kinds of events that come with requests, whose outcomes are counted."""
 _US_PER_S: Final = 1_000_000
@@ -102,8 +101,6 @@ TIME_IN_QUEUE: Final = Metric(
     "The time that requests have waited for room, of those that a rule made wait.",
 )
 EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by their kind.")
-OBSERVED: Final = (REQUESTS, RULE_REQUESTS, DURATION, TIME_IN_QUEUE, EVENTS)
-"""What is counted as it happens."""
 
 Values: TypeAlias = Mapping[Labels, int]
 Read: TypeAlias = Callable[[Limiter], Values]
@@ -194,42 +191,43 @@ def _build_info(limiter: Limiter) -> Values:
     return {(root.__version__, str(core.compiled).lower()): 1}
 
 
-METRICS: Final = (*OBSERVED, *READ)
+METRICS: Final = (REQUESTS, RULE_REQUESTS, DURATION, TIME_IN_QUEUE, EVENTS, *READ)
 """All metrics, in the order of the page that describes them."""
-
-
-class Instruments(Protocol):
-    """Where values go."""
-
-    def add(self, metric: Metric, labels: Labels, amount: int) -> None:
-        """Add to a counter."""
-
-    def record(self, metric: Metric, labels: Labels, value_s: float) -> None:
-        """Record a time in a histogram."""
 
 
 class LimiterMetrics(Observer):
     """Counts what becomes of the requests of one limiter, and reads the values of its store and lists.
 
+    A subclass provides `_add` and `_record`, makes its counters and histograms, and then calls `_begin`.
+
     Args:
         limiter: The limiter.
-        instruments: Where the values go.
 
     Raises:
-        ConfigurationError: `limiter` is no limiter, or is counted by another such object already.
+        ConfigurationError: `limiter` is no limiter.
     """
 
-    def __init__(self, limiter: Limiter, instruments: Instruments) -> None:
+    def __init__(self, limiter: Limiter) -> None:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self._limiter = limiter
-        self._instruments = instruments
         self._store = _store_name(limiter)
         self._known: dict[str, dict[str, None]] = {"rule": {}, "route": {}}
+
+    @abstractmethod
+    def _add(self, metric: Metric, labels: Labels, amount: int) -> None:
+        """Add to a counter."""
+
+    @abstractmethod
+    def _record(self, metric: Metric, labels: Labels, value_s: float) -> None:
+        """Record a time in a histogram."""
+
+    def _begin(self) -> None:
+        """Count from now on."""
         for kind in KINDS:  # so that the first of a kind is a rise
             if kind not in _COUNTED_ELSEWHERE:
-                instruments.add(EVENTS, (kind, self._store), 0)
-        self._subscription = limiter.observe(self)
+                self._add(EVENTS, (kind, self._store), 0)
+        self._subscription = self._limiter.observe(self)
 
     def close(self) -> None:
         """Count nothing more."""
@@ -239,7 +237,7 @@ class LimiterMetrics(Observer):
         """Count a request."""
         if outcome.route is None:
             return
-        add, record, store = self._instruments.add, self._instruments.record, self._store
+        add, record, store = self._add, self._record, self._store
         route, became = self._bounded("route", outcome.route), _became(outcome)
         if became:
             add(REQUESTS, (route, became, store), 1)
@@ -256,9 +254,9 @@ class LimiterMetrics(Observer):
     def event(self, event: Event, /) -> None:
         """Count an event."""
         if event.kind not in _COUNTED_ELSEWHERE:
-            self._instruments.add(EVENTS, (event.kind, self._store), 1)
+            self._add(EVENTS, (event.kind, self._store), 1)
 
-    def read(self, metric: Metric) -> Values:
+    def _read(self, metric: Metric) -> Values:
         """Return the values of a metric that is read; none where this limiter has none, or its store is away."""
         try:
             return {(*labels, self._store): value for labels, value in READ[metric](self._limiter).items()}
@@ -266,10 +264,10 @@ class LimiterMetrics(Observer):
             return {}
 
     def _bounded(self, attribute: str, value: str) -> str:
-        """Return the value of an attribute, or `OTHER` beyond `MAX_VALUES`."""
+        """Return the value of an attribute, or `OTHER` beyond `MAX_SERIES`."""
         known = self._known[attribute]
         if value not in known:
-            if len(known) >= MAX_VALUES:
+            if len(known) >= MAX_SERIES:
                 return OTHER
             known[value] = None
         return value

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from slidegate import MemoryStore
-from slidegate.core import Decision, LimitSet, Reason, parse_limits
+from slidegate.core import Decision, Limit, LimitSet, Reason, parse_limits
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import Ask, Debt, Program, Refund, Step, programs
 
@@ -58,6 +58,7 @@ class Ledger:
             f"{spent} in {limit} of {rule} for {key} from {first_us}"
             for (rule, key), spending in charges.items()
             for limit in self.plain[int(rule.removeprefix("rule-"))].limits
+            if isinstance(limit, Limit)
             for first_us, _ in spending
             if (spent := sum(c for at_us, c in spending if first_us <= at_us < first_us + limit.window_us))
             > limit.amount

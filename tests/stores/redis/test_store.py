@@ -92,13 +92,13 @@ class TestValkey(AtServer, RandomContract):
 class TestCluster(AtServer, RandomContract):
     running = "cluster"
 
-    async def play(self, program: Program, *, looks: bool = False) -> None:
+    async def play(self, program: Program) -> None:
         # What a refusal of several keys would count is not peeked at. Its units are charged and handed back; a window
         # behind the one that refused is not asked, so what a step of the clock back or another amount does to
         # windows when they are asked shows later than in the reference.
         if any(isinstance(move, Ask) and len({key for _, key, _ in move.question}) > 1 for move in program.moves):
             program = program._replace(moves=[move for move in program.moves if not _shows_when_asked(move)])
-        await super().play(program._replace(count_denied=()), looks=looks)
+        await super().play(program._replace(count_denied=()))
 
 
 def _shows_when_asked(move: Move) -> bool:

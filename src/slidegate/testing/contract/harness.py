@@ -16,14 +16,14 @@ from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision, LimitSet
 from ...core.limits import parse_limits
 from ...core.store import Store
+from ...core.views import WindowView
 from ..clock import FakeClock
 from ..observers import RecordingObserver
-from .player import settle
-from .programs import SECOND_US, YEAR_2100_US
+from .player import as_peek_says, settle
+from .programs import HOUR_US, YEAR_2100_US
 
 T = TypeVar("T")
 
-HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/minute", "10m", factor=2, forgive="1h")
 ABILITIES: Final[Mapping[str, Callable[[Store], bool]]] = {
     "permits_held": lambda store: store.permits_held() is not None,
@@ -70,6 +70,10 @@ class StoreHarness:
         """Forget all keys."""
         return await settle(self.raw.reset_all())
 
+    async def views(self, key: str, asked: LimitSet) -> list[WindowView]:
+        """Return the windows of a key, which a peek shows as well."""
+        return await as_peek_says(self.raw, key, asked)
+
     async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
         """Send a request of an address or key, which only bans refuse; it is counted by `key`, if that is given."""
         parsed = parse_address(client)
@@ -114,7 +118,7 @@ async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], Awaitable[None]]) -> None:
-    """Make a store of a contract, let somebody play with it, and close it."""
+    """Make a store of a contract, play with it, and close it."""
     clock = FakeClock(start_us)
     store = await settle(contract.make_store(clock))
     try:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from ...core.decision import Check, Decision, LimitSet
-from ...core.limits import Limit
+from ...core.limits import AnyLimit, Limit
+from ...core.quotas import Quota
 from ...core.store import Store
+from ...core.views import WindowView, view_of
 from ..clock import FakeClock
 from ..reference.model import Model, Note, verdict_of
 from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step
 
 Answered = TypeVar("Answered")
 Question: TypeAlias = tuple[tuple[int, str, int], ...]
+MAX_MOMENTS = 3
+"""How many of the moments at which something leaves are looked at, for each key and rule."""
 
 
 async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
@@ -24,6 +29,30 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
         waited: Answered = await answer
         return waited
     return answer
+
+
+async def views_of(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
+    """Return the windows of a key under some buckets, as a store shows them."""
+    now_us, windows = await settle(store.inspect(key, buckets))
+    named = [(made, name, limit) for made in buckets for name, limit in zip(made.names, made.limits, strict=True)]
+    return [
+        view_of(made.rule, made.label, name, limit, window, now_us)
+        for (made, name, limit), window in zip(named, windows, strict=True)
+    ]
+
+
+async def as_peek_says(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
+    """Return the windows of a key, and see that they say what a peek says about each of them."""
+    views = await views_of(store, key, *buckets)
+    peeked = [await settle(store.peek(((made, key, 0),))) for made in buckets]
+    states = [(decision, place) for decision in peeked for place in range(len(decision.readings))]
+    for view, (decision, place) in zip(views, states, strict=True):
+        state = decision.states[place]
+        assert view.used == decision.readings[place][0]
+        assert not view.slices or sum(part.units for part in view.slices) == view.used
+        shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
+        assert shown == (state.name, state.rule, *state[3:5], *state[6:8])
+    return views
 
 
 class Player:
@@ -37,7 +66,7 @@ class Player:
     """
 
     def __init__(
-        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[Limit]], count_denied: Sequence[bool] = ()
+        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[AnyLimit]], count_denied: Sequence[bool] = ()
     ) -> None:
         self.store = store
         self.clock = clock
@@ -48,16 +77,19 @@ class Player:
         self.named: set[tuple[int, str]] = set()
         self.prepared: dict[tuple[Check, ...], Sequence[Check]] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
+        self._earliest_us = 0
 
     async def play(self, moves: Sequence[Move]) -> None:
-        """Play all moves, one after the other."""
-        for number, move in enumerate(moves):
-            try:
+        """Play all moves, one after the other, and see all windows empty at the moments that they name."""
+        played: list[object] = []
+        with shown_with(played, self.clock, [*zip(self.buckets, self.count_denied, strict=True)]):
+            for move in moves:
+                played.append(move)
                 await self._play(move)
-            except AssertionError as error:
-                played = "".join(f"\n  {move}" for move in moves[: number + 1])
-                rules = [*zip(self.buckets, self.count_denied, strict=True)]
-                raise AssertionError(f"{error}\nat {self.clock} after{played}\nwith {rules}") from error
+            played.append("looks until all is empty")
+            await self.look_after_all()  # a changed amount moves units once, when its window is asked
+            for rule, key in sorted(self.named):
+                await self._see_it_empty(key, self.plain[rule])
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -115,19 +147,27 @@ class Player:
             same(await settle(self.store.refund(decision.take_back())), self.model.refund(charged, self.clock.now_us))
             same(await settle(self.store.refund(decision.take_back())), False)
 
-    async def _reset(self, key: str) -> None:
+    async def _reset(self, key: str | None) -> None:
         await self.look_after_all()  # what is over is forgotten by both
-        known = await settle(self.store.reset(key))
-        if not any(named == key for _, named in self.named):
+        known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
+        if not any(key in (named, None) for _, named in self.named):
             same(known, False)
         self.model.reset(key, self.clock.now_us)
-        self.clock.advance(us=1)  # what is charged at the moment of a reset may be taken for a charge of before
+        # What is charged up to the moment of a reset may be taken for a charge of before.
+        if key is None:
+            self._earliest_us = self.model.latest_us + 1  # one number for all windows, also for those that begin later
+        self.clock.set(max(self.clock.now_us + 1, self._earliest_us))
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units whenever it likes, as long as time goes on. Before it steps back,
         # every window is looked after, so that the store and the reference have let go of the same.
         await self.look_after_all()
-        self.clock.set(max(self.clock.now_us + span_us, 0))
+        back_us = max(self.clock.now_us + span_us, self._earliest_us)
+        limits = [limit for bucket in self.plain for limit in bucket.limits]
+        quotas = [limit for limit in limits if isinstance(limit, Quota)]
+        if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in quotas):
+            return  # a store need not remember the period of a count without units
+        self.clock.set(back_us)
         await self.look_after_all()  # units ahead of now move back, which a store notices when it looks
 
     async def look_after_all(self) -> None:
@@ -135,12 +175,20 @@ class Player:
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 
+    async def _see_it_empty(self, key: str, asked: LimitSet) -> None:
+        """See that every unit leaves at the moment that its slice names, and none before."""
+        shown = await as_peek_says(self.store, key, asked)
+        moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
+        for moment_us in [step for us in moments[:MAX_MOMENTS] for step in (us - 1, us)]:
+            if moment_us > self.clock.now_us:
+                self.clock.set(moment_us)
+                for view, now in zip(shown, await as_peek_says(self.store, key, asked), strict=True):
+                    same(now.used, sum(part.units for part in view.slices if part.leaves_us > moment_us))
+
     def _change(self, rule: int, number: int, amount: int) -> None:
         bucket = self.plain[rule]
         changed = list(bucket.limits)
-        old = changed[number]
-        assert isinstance(old, Limit), "programs have windows alone"
-        changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
+        changed[number] = _of_amount(changed[number], amount)
         self.plain[rule] = LimitSet(bucket.rule, changed)
         self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
 
@@ -156,8 +204,25 @@ class Player:
         return known or checks
 
 
+def _of_amount(limit: AnyLimit, amount: int) -> AnyLimit:
+    if isinstance(limit, Limit):
+        return Limit(amount, timedelta(microseconds=limit.window_us), resolution=limit.resolution)
+    assert isinstance(limit, Quota), "permits are no part of programs"
+    return Quota(f"{amount}/{limit.unit}", zone=limit.zone_name, starts=limit.starts)
+
+
 def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:
     return bucket.under(bucket.rule, count_denied=count_denied)
+
+
+@contextmanager
+def shown_with(moves: Sequence[object], clock: Callable[[], int], rules: Sequence[object]) -> Iterator[None]:
+    """Show a difference with the moves that led to it."""
+    try:
+        yield
+    except AssertionError as error:
+        played = "".join(f"\n  {move}" for move in moves)
+        raise AssertionError(f"{error}\nat {clock()} us after{played}\nwith {rules}") from error
 
 
 def same(answered: object, expected: object) -> None:

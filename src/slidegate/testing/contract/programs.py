@@ -8,13 +8,18 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
-from ...core.limits import MAX_AMOUNT, Limit
+from ...core.limits import MAX_AMOUNT, AnyLimit, Limit
+from ...core.quotas import Quota
 
 KEYS = ("ann", "bob", "192.0.2.7")
 MIN_WINDOW_US = 1_000
 MAX_DRAWN_WINDOW_US = 120_000_000
 SECOND_US = 1_000_000
+HOUR_US = 3_600 * SECOND_US
+DAY_US = 24 * HOUR_US
 YEAR_2100_US = 4_102_444_800_000_000
+SUMMER_TIME_US = YEAR_2100_US + 449 * DAY_US + 20 * HOUR_US
+"""Some hours before the clocks of Berlin are set forward, on 27 March 2101."""
 
 Choice = TypeVar("Choice")
 
@@ -49,9 +54,9 @@ class Refund(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Forget a key."""
+    """Forget a key; all of them where none is named."""
 
-    key: str
+    key: str | None
 
 
 class Step(NamedTuple):
@@ -82,7 +87,7 @@ class Program(NamedTuple):
     """Rules and whether each counts refusals, the time at first, and the moves."""
 
     start_us: int
-    rules: tuple[tuple[Limit, ...], ...]
+    rules: tuple[tuple[AnyLimit, ...], ...]
     count_denied: tuple[bool, ...]
     moves: list[Move]
 
@@ -123,33 +128,45 @@ class Choices:
         resolution = 1 + self.below(self.pick((3, 10, highest, highest)))
         return Limit(self.amount(resolution), timedelta(microseconds=window_us), resolution=resolution)
 
-    def rule(self) -> tuple[Limit, ...]:
-        """Choose one to three limits of different windows."""
-        drawn = [self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
+    def quota(self) -> Quota:
+        """Choose a quota: periods of several lengths and zones."""
+        amount = 1 + self.below(12)
+        return self.pick(
+            (
+                Quota(f"{amount}/day", zone="Europe/Berlin"),
+                Quota(f"{amount}/day", zone="America/New_York", starts="06:30"),
+                Quota(f"{amount}/week", starts="sunday"),
+                Quota(f"{amount}/month", starts=31),
+            )
+        )
+
+    def rule(self) -> tuple[AnyLimit, ...]:
+        """Choose one to three limits of different windows, now and then quotas among them."""
+        drawn = [self.quota() if not self.below(6) else self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
         return tuple({limit.same_window: limit for limit in drawn}.values())
 
-    def cost(self, limits: Sequence[Limit]) -> int:
+    def cost(self, limits: Sequence[AnyLimit]) -> int:
         """Choose a cost: little, nothing, a part of a limit, all of it, or too much."""
         amount = self.pick([limit.amount for limit in limits])
         least = min(limit.amount for limit in limits)
         part = least // (2 + self.below(6)) + 1
         return self.pick((1, 1, 1, 0, 2, part, part, self.below(least) + 1, amount, amount + self.below(2)))
 
-    def span_us(self, limits: Sequence[Limit]) -> int:
+    def span_us(self, limits: Sequence[AnyLimit]) -> int:
         """Choose a span of time, often one beside which something leaves a window."""
-        limit = self.pick(limits)
-        slice_us, window_us = limit.slice_us, limit.window_us
-        marks_us = (slice_us, window_us, limit.slices * slice_us, (limit.slices + 1) * slice_us)
+        slice_us, window_us = lengths_us(self.pick(limits))
+        whole_us = -(-window_us // slice_us) * slice_us
+        marks_us = (slice_us, window_us, whole_us, whole_us + slice_us)
         mark_us = self.pick(marks_us) + self.pick((0, 1, -1))
         within_us = self.below(window_us // (1 + self.below(8)) + 1)
         return self.pick((within_us, mark_us, self.below(4 * slice_us), self.below(50), self.below(3 * window_us)))
 
-    def question(self, rules: Sequence[Sequence[Limit]]) -> tuple[tuple[int, str, int], ...]:
+    def question(self, rules: Sequence[Sequence[AnyLimit]]) -> tuple[tuple[int, str, int], ...]:
         """Choose what to ask for: up to three pairs of rule and key, none twice."""
         targets = [(self.below(len(rules)), self.pick(KEYS)) for _ in range(self.pick((1, 1, 1, 2, 3)))]
         return tuple((rule, key, self.cost(rules[rule])) for rule, key in dict.fromkeys(targets))
 
-    def move(self, rules: Sequence[Sequence[Limit]]) -> Move | None:
+    def move(self, rules: Sequence[Sequence[AnyLimit]]) -> Move | None:
         """Choose what happens next: mostly requests, with time going on in between."""
         known = [limit for limits in rules for limit in limits]
         kind = self.below(32)
@@ -160,7 +177,7 @@ class Choices:
         if kind < 20:
             return Step(self.span_us(known))
         if kind < 23:
-            return Align(self.pick(known).slice_us, self.pick((0, 1, -1)))
+            return Align(lengths_us(self.pick(known))[0], self.pick((0, 1, -1)))
         if kind < 25:
             return Look(self.question(rules))
         if kind == 25:
@@ -169,7 +186,7 @@ class Choices:
         if kind < 28:
             return Refund(self.below(4))
         if kind == 28:
-            return Reset(self.pick(KEYS))
+            return Reset(self.pick((*KEYS, None)))
         if kind == 29:
             return Step(-self.span_us(known))
         rule = self.below(len(rules))
@@ -177,11 +194,16 @@ class Choices:
         return Change(rule, number, self.amount(rules[rule][number].resolution))
 
 
+def lengths_us(limit: AnyLimit) -> tuple[int, int]:
+    """Return the lengths of a slice and of the window; of a quota those after which its period may end."""
+    return (limit.slice_us, limit.window_us) if isinstance(limit, Limit) else (HOUR_US, DAY_US)
+
+
 def program(choices: Choices) -> Program:
     """Make a program: rules, a time to start at, and moves until the choices are used up."""
     rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
     count_denied = tuple(choices.pick((False, False, True)) for _ in rules)
-    start_us = choices.pick((0, choices.below(10**9), YEAR_2100_US))
+    start_us = choices.pick((0, choices.below(10**9), YEAR_2100_US, SUMMER_TIME_US))
     moves = []
     while choices:
         move = choices.move(rules)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...core.decision import Check, Decision, Reason
 from ...core.store import Store
 from ...stores.memory.store import MemoryStore
-from .harness import StoreHarness, bucket, in_threads, with_store
+from .harness import StoreHarness, bucket, with_store
 from .player import settle
 
 
@@ -65,14 +65,3 @@ class QuestionsContract:
             assert await store.reset("ann") is True
             assert not other.hit(asked)
             assert other.reset("ann") is True
-
-    @with_store()
-    async def test_threads_that_share_a_prepared_question_admit_exactly_the_amount(self, store: StoreHarness) -> None:
-        for key, others in (("ann", 1), ("bob", 3)):
-            together = [(bucket("500/hour", f"rule-{number}"), f"{key}-{number}", 1) for number in range(others)]
-            asked = store.raw.prepare(together)
-
-            async def admitted(asked: Sequence[Check] = asked) -> int:
-                return sum(await hits(store.raw, asked, 100))
-
-            assert sum(await in_threads(admitted)) == 500

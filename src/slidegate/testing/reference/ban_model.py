@@ -161,6 +161,7 @@ class BanModel:
 
 def _holds(network: str, address: str) -> bool:
     try:
-        return ipaddress.ip_address(address) in ipaddress.ip_network(network)
+        found = ipaddress.ip_address(address)
+        return (getattr(found, "ipv4_mapped", None) or found) in ipaddress.ip_network(network)
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""The reference: a store that is only there to be right. Its windows are in `model_window`."""
+"""The reference: a store that is only there to be right. Its windows are in `model_window` and `model_quota`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from ...core.decision import Check, Decision, LimitSet, Reason
-from ...core.limits import Limit
+from ...core.limits import AnyLimit, Identity, Limit
+from ...core.quotas import Quota
+from .model_quota import ModelQuota
 from .model_window import Answer, ModelWindow
 
 
@@ -32,19 +34,23 @@ def verdict_of(decision: Decision) -> Verdict:
 class Note(NamedTuple):
     """What one window was charged, for a refund."""
 
-    window: ModelWindow
-    limit: Limit
+    window: ModelWindow | ModelQuota
+    amount: int
     time_us: int
     moment_us: int
     units: int
 
 
 class Model:
-    """A store that is only there to be right: the methods of `Store` over `ModelWindow`."""
+    """A store that is only there to be right: the methods of `Store` over `ModelWindow` and `ModelQuota`.
+
+    Attributes:
+        latest_us: The latest moment of all questions.
+    """
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[str, str, int, int], ModelWindow] = {}
-        self._latest_us = 0
+        self._windows: dict[tuple[str, str, Identity], ModelWindow | ModelQuota] = {}
+        self.latest_us = 0
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the answer and, for `refund`, the charges."""
@@ -75,60 +81,65 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Hand back the units that have not left yet; tell whether there were any."""
         changed = False
-        self._latest_us = max(self._latest_us, now_us)
-        for window, limit, time_us, moment_us, units in charged:
+        self.latest_us = max(self.latest_us, now_us)
+        for window, amount, time_us, moment_us, units in charged:
             touched = deepcopy(window)  # a refund that changes nothing looks after nothing
-            touched.touch(limit.amount, now_us)
-            if self._latest_us < touched.leaves_us(moment_us) and touched.hand_back(time_us, moment_us, units):
-                window.charges, window.floor_us = touched.charges, touched.floor_us
+            touched.touch(amount, now_us)
+            if self.latest_us < touched.leaves_us(moment_us) and touched.hand_back(time_us, moment_us, units):
+                vars(window).update(vars(touched))
                 changed = True
         if changed:
             charged.clear()
         return changed
 
-    def reset(self, key: str, now_us: int) -> None:
-        """Forget every window of a key."""
-        for identity, window in self._windows.items():
-            if identity[1] == key:
-                window.reset(now_us, self._latest_us)
+    def reset(self, key: str | None, now_us: int) -> None:
+        """Forget every window of a key, or of all."""
+        for (_, whose, _), window in self._windows.items():
+            if key in (whose, None):
+                window.reset(now_us, self.latest_us)
+        if key is None:
+            self._windows.clear()
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
         asked = [
-            Ask(self._window(bucket, key, limit), limit, cost, bucket.count_denied)
+            Ask(self._window(bucket, key, limit), limit.amount, cost, bucket.count_denied)
             for bucket, key, cost in checks
             for limit in bucket.limits
-            if isinstance(limit, Limit)
         ]
-        self._latest_us = max(self._latest_us, now_us)
+        self.latest_us = max(self.latest_us, now_us)
         for ask in asked:
-            ask.window.touch(ask.limit.amount, now_us)
+            ask.window.touch(ask.amount, now_us)
         return asked
 
-    def _window(self, bucket: LimitSet, key: str, limit: Limit) -> ModelWindow:
-        identity = (bucket.rule, key, limit.window_us, limit.resolution)
-        return self._windows.setdefault(identity, ModelWindow(limit.window_us, limit.resolution))
+    def _window(self, bucket: LimitSet, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
+        if isinstance(limit, Limit):
+            fresh: ModelWindow | ModelQuota = ModelWindow(limit.window_us, limit.resolution)
+        else:
+            assert isinstance(limit, Quota), "permits are no part of programs"
+            fresh = ModelQuota(limit)
+        return self._windows.setdefault((bucket.rule, key, limit.same_window), fresh)
 
 
 class Ask(NamedTuple):
     """The part of a question that is about one window."""
 
-    window: ModelWindow
-    limit: Limit
+    window: ModelWindow | ModelQuota
+    amount: int
     cost: int
     count_denied: bool
 
 
 def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
     """Return how long each limit holds the question up."""
-    return [ask.window.wait_us(ask.limit.amount, ask.cost, now_us) for ask in asked]
+    return [ask.window.wait_us(ask.amount, ask.cost, now_us) for ask in asked]
 
 
 def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
-    return [Note(ask.window, ask.limit, now_us, *ask.window.charge(now_us, ask.cost)) for ask in asked]
+    return [Note(ask.window, ask.amount, now_us, *ask.window.charge(now_us, ask.cost)) for ask in asked]
 
 
 def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
-    answers = [ask.window.answer(ask.limit.amount, wait_us, now_us) for ask, wait_us in zip(asked, waits, strict=True)]
+    answers = [ask.window.answer(ask.amount, wait_us, now_us) for ask, wait_us in zip(asked, waits, strict=True)]
     longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
     retry_after_us = None if reason is Reason.TOO_LARGE else longest_us
     return Verdict(reason is Reason.OK, reason, retry_after_us, tuple(answers))
