@@ -17,15 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-)
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, client_ip
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 from slidegate.web.checks import WATCHED

@@ -163,14 +163,8 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: Input should be a valid list"),
     ('limits = "1/s"\n[client]\ntrustd = []', "client.trustd: Extra inputs are not permitted; did you mean 'trusted'?"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "client.trusted: network: '10.0.0.1/8' has host"),
-    (
-        'limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]',
-        "client.trusted: these networks cover most addresses",
-    ),
-    (
-        'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
-        "blocklist: covers half of all",
-    ),
+    ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "client.trusted: these networks cover most addresses"),
+    ('limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]', "blocklist: covers half of all"),
     ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: expected networks or tables, not both"),
     (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
     (BANS + 'key = { path_param = "id" }', "bans: <BanPolicy 's' after 20/10m, 1h>: key: <key path:id> does not say"),

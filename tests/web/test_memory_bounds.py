@@ -81,10 +81,7 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
     "query": lambda text: {"query_string": f"token={text}".encode()},
     "cookie": lambda text: {"headers": {"Cookie": f"session={text}"}},
     "header": lambda text: {"headers": {"X-API-Key": text}},
-    "origin": lambda text: {
-        "method": "OPTIONS",
-        "headers": {"Origin": text, "Access-Control-Request-Method": text},
-    },
+    "origin": lambda text: {"method": "OPTIONS", "headers": {"Origin": text, "Access-Control-Request-Method": text}},
     "x-forwarded-for": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": f"{text}, 192.0.2.7"}},
     "garbage": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": text}},
     "many entries": lambda text: {

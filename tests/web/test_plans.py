@@ -77,13 +77,7 @@ PLANS: dict[str, Any] = {
     "k-ops": "unlimited",
     "k-out": "nobody",
 }
-SHOWN = {
-    "k-ann": ["5/1m"],
-    "k-bob": ["10/1m"],
-    "k-eve": ["3/1m", "100/month"],
-    "k-ops": [],
-    "k-out": [],
-}
+SHOWN = {"k-ann": ["5/1m"], "k-bob": ["10/1m"], "k-eve": ["3/1m", "100/month"], "k-ops": [], "k-out": []}
 
 
 def plan(request: HTTPConnection) -> Any:

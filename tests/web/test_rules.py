@@ -9,16 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    Quota,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-)
+from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, everyone, header
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses

@@ -10,15 +10,7 @@ from fastapi import Depends, FastAPI, WebSocket
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    header,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Answer, call, scope_of, send_scope
