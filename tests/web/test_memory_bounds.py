@@ -84,10 +84,6 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
     "origin": lambda text: {"method": "OPTIONS", "headers": {"Origin": text, "Access-Control-Request-Method": text}},
     "x-forwarded-for": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": f"{text}, 192.0.2.7"}},
     "garbage": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": text}},
-    "many entries": lambda text: {
-        "client": ("10.0.0.1", 1),
-        "headers": {"X-Forwarded-For": text[:16] + ", 10.0.0.2" * 5_000},
-    },
     "host": lambda text: {"headers": {"Host": text}},
 }
 
@@ -123,21 +119,18 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
 
 @pytest.mark.parametrize("store", ["memory", "lmdb"])
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, store: str, tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    dice = random.Random(seed)
-    limiter = Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path))
-    app = made(limiter)
-    await send_scope(app, scope_of())
-    before = text_held(app)
-    for _ in range(REQUESTS):
-        for _ in range(2):
-            text = huge(dice)
-        answer = await send_scope(app, scope_of(**CHOICES[choice](text)))
-        assert answer.status in (200, 403, 404, 405, 429), f"seed {seed}"
-    grown = text_held(app) - before
-    assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}; seed {seed}"
-    await limiter.close()
+async def test_no_text_of_a_client_is_remembered_at_its_length(
+    choice: str, store: str, tmp_path: Path, rng: random.Random
+) -> None:
+    async with Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path)) as limiter:
+        app = made(limiter)
+        await send_scope(app, scope_of())
+        before = text_held(app)
+        for _ in range(REQUESTS):
+            answer = await send_scope(app, scope_of(**CHOICES[choice](huge(rng))))
+            assert answer.status in (200, 403, 404, 405, 429)
+        grown = text_held(app) - before
+        assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}"
 
 
 async def test_the_measure_sees_what_is_remembered() -> None:
