@@ -102,24 +102,18 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
 
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 @pytest.mark.parametrize("what", ADDITIONS)
-async def test_a_middleware_that_cannot_be_made_ends_the_start_with_its_message(
+async def test_a_middleware_that_cannot_be_made_ends_the_start_and_without_one_lets_no_request_pass(
     what: str, framework: Any, tmp_path: Path
 ) -> None:
-    app = framework()
+    served, app = Starlette(routes=[Route("/", ok)]), framework()
     part = add(app, what, tmp_path)
     said, error = await started(app)
     assert [message["type"] for message in said] == ["lifespan.startup.failed"]
     assert part in said[0]["message"]
     assert error is not None
     assert str(error) in said[0]["message"]
-
-
-@pytest.mark.parametrize("what", ADDITIONS)
-async def test_without_a_lifespan_every_request_raises_and_none_passes(what: str, tmp_path: Path) -> None:
-    app = Starlette(routes=[Route("/", ok)])
-    part = add(app, what, tmp_path)
-    mounted = Starlette(routes=[Mount("/below", app)])
-    for target, path in ((app, "/"), (mounted, "/below/")) * 2:
+    add(served, what, tmp_path)
+    for target, path in ((served, "/"), (Starlette(routes=[Mount("/below", served)]), "/below/")) * 2:
         with pytest.raises(ConfigurationError, match=re.escape(part)):
             await send_scope(target, scope_of(path))
 
@@ -163,15 +157,16 @@ async def test_options_without_their_names_end_the_start() -> None:
     assert said[0]["message"] == f"TypeError: {error}"
 
 
+BAD = Middleware(RateLimitMiddleware, limits="bad")
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: made(Starlette(), "bad"),
-        lambda: made(FastAPI(), "bad"),
-        lambda: made(GZipMiddleware(Starlette()), "bad"),
-        lambda: Route("/", ok, middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
-        lambda: Mount("/", routes=[], middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
-        lambda: RateLimitMiddleware.from_file(Starlette(), "nowhere.toml"),
+        *(lambda app=app: made(app, "bad") for app in (Starlette(), FastAPI(), GZipMiddleware(Starlette()))),
+        lambda: Route("/", ok, middleware=[BAD]),
+        lambda: Mount("/", routes=[], middleware=[BAD]),
+        lambda: FROM_FILE(Starlette(), "nowhere.toml"),
     ],
 )
 def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None:

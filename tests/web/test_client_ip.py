@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
-from slidegate.core import parse_address
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.testing import FakeClock
 from slidegate.web.headers import MAX_FIELD
 
 from ..asgi import call, hello, scope_of, send_scope
-
-DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
-VECTORS = DATA / "vectors"
 
 
 def located(peer: str | None, headers: list[tuple[str, str]], **options: Any) -> str | None:
@@ -161,57 +154,6 @@ async def test_an_address_that_a_client_invents_makes_it_no_other_client(name: s
     value = "for=192.0.2.{}" if name == "Forwarded" else "192.0.2.{}"
     asked = [(await call(app, headers={name: value.format(number)})).status for number in range(20)]
     assert asked == [200] * 3 + [429] * 17
-
-
-# -- cases of other projects -------------------------------------------------------------------------------------------
-
-CASES: list[dict[str, Any]] = (
-    json.loads((VECTORS / "client_ip.json").read_text("utf-8"))["cases"] if VECTORS.is_dir() else []
-)
-needs_data = pytest.mark.skipif(not CASES, reason="no client-address cases here; SLIDEGATE_DATA names their folder")
-
-POLICY = {
-    **dict.fromkeys(("d010",), "10.0.0.1"),  # an empty entry is no entry, so all are trusted: the leftmost
-    **dict.fromkeys(("d011", "d012"), "9.9.9.9"),  # an empty entry is no entry
-    **dict.fromkeys(("d024", "d027", "d029", "d035"), "error"),  # host bits in a trusted network
-    "d025": "10.0.0.1",  # what is no address ends the walk at the last trusted hop; so do all of the following
-    **dict.fromkeys(("d026", "d028", "d050", "d073"), "127.0.0.1"),
-    "d034": "169.254.0.101",
-    "d049": "192.168.0.1",
-    "d071": "2.2.2.2",
-    **dict.fromkeys(("d066", "d067", "d074", "d075", "d076", "d077", "d080"), "10.255.0.1"),
-    "d100": "::1",
-    **dict.fromkeys(("d068", "d072", "d079"), "2607:f8b0:4004:83f::200e"),  # quotes or brackets may be missing
-    "d069": None,  # a peer that has nobody's address is no client
-    "d070": "fe80::abcd",  # a zone is dropped
-    "d078": "2.2.2.2",  # all trusted: the leftmost
-}
-
-
-def answer(case: dict[str, Any]) -> str | None:
-    trusted: Any = case["hops"] or [entry for entry in case["trusted"] if entry != "*"]
-    if case["trusted"] == ["*"]:
-        trusted = ["0.0.0.0/0", "::/0"]
-    if case["peer"] is None and not case["hops"]:
-        trusted = [*trusted, "unix"]
-    options = {"trusted": trusted, "trust_all": True, "header": case["field"]}
-    try:
-        return located(case["peer"], case["headers"], **options)
-    except ConfigurationError:
-        return "error"
-
-
-@needs_data
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_the_cases_of_other_projects_get_the_same_or_a_documented_answer(case: dict[str, Any]) -> None:
-    found = answer(case)
-    if case["class"] == "policy":
-        assert found == POLICY[case["id"]]
-    elif case["expect"] is None:
-        # No usable client: the last trusted hop before the garbage, or the peer; never what stands left of it.
-        assert found in (case["peer"], "6.6.6.6")
-    else:
-        assert parse_address(found or "") == parse_address(case["expect"])
 
 
 # -- requests for which the server names no peer -----------------------------------------------------------------------

@@ -14,12 +14,8 @@ import pytest
 from fastapi import Depends, FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
-from starlette.middleware import Middleware
-from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.requests import HTTPConnection
-from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
@@ -40,7 +36,7 @@ from slidegate import (
 from slidegate.core import InvalidKey
 from slidegate.limiter.keys import KeyOf
 
-from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
@@ -181,22 +177,6 @@ async def test_a_limit_by_user_counts_the_user_whom_a_dependency_has_found(at: s
         assert await statuses(middleware, 1, headers=headers, client=("198.51.100.2", 1)) == [429]
     assert await statuses(middleware, 3) == [200, 200, 429], "nobody is counted by address"
     assert await statuses(middleware, 1, client=("198.51.100.77", 1)) == [200]
-
-
-class Header(AuthenticationBackend):
-    async def authenticate(self, conn: HTTPConnection) -> Any:
-        return AuthCredentials(), SimpleUser(conn.headers["x-user"])
-
-
-@pytest.mark.parametrize("outside", [True, False])
-async def test_where_authentication_stands_decides_whether_its_user_is_known(outside: bool) -> None:
-    layers = [
-        Middleware(AuthenticationMiddleware, backend=Header()),
-        Middleware(RateLimitMiddleware, rules=[Rule("*", "2/hour", key=user)]),
-    ]
-    app = Starlette(routes=[Route("/", page)], middleware=layers if outside else layers[::-1])
-    found = [(await call(app, headers={"x-user": name})).status for name in ("ann", "ann", "bob")]
-    assert found == ([200, 200, 200] if outside else [200, 200, 429])
 
 
 PAIRS = st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2)

@@ -51,12 +51,9 @@ def reached(root: object) -> dict[int, object]:
         if id(one) in seen or isinstance(one, (type, ModuleType)):
             continue
         seen[id(one)] = one
-        if isinstance(one, FunctionType):
-            waiting += one.__closure__ or ()  # its globals are the module's
-        else:
-            waiting += gc.get_referents(one)
-            if isinstance(one, dict):
-                waiting += one  # a dictionary does not tell the collector of keys that are text
+        # The globals of a function are its module's, and a dictionary does not tell the collector of keys that are text.
+        waiting += (one.__closure__ or ()) if isinstance(one, FunctionType) else gc.get_referents(one)
+        waiting += one if isinstance(one, dict) else ()
     return seen
 
 
@@ -91,30 +88,23 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
 def made(limiter: Limiter) -> RateLimitMiddleware:
     ok = RateLimit("1000/hour", key=lambda request: request.url.path)(page)
     rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
+    host, api_key = header("Host"), header("X-API-Key")
     rules = [
         Rule("*", "9/hour", name="client"),
         Rule("/below/{what}", "9/hour", key=path_param("what")),
         Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48))),
-        Rule("*", "9/hour", key=cookie("session")),
-        Rule("*", "9/hour", key=query("token")),
-        Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
+        *(Rule("*", "9/hour", key=key) for key in (cookie("session"), query("token"))),
+        Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", key=header("Host"), shadow=True, on_exceeded=print, name="tracked"),
-        Rule("*", "9/hour", shadow=True, key=header("Host"), name="shadow"),
+        Rule("*", "9/hour", key=host, shadow=True, on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", shadow=True, key=host, name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
-    bans = [
-        BanPolicy("50/1h", key=header("X-API-Key"), signals={"refused": 1, 404: 1, 405: 1}, name="by value"),
-        BanPolicy("50/1h"),
-    ]
-    return RateLimitMiddleware(
-        Starlette(routes=[Mount("/mounted", routes=rest), *rest]),
-        limiter=limiter,
-        rules=rules,
-        client=client_ip(["10.0.0.0/8"]),
-        bans=bans,
-    )
+    signals: dict[Any, Any] = {"refused": 1, 404: 1, 405: 1}
+    bans = [BanPolicy("50/1h", key=api_key, signals=signals, name="by value"), BanPolicy("50/1h")]
+    app = Starlette(routes=[Mount("/mounted", routes=rest), *rest])
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, client=client_ip(["10.0.0.0/8"]), bans=bans)
 
 
 @pytest.mark.parametrize("store", ["memory", "lmdb"])

@@ -88,9 +88,8 @@ def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
         Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))
 
 
-def long_list(count: int, seed: int) -> list[Network]:
+def long_list(count: int, pick: random.Random) -> list[Network]:
     """Make networks of both versions, many of which repeat, overlap or touch others."""
-    pick = random.Random(seed)
     made: list[Network] = []
     while len(made) < count:
         if pick.random() < 0.1 and made:
@@ -115,11 +114,11 @@ def lines_of(networks: list[Network], pick: random.Random) -> str:
 
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
-def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(tmp_path: Path, count: int) -> None:
-    seed = random.randrange(2**32)
-    networks = long_list(count, seed)
-    path = tmp_path / "long.netset"
-    path.write_text(lines_of(networks, random.Random(seed)), "utf-8", newline="")
+def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(
+    count: int, tmp_path: Path, rng: random.Random
+) -> None:
+    networks = long_list(count, rng)
+    path = written(tmp_path, lines_of(networks, rng))
     gc.collect()
     tracemalloc.start()
     try:
@@ -129,12 +128,11 @@ def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(tmp_pa
     finally:
         tracemalloc.stop()
     # The peak is that of reading, beside whatever list is at work meanwhile.
-    assert held <= peak <= 300 * count, f"seed {seed}: held {held:,} bytes, while reading {peak:,}"
+    assert held <= peak <= 300 * count, f"held {held:,} bytes, while reading {peak:,}"
     collapsed = [
         network
         for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
         for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
     ]
-    assert found == Networks.of_ranges(ranges(collapsed)), f"seed {seed}"
-    inside = random.Random(seed).sample(networks, 1_000)
-    assert all(found.covers(version, last) for version, _, last in ranges(inside)), f"seed {seed}"
+    assert found == Networks.of_ranges(ranges(collapsed))
+    assert all(found.covers(version, last) for version, _, last in ranges(rng.sample(networks, 1_000)))

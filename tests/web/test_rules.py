@@ -69,15 +69,6 @@ async def test_a_websocket_handshake_is_a_get() -> None:
     assert [state.name for state in scope["slidegate.ended"].decision.states] == ["get", "ws"]
 
 
-async def test_a_changed_amount_keeps_the_counts_of_a_named_and_of_an_unnamed_rule() -> None:
-    for name in ("api", None):
-        store = MemoryStore(clock=FakeClock())
-        before = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("/x", "5/hour", name=name), ALL])
-        after = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("/x", "2/hour", name=name)])
-        assert await statuses(before, 2, "/x") == [200, 200]
-        assert await statuses(after, 1, "/x") == [429]
-
-
 def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
     assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute").identity
     different = [
@@ -93,22 +84,6 @@ def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
         Rule("/a", "5/minute", name="a"),
     ]
     assert len({rule.identity for rule in different}) == len(different)
-
-
-@pytest.mark.parametrize(
-    ("rule", "shown"),
-    [
-        (Rule("/render", concurrency=4), "<Rule '/render' 4 at a time>"),
-        (Rule("/a", lambda request: "5/minute"), "<Rule '/a' by request>"),
-        (Rule("/a", exempt=True), "<Rule '/a' exempt>"),
-        (Rule("/a", block=True, name="shut"), "<Rule 'shut' block>"),
-        (Rule("/a", "5/minute", shadow=True), "<Rule '/a' 5/1m shadow>"),
-        (RateLimit("5/minute", concurrency="4"), "<RateLimit 5/1m; 4 at a time>"),
-    ],
-    ids=repr,
-)
-def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
-    assert repr(rule) == shown
 
 
 # -- several paths -----------------------------------------------------------------------------------------------------
