@@ -142,31 +142,24 @@ def test_no_text_of_two_thousand_signs_takes_a_template_for_ever() -> None:
 # -- a thousand routes -------------------------------------------------------------------------------------------------
 
 
-class Still(Starlette):
-    """Shows its routes, and answers without asking them."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-
-
-class StillFastAPI(FastAPI):
-    __call__ = Still.__call__  # type: ignore[assignment]
+class SilentFastAPI(FastAPI):
+    __call__ = Silent.__call__  # type: ignore[assignment]
 
 
 @cache
 def plain(count: int) -> Starlette:
-    return Still(routes=[Route(f"/shop{n}/{{x}}", page) for n in range(count)])
+    return Silent(routes=[Route(f"/shop{n}/{{x}}", page) for n in range(count)])
 
 
 @cache
 def mounted(count: int) -> Starlette:
     half = [Route(f"/shop{n}/{{x}}", page) for n in range(count // 2)]
-    return Still(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
+    return Silent(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
 
 
 @cache
 def included(count: int) -> Starlette:
-    router, app = APIRouter(), StillFastAPI()
+    router, app = APIRouter(), SilentFastAPI()
     for n in range(count):
         router.add_api_route(f"/shop{n}/{{x}}", page)
     app.include_router(router)
