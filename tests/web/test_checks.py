@@ -71,7 +71,7 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
     [
         ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
         ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
-        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 2"}, [], "--workers 2 in GUNICORN_CMD_ARGS"),
         ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
         ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
         ({}, ["bin/granian", "app:app", "--workers", "4"], "--workers 4 in the command line"),

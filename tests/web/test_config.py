@@ -122,6 +122,7 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: Input should be greater tha"),
+    ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
     (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (RULE + "exempt = true", "rules[0].exempt: it does not go with limits: an exempt request is not counted; leave"),
