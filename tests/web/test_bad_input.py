@@ -80,6 +80,7 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(limits="5/minute", rules=[RULE]), "not both"),
         (lambda: middleware(limits="5/minute; x"), "column 11"),
         (lambda: middleware(rules=RULE), "expected a list"),
+        (lambda: middleware(rules=["5/minute"]), "not '5/minute' in it"),
         (lambda: middleware(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
         (lambda: middleware(limiter="redis://localhost"), 'Limiter.from_url("redis://localhost:6379/0")'),
         (lambda: middleware(limits="5/minute", blocklist="a"), "blocklist: expected Networks, "),

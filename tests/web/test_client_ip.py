@@ -14,7 +14,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddle
 from slidegate.testing import FakeClock
 from slidegate.web.headers import MAX_FIELD
 
-from ..asgi import call, hello, scope_of, send_scope
+from ..asgi import call, hello, scope_of, send_scope, statuses
 
 
 def located(peer: str | None, headers: list[tuple[str, str]], **options: Any) -> str | None:
@@ -214,6 +214,12 @@ async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must
             del scope["client"]
         assert (await send_scope(app, scope)).status == model.status(client, server)
     assert ("SG109" in [finding.code for finding in app.findings]) is (model.counts["unknown-peer"] > 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"blocklist": Networks([LISTED])}, {"bans": BanPolicy("1/10m", "1h")}])
+async def test_an_adapter_that_never_names_a_peer_serves_its_application(options: dict[str, Any]) -> None:
+    app = guarded(**options)
+    assert await statuses(app, 4, client=None, server=ON_A_PORT) == [200, 200, 429, 429], "nobody is banned"
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -294,6 +294,19 @@ async def test_another_store_needs_a_restart(file: ConfigFile) -> None:
     assert await statuses(app, 2) == [200, 429]
 
 
+async def test_the_lifespan_passes_untouched(file: ConfigFile) -> None:
+    seen: list[object] = []
+
+    async def app(*arguments: object) -> None:
+        seen.append(arguments)
+
+    file.rewrite(PLAIN)
+    middleware = RateLimitMiddleware.from_file(app, file.path)
+    scope: dict[str, Any] = {"type": "lifespan"}
+    await middleware(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
+    assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, file: ConfigFile) -> None:
     seed = random.randrange(2**32)

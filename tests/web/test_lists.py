@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
 from slidegate.web.lists import ListFile, NetworkList, read_entries
 
-from ..asgi import hello, statuses
+from ..asgi import PEER, hello, statuses
 from ..core.test_networks import Network, ranges
 from .middlewares import FollowedFiles, end_of_looks
 
@@ -146,6 +146,39 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
     assert found(lists, "198.51.100.7") == "a"
 
 
+async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
+    files: ListFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = files.lists(files.write("a.netset", f"{PEER}\n"))
+    app = RateLimitMiddleware(hello, limits="9/hour", blocklist=lists)
+
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    files.clock.advance("1s")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuses)
+        assert await statuses(app, 1) == [403]
+    assert "no thread to look at" in caplog.text
+
+
+async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(files: ListFiles) -> None:
+    limiter = Limiter(MemoryStore(clock=files.clock), observers=[files.heard])
+    files.write("a.netset", f"{PEER}\n")
+    path = files.write("slidegate.toml", 'limits = "9/hour"\nblocklist = "a.netset"\n')
+    app = RateLimitMiddleware.from_file(hello, path, clock=files.seconds, limiter=limiter)
+    files.write("a.netset", "")
+    files.write("slidegate.toml", 'limits = "5/hour"\nblocklist = "a.netset"\n')
+
+    await files.visit(app)
+    assert await statuses(app, 1) == [403]
+    assert sorted(files.heard.kinds) == ["config_rejected", "list_rejected"]
+    files.write("a.netset", "# nothing\n")
+    await files.visit(app)
+    assert await statuses(app, 1) == [200]
+    assert "config_reloaded" in files.heard.kinds
+
+
 def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: ListFiles) -> None:
     """Each of two addresses moves from one list to the other and back, together: it is always in exactly one."""
     filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
@@ -220,6 +253,7 @@ MEANT = """
 1.0.0.0/255.255.255.0
 1.0.0.0|1.0.0.255|AU
 1.0.0.255 - 1.0.0.0
+1.0.0.0 - 1.0.0.256
 1.0.0.0 - 2001:db8::
 1.0.0.0 /24
 1.0.0.*
